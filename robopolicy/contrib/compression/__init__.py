@@ -1,1 +1,1 @@
-"""Distillation of a policy into a smaller network whose architecture is searched for."""
+"""Distillation of a policy into a smaller network by architecture search."""

@@ -1,20 +1,20 @@
-"""Search over networks, by `ask` and `tell`: which layers of one to remove and how far to shrink the others.
+"""Search over network architectures by `ask` and `tell`: which layers to remove and how far to shrink the others.
 
 Source: Ashok et al. 2017, N2N. An architecture is a tuple of layer widths. `Controllers` draws it by two recurrent
-policies, one after the other: a bidirectional LSTM reads the teacher's layers and keeps or removes each; then a second
-one reads the best of the first stage and gives each layer a share of its width. Both learn by REINFORCE from
+policies in sequence: a bidirectional LSTM reads the teacher's layers and keeps or removes each; a second one reads the
+best result of the first stage and scales the width of each layer. Both learn by REINFORCE from
 
     R = accuracy / accuracy_teacher * C (2 - C),    C = 1 - parameters / parameters_teacher
 
-with the running mean of rewards as baseline. Under a limit on the parameters, an architecture that exceeds it gets
-`(e - 1) + e R` in its place, where `e = (1 - round / 15)^4` falls to 0: first a hint, later a refusal.
+with the running mean of rewards as baseline. With a limit on the parameters, an architecture that exceeds it gets
+`(e - 1) + e R` instead, where `e = (1 - round / 15)^4` falls to 0, so that the limit becomes strict over time.
 
-Use `RandomWidths` as the baseline that it has to beat: for small networks and a few dozen students it often does as
-well, and needs no stages.
+Use `RandomWidths` as the baseline: for small networks and a few dozen students it is often as good, and needs no
+stages.
 
-Deviations: every architecture is rewarded for itself (the authors' code rewards a batch by its mean, and keeps the
-gradient of the last action alone); the second controller is bidirectional as well, and starts from the best of the
-first stage instead of a chosen model; layers of a controller's input are described by their widths and place.
+Deviations: every architecture is rewarded separately (the authors' code rewards a batch by its mean, and keeps the
+gradient of the last action only); the second controller is bidirectional as well, and starts from the best of the first
+stage instead of a chosen model; a controller's input describes layers by their widths and positions.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from robopolicy.text.rollouts.protocols import Part
 
 Widths = tuple[int, ...]
 
-SHARES = tuple(round(0.1 * step, 1) for step in range(1, 11))  # of a layer's width that may be kept
-PATIENCE = 15  # rounds after which an architecture above the limit is worth nothing
-UNBUILT = -1.0  # reward of what cannot be built
+SHARES = tuple(round(0.1 * step, 1) for step in range(1, 11))  # fractions of a layer's width
+LIMIT_ROUNDS = 15  # rounds until an architecture above the limit gets no reward
+INVALID_REWARD = -1.0  # reward of an invalid architecture
 
 
 def compression_reward(accuracy: float, teacher_accuracy: float, compression: float) -> float:
-    """R of a student that has lost the share `compression` of the teacher's parameters.
+    """R of a student that has lost the fraction `compression` of the teacher's parameters.
 
     Raises:
-        UserError: The teacher achieves nothing, so nothing can be kept of it.
+        UserError: The teacher's accuracy is not positive.
     """
     if teacher_accuracy <= 0:
-        raise UserError(f"The teacher scores {teacher_accuracy:.3g}; compress one that is better than chance.")
+        raise UserError(f"The teacher scores {teacher_accuracy:.3g}; pass a teacher that is better than random.")
     return accuracy / teacher_accuracy * compression * (2 - compression)
 
 
 def constrained_reward(reward: float, violated: bool, round_: int) -> float:
-    """The reward, or where a limit is violated what is left of it in a round (from 0)."""
+    """The reward; if a limit is violated, its remaining value in a round (from 0)."""
     if not violated:
         return reward
-    leniency = max(0.0, 1 - round_ / PATIENCE) ** 4
+    leniency = max(0.0, 1 - round_ / LIMIT_ROUNDS) ** 4
     return (leniency - 1) + leniency * reward
 
 
@@ -70,10 +70,10 @@ class ControllersConfig(Validated):
 
 
 def smallest(teacher: Widths, *, removes: bool, shrinks: bool) -> list[Widths]:
-    """The architectures among which a search has its smallest: no layer or a single one, as narrow as it gets.
+    """Architectures that include the smallest one of a search: no layer or a single one, as narrow as possible.
 
     Args:
-        teacher: Where the search begins.
+        teacher: Start of the search.
         removes: Whether it removes layers.
         shrinks: Whether it shrinks them.
     """
@@ -82,15 +82,15 @@ def smallest(teacher: Widths, *, removes: bool, shrinks: bool) -> list[Widths]:
 
 
 class ArchitectureSearch(Part):
-    """Proposes architectures and hears what they were worth."""
+    """Proposes architectures and learns from their rewards."""
 
     @abstractmethod
     def ask(self) -> list[Widths]:
-        """The next architectures."""
+        """Return the next architectures."""
 
     @abstractmethod
     def tell(self, rewards: Sequence[float]) -> None:
-        """Rewards of the architectures asked for last."""
+        """Set the rewards of the architectures of the last `ask`."""
 
 
 class ArchitectureController(nn.Module):
@@ -108,33 +108,33 @@ class ArchitectureController(nn.Module):
             [np.log2(width) / 8, np.log2(previous) / 8, place / len(widths)]
             for place, (width, previous) in enumerate(zip(widths, before, strict=True))
         ]
-        read, _ = self.lstm(torch.tensor(rows, dtype=torch.float32))
-        return self.output(read).log_softmax(-1)
+        output, _ = self.lstm(torch.tensor(rows, dtype=torch.float32))
+        return self.output(output).log_softmax(-1)
 
 
 @dataclass
 class _Stage:
-    """A controller under training, and what it changes."""
+    """A controller in training and its start architecture."""
 
     controller: ArchitectureController
     optimizer: torch.optim.Optimizer
     start: Widths
     baseline: float = 0.0  # running mean of rewards
-    seen: int = 0  # rewards in it
-    drawn: list[Tensor] = field(default_factory=list[Tensor])  # actions (L,) of the architectures asked for last
+    seen: int = 0  # number of rewards in the mean
+    drawn: list[Tensor] = field(default_factory=list[Tensor])  # actions (L,) of the architectures of the last `ask`
 
 
 class Controllers(ArchitectureSearch):
     """N2N: remove layers, then shrink them."""
 
     def __init__(self, config: ControllersConfig, teacher: Widths, seed: int = 0) -> None:
-        """Begin at the layers of the teacher.
+        """Start from the layers of the teacher.
 
         Raises:
-            UserError: It has none.
+            UserError: The teacher has no hidden layers.
         """
         if not teacher:
-            raise UserError("The teacher has no hidden layers that could be removed or shrunk.")
+            raise UserError("The teacher has no hidden layers to remove or shrink; pass a larger one.")
         self.config, self.teacher = config, teacher
         self.round = 0
         self._generator = torch.Generator().manual_seed(seed)
@@ -153,22 +153,22 @@ class Controllers(ArchitectureSearch):
 
     @torch.no_grad()
     def ask(self) -> list[Widths]:
-        """Architectures of the present stage."""
+        """Architectures of the current stage."""
         stage = self._now
-        chance = stage.controller(stage.start).exp()
+        probabilities = stage.controller(stage.start).exp()
         stage.drawn = [
-            torch.multinomial(chance, 1, generator=self._generator)[:, 0] for _ in range(self.config.population)
+            torch.multinomial(probabilities, 1, generator=self._generator)[:, 0] for _ in range(self.config.population)
         ]
-        self._asked = [self._applied(stage.start, actions.tolist()) for actions in stage.drawn]
+        self._asked = [self._apply(stage.start, actions.tolist()) for actions in stage.drawn]
         return list(self._asked)
 
-    def _applied(self, widths: Widths, actions: Sequence[int]) -> Widths:
+    def _apply(self, widths: Widths, actions: Sequence[int]) -> Widths:
         if self._now is self._removal:
             return tuple(width for width, removed in zip(widths, actions, strict=True) if not removed)
         return tuple(max(1, round(width * SHARES[place])) for width, place in zip(widths, actions, strict=True))
 
     def tell(self, rewards: Sequence[float]) -> None:
-        """One step of REINFORCE; after the last round of removal the best architecture is what shrinks."""
+        """Take one step of REINFORCE; after the last removal round the best architecture starts the shrinking."""
         stage = self._now
         logp = stage.controller(stage.start)
         loss = logp.new_zeros(())
@@ -187,7 +187,7 @@ class Controllers(ArchitectureSearch):
             self._shrinking.start = self._best[1]
 
     def state_dict(self) -> dict[str, Any]:
-        """Both controllers, what they start from, and the generator."""
+        """Both controllers, their start architectures, and the generator."""
         stages = {"removal": self._removal, "shrinking": self._shrinking}
         saved = {
             name: {
@@ -215,15 +215,15 @@ class Controllers(ArchitectureSearch):
 
 
 class RandomWidths(ArchitectureSearch):
-    """The baseline: every layer is removed by a coin, or keeps a random share of its width."""
+    """Baseline: every layer is removed with probability 1/2, or keeps a random fraction of its width."""
 
     def __init__(self, teacher: Widths, population: int = 4, seed: int = 0) -> None:
-        """Begin at the layers of the teacher."""
+        """Start from the layers of the teacher."""
         self.teacher, self.population = teacher, population
         self._rng = np.random.default_rng(seed)
 
     def ask(self) -> list[Widths]:
-        """Architectures that no reward has shaped."""
+        """Draw architectures independently of rewards."""
         return [self._draw() for _ in range(self.population)]
 
     def _draw(self) -> Widths:
@@ -231,10 +231,10 @@ class RandomWidths(ArchitectureSearch):
         return tuple(max(1, round(width * SHARES[self._rng.integers(len(SHARES))])) for width in kept)
 
     def tell(self, rewards: Sequence[float]) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator."""
+        """State of the generator."""
         return {"random": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`robopolicy compress`: a smaller network that does what a policy does, found by training students of it."""
+"""Implement `robopolicy compress`, which searches for a smaller network that imitates a policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from robopolicy.policies.base import Policy
     from robopolicy.sim.contract import VectorSim
 
-RECORD = "students.json"  # in the output folder: the score of every student
+RECORD = "students.json"  # scores of all students, in the output folder
 SHOWN = 10  # students in the table
 
 EXAMPLES = """\
@@ -36,23 +36,23 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "compress",
-        description="Search the hidden layers of a smaller policy: layers are removed, then shrunk; every student "
-        "learns from what the teacher did and plays common episodes; R = score / teacher's score * C (2 - C), where C "
-        "is the share of parameters that was lost. The best is trained longer and tried beside the teacher on others.",
+        description="Search the hidden layers of a smaller policy: layers are removed, then shrunk. Every student is "
+        "trained on the teacher's actions and evaluated on common episodes; R = score / teacher's score * C (2 - C), "
+        "with C the removed fraction of parameters. The best is trained longer and compared on other episodes.",
         epilog=EXAMPLES,
     )
     parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="checkpoint folder of the teacher")
     parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
     parser.add_argument("--search", choices=("n2n", "random"), default="n2n", help="search method (default: n2n)")
-    parser.add_argument("--widths", nargs="+", type=int, metavar="W", help="train a student of these widths, no search")
+    parser.add_argument("--widths", nargs="+", type=int, metavar="W", help="train one student of these widths")
     parser.add_argument("--removal-rounds", type=int, default=6, help="rounds that remove layers (default: 6)")
-    parser.add_argument("--shrink-rounds", type=int, default=10, help="rounds that shrink the rest (default: 10)")
+    parser.add_argument("--shrink-rounds", type=int, default=10, help="rounds that shrink the others (default: 10)")
     parser.add_argument("--population", type=int, default=4, help="students per round (default: 4)")
     parser.add_argument("--updates", type=int, default=1000, help="gradient steps per student (default: 1000)")
     parser.add_argument(
         "--final-updates", type=int, default=5000, help="gradient steps of the best student (default: 5000)"
     )
-    parser.add_argument("--max-parameters", type=int, default=0, help="most parameters of a student (default: any)")
+    parser.add_argument("--max-parameters", type=int, default=0, help="maximum parameters of a student (default: any)")
     parser.add_argument(
         "--teacher-episodes", type=int, default=100, help="teacher episodes to learn from (default: 100)"
     )
@@ -60,14 +60,14 @@ def add_parser(subparsers: Any) -> None:
         "--noise", type=float, default=0.1, help="action noise of the teacher, in half ranges (default: 0.1)"
     )
     parser.add_argument("--episodes", type=int, default=32, help="episodes per student of the search (default: 32)")
-    parser.add_argument("--seed", type=int, default=20_000, help="first episode of the search (default: 20000)")
-    parser.add_argument("--teacher-seed", type=int, default=40_000, help="first episode to learn from (default: 40000)")
+    parser.add_argument("--seed", type=int, default=20_000, help="first episode seed of the search (default: 20000)")
+    parser.add_argument("--teacher-seed", type=int, default=40_000, help="first teacher episode (default: 40000)")
     add_search_options(parser)
     add_overwrite_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compress; 0 when the checkpoint is written."""
+    """Compress the policy and write the checkpoint; return 0."""
     from contextlib import closing
 
     from robopolicy.cli.policy_args import load_policy_entries, open_sim, sim_options
@@ -93,32 +93,32 @@ def run(args: argparse.Namespace) -> int:
     narrow["shrinks"] = args.search == "random" or args.shrink_rounds > 0
     check_reachable(teacher, smallest(widths_of(teacher), **narrow), args.max_parameters)
     if args.widths is not None:
-        student_of(teacher, tuple(args.widths))  # refused before anything is played
+        student_of(teacher, tuple(args.widths))  # raises before any episode runs
     with closing(open_sim(entry, sim_options(args, policy_entries, args.num_envs, args.device), policy_entries)) as sim:
         with progress_bars() as add_bar:
             advance = add_bar("teacher", args.teacher_episodes)
             episodes = range(args.teacher_seed, args.teacher_seed + args.teacher_episodes)
-            seen = record(teacher, sim, episodes, noise=args.noise, progress=advance)
+            data = record(teacher, sim, episodes, noise=args.noise, progress=advance)
         scores: dict[Widths, float] = {}
         chosen = tuple(args.widths or ())
         if args.widths is None:
-            chosen, scores, known = _search(args, sim, teacher, seen)
+            chosen, scores, known = _search(args, sim, teacher, data)
         else:
             known = {}
         student = student_of(teacher, chosen)
         with progress_bars() as add_bar:
             advance = add_bar(f"student {_named(chosen)}", args.final_updates)
-            student = distil(student, seen, updates=args.final_updates, progress=advance)
+            student = distil(student, data, updates=args.final_updates, progress=advance)
         tried: dict[str, Policy] = {"teacher": teacher, "student": student}
         reported = range(args.report_seed, args.report_seed + args.report_episodes)
         results = evaluate_held_out(tried, SimEvaluator(sim, probe=True), reported)
         sizes = {name: parameters_of(policy) for name, policy in tried.items()}
-        _write(args, sim.spec.task, student, seen, chosen, sizes, results, scores)
+        _write(args, sim.spec.task, student, data, chosen, sizes, results, scores)
     share = sizes["student"] / sizes["teacher"]
     if args.json:
-        held = {name: result.summary() for name, result in results.items()}
+        summaries = {name: result.summary() for name, result in results.items()}
         students = {_named(widths): reward for widths, reward in known.items()}
-        found = {"out": str(args.out), "widths": chosen, "parameters": sizes, "rewards": students, "results": held}
+        found = {"out": str(args.out), "widths": chosen, "parameters": sizes, "rewards": students, "results": summaries}
         print(json.dumps(found))
         return 0
     for widths, reward in sorted(known.items(), key=lambda item: -item[1])[:SHOWN]:
@@ -130,17 +130,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _search(
-    args: argparse.Namespace, sim: VectorSim, teacher: Policy, seen: TeacherData
+    args: argparse.Namespace, sim: VectorSim, teacher: Policy, data: TeacherData
 ) -> tuple[Widths, dict[Widths, float], dict[Widths, float]]:
-    """The best widths, the score of every student, and its reward without regard to the limit."""
+    """The best widths, the score of every student, and its reward without the limit."""
     from robopolicy.cli.progress import progress_bars
-    from robopolicy.contrib.compression.architectures import UNBUILT, compression_reward, constrained_reward
+    from robopolicy.contrib.compression.architectures import INVALID_REWARD, compression_reward, constrained_reward
     from robopolicy.contrib.compression.compression import Scorer, distil, parameters_of, student_of
 
     score = Scorer(sim, range(args.seed, args.seed + args.episodes))
     own, size = score(teacher), parameters_of(teacher)
-    compression_reward(0.0, own, 0.0)  # refuses a teacher that achieves nothing before anything is trained
-    scores = _recalled(args)
+    compression_reward(0.0, own, 0.0)  # raises for a useless teacher before any training
+    scores = _load_scores(args)
     known: dict[Widths, float] = {}
     rounds = args.removal_rounds + args.shrink_rounds
     search, sizes = _searcher(args, teacher), dict[Any, int]()
@@ -152,13 +152,13 @@ def _search(
                 try:
                     student = student_of(teacher, widths)
                 except UserError:
-                    rewards.append(UNBUILT)
+                    rewards.append(INVALID_REWARD)
                     continue
                 sizes[widths] = parameters_of(student)
                 if widths not in scores:
                     progress = partial(_advanced, advance, place * args.updates)
-                    scores[widths] = score(distil(student, seen, updates=args.updates, progress=progress))
-                    _keep(args, scores)
+                    scores[widths] = score(distil(student, data, updates=args.updates, progress=progress))
+                    _save_scores(args, scores)
                 known[widths] = compression_reward(scores[widths], own, 1 - sizes[widths] / size)
                 over = 0 < args.max_parameters < sizes[widths]
                 rewards.append(constrained_reward(known[widths], over, round_))
@@ -185,7 +185,7 @@ def _searcher(args: argparse.Namespace, teacher: Policy) -> ArchitectureSearch:
 
 
 def _request(args: argparse.Namespace) -> dict[str, Any]:
-    """What decides the score of a student."""
+    """Everything that determines the score of a student."""
     from robopolicy.training.manifest import MANIFEST
     from robopolicy.versions import sha256
 
@@ -193,7 +193,7 @@ def _request(args: argparse.Namespace) -> dict[str, Any]:
     return {"teacher": sha256(args.checkpoint / MANIFEST), **{name: getattr(args, name) for name in names}}
 
 
-def _keep(args: argparse.Namespace, scores: Mapping[Widths, float]) -> None:
+def _save_scores(args: argparse.Namespace, scores: Mapping[Widths, float]) -> None:
     from robopolicy.files import write_text
 
     args.out.mkdir(parents=True, exist_ok=True)
@@ -201,7 +201,7 @@ def _keep(args: argparse.Namespace, scores: Mapping[Widths, float]) -> None:
     write_text(args.out / RECORD, json.dumps({"request": _request(args), "students": rows}) + "\n")
 
 
-def _recalled(args: argparse.Namespace) -> dict[Widths, float]:
+def _load_scores(args: argparse.Namespace) -> dict[Widths, float]:
     """Scores of the students that were trained before an interruption."""
     if not args.resume:
         return {}
@@ -213,10 +213,10 @@ def _recalled(args: argparse.Namespace) -> dict[Widths, float]:
         known, rows = content["request"], content["students"]
         scores = {tuple(row["widths"]): float(row["score"]) for row in rows}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{file} cannot be read ({error}); leave --resume out, or choose another folder.") from error
+        raise UserError(f"{file} cannot be read ({error}); drop --resume, or choose another folder.") from error
     other = [key for key, value in _request(args).items() if known.get(key) != value]
     if other:
-        raise UserError(f"{file} was begun with another {other[0]}; go on as it was begun, or choose another folder.")
+        raise UserError(f"{file} has another {other[0]}; pass the original settings, or choose another folder.")
     return scores
 
 
@@ -224,13 +224,13 @@ def _write(
     args: argparse.Namespace,
     task: str,
     student: Policy,
-    seen: TeacherData,
+    data: TeacherData,
     widths: Widths,
     sizes: Mapping[str, int],
     results: Mapping[str, EvalResult],
     scores: Mapping[Widths, float],
 ) -> None:
-    """Write the checkpoint and the record of the search; all of it appears at once."""
+    """Write the checkpoint and the record of the search, atomically."""
     import shutil
 
     from robopolicy.files import atomic_folder
@@ -241,7 +241,7 @@ def _write(
         "compressed": {"widths": list(widths), "parameters": dict(sizes), "students": len(scores)},
         "evaluation": results["student"].summary(),
     }
-    obs = {key: value[:4] for key, value in seen.obs.items()}
+    obs = {key: value[:4] for key, value in data.obs.items()}
     teacher = record_parent(args.checkpoint, args.out)
     with atomic_folder(args.out) as folder:
         save_checkpoint(folder, student.cpu(), task=task, obs_sample=obs, training=training, parents=[teacher])
@@ -254,7 +254,7 @@ def _named(widths: Widths) -> str:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuse numbers and places that make no sense."""
+    """Raise `UserError` for invalid numbers and folders."""
     from robopolicy.evaluation.search.weights import check_disjoint
 
     counted = ("population", "updates", "final_updates", "teacher_episodes", "episodes", "report_episodes", "num_envs")
@@ -263,9 +263,9 @@ def _check(args: argparse.Namespace) -> None:
     if args.widths is not None:
         options = ("search", "removal-rounds", "shrink-rounds", "population", "updates", "max-parameters")
         options = (*options, "episodes", "seed", "resume")
-        reject_unused(args, "with --widths, which leave nothing to search", *(f"--{option}" for option in options))
+        reject_unused(args, "with --widths, which disable the search", *(f"--{option}" for option in options))
     if args.widths is None and not args.removal_rounds + args.shrink_rounds:
-        raise UserError("A search needs rounds; pass --removal-rounds or --shrink-rounds, or the --widths themselves.")
+        raise UserError("A search needs rounds; pass --removal-rounds or --shrink-rounds, or --widths.")
     if not 0 <= args.noise < float("inf"):
         raise UserError(f"--noise must be 0 or larger, got {args.noise}.")
     spans = [

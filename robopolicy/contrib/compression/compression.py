@@ -1,16 +1,16 @@
-"""Small students of a policy: what it saw and did is learned by networks with fewer and narrower layers.
+"""Small students of a policy: networks with fewer and narrower layers that imitate it.
 
 Source: Ashok et al. 2017, N2N.
 
-    seen = record(teacher, sim, range(40_000, 40_050), noise=0.1)
-    student = distil(student_of(teacher, (32, 32)), seen, updates=2000)
+    data = record(teacher, sim, range(40_000, 40_050), noise=0.1)
+    student = distil(student_of(teacher, (32, 32)), data, updates=2000)
 
-The teacher is asked at what it meets while it plays, with disturbances, so that the student knows what to do beside the
-teacher's own path; the labels are the teacher's undisturbed chunks. A student has the teacher's head, inputs,
-normalisers and chunk, and other widths in `hidden` of its configuration. It learns by the head's own imitation loss:
-likelihood of the teacher's mean for Gaussians, regression for flow and diffusion, with one chunk per observation.
+The teacher runs with disturbed actions, so that the data also covers states off its usual path; the labels are its
+undisturbed chunks. A student has the teacher's head, inputs, normalisers and chunk, and other widths in `hidden` of its
+configuration. It learns by the head's imitation loss: likelihood of the teacher's mean for Gaussians, regression for
+flow and diffusion, with one chunk per observation.
 
-`samplers/architectures.py` chooses the widths; `robopolicy compress` puts both together.
+`architectures.py` chooses the widths; `robopolicy compress` combines both.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from robopolicy.sim.contract import VectorSim
 
 @dataclass(frozen=True)
 class TeacherData:
-    """What a teacher saw and did."""
+    """Observations and chunks of a teacher."""
 
     obs: Observation  # {key: (N, To, ...)}
     chunk: Tensor  # (N, H, A)
@@ -49,7 +49,7 @@ class TeacherData:
 
 
 class TeacherRecorder(Policy):
-    """A policy that keeps what it is asked and what it answers; verb `act`."""
+    """A policy that records observations and chunks; method `act`."""
 
     name: ClassVar[str] = "recorder"
 
@@ -61,14 +61,14 @@ class TeacherRecorder(Policy):
         self._chunks: list[Tensor] = []
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
-        """The chunk of the base, kept."""
+        """Record and return the chunk of the base."""
         chunk = self.base.act(obs, deterministic=deterministic, generator=generator)
         self._obs.append({key: value.detach().clone() for key, value in obs.items()})
         self._chunks.append(chunk.detach().clone())
         return chunk
 
-    def seen(self) -> TeacherData:
-        """Everything so far, equal rows once: simulators fill up calls with copies."""
+    def data(self) -> TeacherData:
+        """All records without duplicates, which simulators add to fill batches."""
         obs = {key: torch.cat([part[key] for part in self._obs]) for key in self._obs[0]}
         chunk = torch.cat(self._chunks)
         flat = torch.cat([*(value.flatten(1).double() for value in obs.values()), chunk.flatten(1).double()], 1)
@@ -86,24 +86,24 @@ def record(
     noise: float = 0.1,
     progress: Callable[[int], None] | None = None,
 ) -> TeacherData:
-    """What `teacher` sees and answers in the episodes `seeds`, played with disturbed actions.
+    """Record observations and chunks of `teacher` in the episodes `seeds`, run with disturbed actions.
 
     Args:
-        teacher: Who plays.
-        sim: Where.
+        teacher: Policy to record.
+        sim: Simulator of the episodes.
         seeds: Consecutive episode seeds.
-        noise: Standard deviation of the disturbances, a fraction of half the range of the actions.
+        noise: Standard deviation of the disturbances, as a fraction of half the action range.
         progress: Called with the number of finished episodes.
 
     Raises:
-        UserError: The teacher is recurrent, or there is nobody to learn from.
+        UserError: The teacher is recurrent.
     """
     if teacher.spec.hidden_dim:
-        raise UserError(f"Policy '{teacher.name}' remembers, and students do not; compress one without memory.")
+        raise UserError(f"Policy '{teacher.name}' is recurrent, but students are not; pass a feed-forward policy.")
     recorder = TeacherRecorder(teacher)
     with evaluation_mode(teacher):
         run_episodes(NoisyActor(PolicyActor(recorder), noise), sim, seeds, progress=progress)
-    return recorder.seen()
+    return recorder.data()
 
 
 def widths_of(policy: Policy) -> Widths:
@@ -116,37 +116,35 @@ def widths_of(policy: Policy) -> Widths:
     backbone = getattr(getattr(policy, "config", None), "backbone", "mlp")
     if not isinstance(widths, tuple) or not widths or backbone != "mlp":
         raise UserError(
-            f"Policy '{policy.name}' has no plain hidden layers to remove or shrink; compress one that is an MLP."
+            f"Policy '{policy.name}' has no plain hidden layers to remove or shrink; pass a policy with an MLP."
         )
     return widths
 
 
 def parameters_of(policy: Policy) -> int:
-    """Numbers that a policy has learned."""
+    """Number of learned parameters."""
     return sum(parameter.numel() for parameter in policy.parameters())
 
 
 def check_reachable(teacher: Policy, architectures: Sequence[Widths], limit: int) -> None:
-    """Refuse a limit on the parameters that none of `architectures`, the smallest of a search, keeps; 0 is none.
+    """Raise if all `architectures`, the smallest of a search, exceed a limit on the parameters; 0 is no limit.
 
     Raises:
-        UserError: Says how many the smallest one has.
+        UserError: All exceed it; the message contains the smallest size.
     """
     sizes: list[int] = []
     for widths in architectures if limit else ():
-        with suppress(UserError):  # no such network can be built
+        with suppress(UserError):  # invalid networks
             sizes.append(parameters_of(student_of(teacher, widths)))
     if sizes and min(sizes) > limit:
-        raise UserError(
-            f"No student has at most {limit} parameters: the smallest one of this '{teacher.name}' has {min(sizes)}."
-        )
+        raise UserError(f"No student has at most {limit} parameters: the smallest has {min(sizes)}; raise the limit.")
 
 
 def student_of(teacher: Policy, widths: Widths, seed: int = 0) -> Policy:
     """An untrained policy like `teacher` with hidden layers of `widths` and its normalisers.
 
     Raises:
-        UserError: No such network can be built.
+        UserError: The network is invalid.
     """
     config: Any = teacher.config  # type: ignore[attr-defined]
     with torch.random.fork_rng(devices=[]):
@@ -161,7 +159,7 @@ def student_of(teacher: Policy, widths: Widths, seed: int = 0) -> Policy:
 
 def distil(
     student: Policy,
-    seen: TeacherData,
+    data: TeacherData,
     *,
     updates: int,
     batch: int = 256,
@@ -169,15 +167,15 @@ def distil(
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Policy:
-    """The student after `updates` gradient steps towards what the teacher did, averaged and in evaluation mode."""
+    """Train the student for `updates` gradient steps on the teacher's data; return its average in evaluation mode."""
     trainer = BC(BCConfig(lr=lr, warmup=min(100, updates // 10), batch_size=batch), student, total_updates=updates)
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):  # noise and time of generative heads
         torch.manual_seed(seed)
         for step in range(updates):
-            rows = torch.randint(len(seen), (min(batch, len(seen)),), generator=generator)
-            chunk = seen.chunk[rows]
-            obs = {key: value[rows] for key, value in seen.obs.items()}
+            rows = torch.randint(len(data), (min(batch, len(data)),), generator=generator)
+            chunk = data.chunk[rows]
+            obs = {key: value[rows] for key, value in data.obs.items()}
             trainer.update(ChunkBatch(obs, chunk, chunk.new_ones(chunk.shape[:2])))
             if progress is not None:
                 progress(step + 1)
@@ -185,14 +183,14 @@ def distil(
 
 
 class Scorer:
-    """How good policies are on common episodes: success where the task defines it, else return above chance."""
+    """Score of policies on common episodes: success if the task defines it, else return above random actions."""
 
     def __init__(self, sim: VectorSim, seeds: Sequence[int]) -> None:
         self.sim, self.seeds = sim, seeds
         self._chance: float | None = None
 
     def __call__(self, policy: Policy) -> float:
-        """At least 0; a return counts from that of random actions on."""
+        """The score, at least 0; a return is measured relative to random actions."""
         result = run_episodes(policy, self.sim, self.seeds)
         if result.success is not None:
             return float(result.success.mean())

@@ -1,4 +1,4 @@
-"""Functions of both forms of CAMEL: actions masked around a prior, and a mask that the critic fades out.
+"""Action masking shared by both forms of CAMEL: a band around a prior, which fades as the critic improves.
 
 Source: Zhao et al. 2025.
 """
@@ -23,15 +23,15 @@ from robopolicy.policies.wrappers.black_box import CallableConfig, CallablePolic
 
 @dataclass(frozen=True)
 class MaskConfig(Validated):
-    """The prior and its band."""
+    """The prior and the band around its actions."""
 
-    prior: str = ""  # name of a provided function, obs -> (B, 1, A); empty: the policy it starts from, frozen
-    width: Positive = 0.3  # half the width of the band around the prior's actions, normalised
-    schedule: MaskSchedule = field(default_factory=MaskSchedule)  # of the share of masked decisions
+    prior: str = ""  # name of a registered function, obs -> (B, 1, A); empty: a frozen copy of the initial policy
+    width: Positive = 0.3  # half the width of the band around the prior's actions, in normalised units
+    schedule: MaskSchedule = field(default_factory=MaskSchedule)  # of the fraction of masked decisions
 
 
 def make_mask(config: MaskConfig, policy: GaussianPolicy) -> PriorMask:
-    """The mask around the prior of `config` for the actions of `policy`."""
+    """Build the mask around the prior of `config` for the actions of `policy`."""
     prior: Policy = frozen_copy(policy)
     if config.prior:
         one = replace(policy.spec, horizon=1, action_horizon=1)
@@ -40,21 +40,21 @@ def make_mask(config: MaskConfig, policy: GaussianPolicy) -> PriorMask:
 
 
 def init_hint(config: MaskConfig) -> str:
-    """What to pass where a run without a coded prior starts from a fresh policy, around which a band means nothing."""
+    """Arguments that a run without a coded prior needs; a band around a fresh policy has no use."""
     return "" if config.prior else "init_from=CHECKPOINT or algorithm.mask.prior=NAME"
 
 
 def masked(mask: PriorMask, sample: Sample, obs: Observation, generator: Randomness) -> Sample:
-    """`sample` with some of its rows mapped into the band; what is learned from is what was executed."""
-    if mask.over:
+    """Map a random part of the rows of `sample` into the band. The result holds the executed actions."""
+    if mask.finished:
         return sample
     return Sample.unscored(mask.apply_to(obs, sample.chunk, generator))
 
 
 def update_mask(mask: PriorMask, algorithm: SAC | TD3, batch: Transitions) -> Metrics:
-    """Fade the mask where the critic prefers the policy's own actions in the first minibatch of `batch`."""
+    """Fade the mask where the critic prefers the policy's own actions, on the first minibatch of `batch`."""
     metrics: Metrics = {}
-    if not mask.over:
+    if not mask.finished:
         with torch.no_grad():
             obs = next(batch.split(algorithm.config.batch_size)).obs
             own = algorithm.policy.mode(obs)

@@ -1,19 +1,19 @@
-"""Bounded policy optimisation: regress every ratio onto the best one within bounds (Ao et al. 2026).
+"""Bounded policy optimisation: regress every ratio onto the best ratio within bounds (Ao et al. 2026).
 
-The policy improvement problem "most advantage with all ratios in [1 - eps, 1 + eps]" has a solution in closed form: the
-bound itself, upper where an action is better than a threshold U(s) and lower where it is worse. With U the median of
-the returns the two halves cancel and the target is a distribution; the value, a mean, would not do. A temperature
-smooths the step. Where PPO stops pushing at its clip, BPO pulls back what has moved too far.
+The problem "maximise the advantage with all ratios in [1 - eps, 1 + eps]" has a closed-form solution: the upper bound
+where the return of an action exceeds a threshold U(s), the lower bound elsewhere. With U the median of the returns the
+two halves cancel and the target is a distribution; the mean would not have this property. A temperature smooths the
+step. PPO has no gradient beyond its clip; BPO pulls ratios back that moved beyond it.
 
-Use it in place of PPO, on any policy with a density. Its temperature is in units of (normalised) returns: with raw
-rewards of another size, scale it. Not for a denoising head (`reinflow`, `dppo`).
+Use it in place of PPO, on any policy with a density. The temperature is in units of (normalised) returns, so scale it
+with raw rewards of another size. It does not support denoising heads (`reinflow`, `dppo`).
 
-The threshold is a smooth median. The width of its smoothing is a small share of the spread of the returns, whatever
-their unit, so that the target ratios average 1.
+The threshold is a smooth median. The width of its smoothing is a small fraction of the standard deviation of the
+returns, independent of their unit, so that the target ratios average 1.
 
-Deviations: that share (there: a unit temperature, at which the median of returns of spread 1, as here, is nearly their
-mean); value and threshold are those of the current networks in every minibatch, on returns that are computed once per
-rollout (the code's variant for Isaac Lab computes them anew every epoch).
+Deviations: this fraction (the paper: a unit temperature, at which the median of returns of unit variance is nearly
+their mean); every minibatch takes value and threshold from the current networks, on returns that are computed once per
+rollout (the code's variant for Isaac Lab recomputes them every epoch).
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ class BPOConfig(ActorCriticConfig):
     """Settings of BPO; defaults are the public code's for MuJoCo unless noted here or in docs/methods/on_policy.md."""
 
     bound: OpenFraction = 0.3  # eps: target ratios lie in [1 - eps, 1 + eps]
-    temperature: Positive = 0.001  # of the target, in units of the normalised return; towards 0 it is a step
-    median_temperature: Positive = 0.03  # of the threshold, as a share of the spread of the returns in the minibatch
+    temperature: Positive = 0.001  # of the target, in units of the normalised return; the limit 0 is a step
+    median_temperature: Positive = 0.03  # of the threshold, relative to the standard deviation of the returns
     batch_size: PositiveInt = 64  # decisions per minibatch
-    grad_clip: Positive = 1.0  # largest norm of the joint gradient
+    grad_clip: Positive = 1.0  # maximum norm of the joint gradient
     critic: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256), activation="relu"))
 
 
 def median_loss(error: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
-    """`T softplus(x / T) - x / 2` of `error` x = G - U: least where the mean of sigmoid(x / T) is 1/2."""
+    """`T softplus(x / T) - x / 2` of `error` x = G - U; its minimum has the mean of sigmoid(x / T) at 1/2."""
     return temperature * nn.functional.softplus(error / temperature) - error / 2
 
 
 class BPO(PPO):
-    """PPO's epochs on bounded target ratios and a second critic for their threshold."""
+    """PPO with bounded target ratios and a second critic for their threshold."""
 
     name = "bpo"
     config_class = BPOConfig
@@ -70,18 +70,18 @@ class BPO(PPO):
         super().__init__(config, policy, total_updates=total_updates)
 
     def critics(self) -> dict[str, ValueNet]:
-        """The value and the median."""
+        """Critics of the value and of the median."""
         return {**super().critics(), "median": self.median}
 
     def critic_loss(self, rows: RolloutBatch) -> Tensor:
-        """Regression of the value, and of the median."""
+        """Regression losses of the value and of the median."""
         returns = rows.value_target
         spread = all_reduce_mean((returns - all_reduce_mean(returns.mean())).square().mean()).sqrt()
         temperature = (self.config.median_temperature * spread).clamp(min=1e-6)
         return super().critic_loss(rows) + median_loss(returns - self.median(rows.obs), temperature).mean()
 
     def loss(self, rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, Info]:
-        """Distance of the ratios to their targets, weighted by the size of the advantage; minus the entropy bonus."""
+        """Distance of the ratios to their targets, weighted by the absolute advantage, minus the entropy bonus."""
         config, returns = self.config, rows.value_target
         output = self.policy.decisions(rows.obs, rows.record)
         change = (output.logp - rows.logp).sum(1)  # (B,) nats

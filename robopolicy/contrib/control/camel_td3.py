@@ -1,9 +1,9 @@
-"""CAMEL on TD3: a coded prior bounds the actions of play, ever less often (Zhao et al. 2025).
+"""CAMEL on TD3: a coded prior bounds the actions during training, with decreasing probability (Zhao et al. 2025).
 
-As `camel_sac`, on the deterministic learner: what TD3 would play, noise included, is mapped into a band around the
-action of the prior.
+The counterpart of `camel_sac` with a deterministic policy: the chunk of TD3, noise included, is mapped into a band
+around the action of the prior.
 
-Use it as `camel_sac`, where td3 is what you would use without a prior. The deviations are the same.
+Use it like `camel_sac`, for tasks where td3 is the choice without a prior. The deviations are the same.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from robopolicy.policies.noise import Randomness
 
 @dataclass(frozen=True)
 class CAMELTD3Config(TD3Config):
-    """Settings of TD3, and the mask."""
+    """Settings of TD3 and of the mask."""
 
     mask: MaskConfig = field(default_factory=MaskConfig)
 
 
 class CAMELTD3(TD3):
-    """TD3 whose play is masked."""
+    """TD3 with masked exploration."""
 
     name = "camel_td3"
     config_class = CAMELTD3Config
@@ -37,28 +37,28 @@ class CAMELTD3(TD3):
     config: CAMELTD3Config
 
     def __init__(self, config: CAMELTD3Config, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to train a squashed Gaussian `policy`, with the mask of the settings."""
+        """Prepare to train a squashed Gaussian `policy` with the configured mask."""
         super().__init__(config, policy, total_updates=total_updates)
         self.mask = make_mask(config.mask, self.policy)
 
     @classmethod
     def init_hint(cls, config: CAMELTD3Config) -> str:
-        """What to pass in place of a fresh policy, where there is no coded prior."""
+        """Arguments to pass instead of a fresh policy if there is no coded prior."""
         return init_hint(config.mask)
 
     def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """A uniform chunk, masked."""
+        """Draw a masked uniform chunk."""
         return masked(self.mask, super().warmup_action(obs, generator=generator), obs, generator)
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """A chunk of TD3, masked."""
+        """Draw a masked chunk of TD3."""
         return masked(self.mask, super().act(obs, generator=generator), obs, generator)
 
     def update(self, batch: Transitions) -> Metrics:
-        """As TD3; then the mask fades."""
+        """Update TD3, then fade the mask."""
         metrics = super().update(batch)
         return metrics | update_mask(self.mask, self, batch)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The parts of TD3 and the mask, with the prior in it."""
+        """Items of TD3 and the mask, including its prior."""
         return {**super().checkpoint_items(), "mask": self.mask}

@@ -1,14 +1,16 @@
 """DSAC-T: soft actor-critic whose critics predict the distribution of the return (Duan et al. 2023).
 
-Each critic gives mean and standard deviation of the soft return. The mean follows the expected target of the critic
-with the least mean, as in SAC; the spread follows sampled targets, clipped at three of its own averages; and both
-gradients are scaled by the spread, so that the size of the rewards does not matter.
+Each critic predicts mean and standard deviation of the soft return. The mean is regressed onto the expected target of
+the critic with the least mean, as in SAC. The standard deviation is fitted to sampled targets, clipped at three times
+its running average. Both gradients are scaled by the standard deviation, so that the scale of the rewards does not
+matter.
 
-Use it in place of SAC where rewards differ in scale from task to task, or where the spread of the return is wanted at
-run time. It has no histogram to tune. For a pretrained diffusion or flow policy use a fine-tuner.
+Use it in place of SAC where the scale of rewards differs between tasks, or where the standard deviation of the return
+is needed at run time. It has no histogram to tune. For a pretrained diffusion or flow policy use a fine-tuning
+algorithm.
 
-Deviations from the public code: the spread is compared with the whole square of the error (there: with a Huber loss,
-half a square, which makes it converge to the truth / sqrt(2)); actions come in chunks as in SAC.
+Deviations from the public code: the variance is compared with the whole squared error (the code: with a Huber loss,
+half the square, which converges to the truth / sqrt(2)); actions come in chunks as in SAC.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.noise import normal
 
-BIAS = 0.1  # keeps divisions by a small spread finite
+BIAS = 0.1  # bounds divisions by a small standard deviation
 WEIGHT_RANGE = (0.1, 10.0)  # of the scale of a row's gradient
 
 
 @dataclass(frozen=True)
 class DSACTConfig(SACConfig):
-    """Settings of DSAC-T; defaults are the public code's but for those in docs/methods/off_policy.md."""
+    """Settings of DSAC-T; defaults are the public code's except for those in docs/methods/off_policy.md."""
 
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256, 256), activation="gelu", layer_norm=False)
@@ -43,12 +45,12 @@ class DSACTConfig(SACConfig):
     lr: Positive = 1e-4  # learning rate of the actor
     critic_lr: Positive = 1e-4  # learning rate of the critic
     policy_delay: PositiveInt = 2  # critic steps per actor step
-    spread_clip: Positive = 3.0  # sampled targets keep within so many average spreads of the mean
+    spread_clip: Positive = 3.0  # sampled targets are clipped at this many average standard deviations from the mean
     huber: Positive = 50.0  # error of the mean beyond which its loss is linear
 
 
 class RunningStd(nn.Module):
-    """Running average of each member's standard deviation `(M,)`; the first batch sets it."""
+    """Running average of each member's standard deviation `(M,)`, initialised by the first batch."""
 
     average: Tensor
 
@@ -58,7 +60,7 @@ class RunningStd(nn.Module):
         self.register_buffer("average", torch.zeros(members))
 
     def observe(self, std: Tensor) -> None:
-        """Take in a batch of standard deviations `(M, B)`."""
+        """Update the average with a batch of standard deviations `(M, B)`."""
         mean = std.detach().mean(1)
         self.average.copy_(torch.where(self.average == 0, mean, self.average.lerp(mean, self.rate)))
 
@@ -71,8 +73,8 @@ def distribution_loss(
     Args:
         mean: (M, B) predicted mean of the return.
         std: (M, B) predicted standard deviation.
-        target: (B,) expected target, which the mean follows.
-        sampled: (B,) a draw of the target, which the spread follows.
+        target: (B,) expected target of the mean.
+        sampled: (B,) sampled target of the standard deviation.
         average: (M, 1) running average of the standard deviation.
         config: Clip and Huber range.
     """
@@ -86,7 +88,7 @@ def distribution_loss(
 
 
 class DSACT(SAC):
-    """SAC with Gaussian critics and a slow copy of the policy in its targets."""
+    """SAC with Gaussian critics and a target copy of the policy."""
 
     name = "dsac_t"
     config_class = DSACTConfig
@@ -106,12 +108,12 @@ class DSACT(SAC):
         self._policy_update = TargetUpdate(self.target_policy, self.policy)
 
     def make_critic(self) -> GaussianQ:
-        """Means and standard deviations."""
+        """Build the critic of means and standard deviations."""
         return GaussianQ(self.config.critic, self.policy)
 
     @torch.no_grad()
     def targets(self, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Expected target and a draw of it `(B,)`, both from the member with the least mean."""
+        """Expected and sampled target `(B,)`, both from the member with the least mean."""
         chunk, logp = self.target_policy.rsample(batch.next_obs, generator=self.generator)
         mean, std = self.target_critic.moments(batch.next_obs, chunk)
         least, member = mean.min(0)
@@ -131,7 +133,7 @@ class DSACT(SAC):
         return (loss * batch.weight).mean(1).sum(), {**info, "td_errors": errors}
 
     def update(self, batch: Transitions) -> Metrics:
-        """As SAC, on the least mean; after every actor step its slow copy follows."""
+        """Update as in SAC, on the least mean; every actor step also updates the target policy."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
@@ -145,5 +147,5 @@ class DSACT(SAC):
         return self.finish(batch, stats)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """SAC's parts, the average spread and the slow copy of the policy."""
+        """Items of SAC, the average standard deviation and the target policy."""
         return {**super().checkpoint_items(), "spread": self.spread, "target_policy": self.target_policy}

@@ -1,4 +1,4 @@
-"""Action-value ensembles that predict a Gaussian of the return instead of a number."""
+"""Action-value ensembles that predict a Gaussian distribution of the return."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from robopolicy.errors import UserError
 
 
 class GaussianQ(QEnsemble):
-    """Mean and standard deviation of the return under each member; as a `QEnsemble` its values are the means."""
+    """Mean and standard deviation of the return for each member; `QEnsemble` methods return the means."""
 
     def __init__(self, config: CriticConfig, policy: CriticInput) -> None:
-        """Build the critic of `policy`; it has no histogram."""
+        """Build the critic of `policy`, without a histogram."""
         if config.bins:
             raise UserError(f"This critic predicts a Gaussian, not a histogram; drop critic.bins={config.bins}.")
         super().__init__(config, policy, outputs=2)
@@ -33,5 +33,5 @@ class GaussianQ(QEnsemble):
         return nn.functional.softplus(output[..., 1])
 
     def min_q(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
-        """Least mean `(B,)` of all members."""
+        """Least mean `(B,)` over all members."""
         return self(obs, chunk).min(0).values

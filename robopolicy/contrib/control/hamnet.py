@@ -1,16 +1,16 @@
-"""HAMNet's learner (Cho et al. 2025): PPO with a value for every part of the reward.
+"""HAMNet's algorithm (Cho et al. 2025): PPO with a separate value for every term of the reward.
 
-A simulator may say which parts its reward has (`Step.info["reward.NAME"]`). A modular critic learns the return of each
-part by itself, so that a rare one is not drowned by the others, and every part has its advantage. Where parts disagree
-about an action, each is clipped by itself. The policy is any with a density; `policy.backbone=modular` makes it
-HAMNet's, a small network that the observation mixes from shared modules.
+A simulator may report the terms of its reward (`Step.info["reward.NAME"]`). A critic with one output per term learns
+the return of each term, so that a rare term is not hidden by the others, and every term has its own advantage. Each
+term is clipped separately. The policy is any policy with a density; `policy.backbone=modular` makes it HAMNet's small
+network, whose layers are mixed from shared modules depending on the observation.
 
-Use it where the reward is a sum of terms of different sizes and rhythms, or over many scenes. With one part it is `ppo`
-with a modular critic. `terms` names the parts; what they leave of the reward is one more.
+Use it where the reward is a sum of terms of different sizes and frequencies, or over many scenes. With one term it is
+`ppo` with a modular critic. `terms` names the terms; the rest of the reward is one more term.
 
-Formulas are those of the public code: advantages in units of the spread of their sum, clipped surrogates of all parts.
-Deviations: surrogates are summed (there: averaged, which Adam does not notice). Its scenes, point-cloud patches and
-rewards are not rebuilt, and the context is the observation itself.
+The formulas follow the public code: advantages in units of the standard deviation of their sum, clipped surrogates of
+all terms. Deviations: surrogates are summed (the code: averaged, equivalent under Adam). The paper's scenes,
+point-cloud patches and rewards are not included, and the context is the observation itself.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from robopolicy.policies.base import Info
 
 @dataclass(frozen=True)
 class HAMNetConfig(PPOConfig):
-    """Settings of PPO, and the parts of the reward."""
+    """Settings of PPO and the terms of the reward."""
 
-    terms: tuple[str, ...] = ()  # parts of the reward with a value of their own, e.g. [tracking, fall]
-    critic: VectorValueConfig = field(default_factory=VectorValueConfig)  # values of the parts and of the rest
+    terms: tuple[str, ...] = ()  # reward terms with a value of their own, e.g. [tracking, fall]
+    critic: VectorValueConfig = field(default_factory=VectorValueConfig)  # values of the terms and of the rest
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(set(self.terms)) < len(self.terms):
-            raise UserError(f"algorithm.terms names a part twice: {list(self.terms)}.")
+            raise UserError(f"algorithm.terms contains duplicates: {list(self.terms)}; name each term once.")
 
 
 def normalized(advantage: Tensor) -> Tensor:
-    """Advantages `(B, R)` with means of 0, in units of the root of the sum of their variances."""
+    """Advantages `(B, R)` with zero means, in units of the root of the sum of their variances."""
     if len(advantage) < 2:
         return advantage
     return (advantage - advantage.mean(0)) / (advantage.var(0).sum().sqrt() + 1e-8)
@@ -61,15 +61,15 @@ class HAMNet(MultiRewardCritic):
     critic: VectorValueNet
 
     def make_critic(self) -> VectorValueNet:
-        """One value per part and one for the rest."""
+        """Build a critic with one value per term and one for the rest."""
         return VectorValueNet(self.config.critic, self.policy.spec, terms=len(self.config.terms) + 1)
 
     def named_terms(self) -> tuple[str, ...]:
-        """`algorithm.terms`."""
+        """Reward terms of `algorithm.terms`."""
         return self.config.terms
 
     def loss(self, rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, Info]:
-        """Sum of the clipped surrogates of all parts, minus the entropy bonus."""
+        """Sum of the clipped surrogates of all terms, minus the entropy bonus."""
         output = self.policy.decisions(rows.obs, rows.record)
         advantage, shape = normalized(rows.advantage), rows.advantage.shape
         entropy = output.entropy.sum(1, keepdim=True).expand(shape)

@@ -1,14 +1,14 @@
 """HARPG: recursive policy gradient with Hessian correction (Fatkhullin et al. 2023), normalised or not.
 
-Momentum is carried from the last weights to the present ones by a Hessian-vector product: the change of the gradient
-along the last step, estimated at a random point of that step, where half of the environments play. The other half
-plays, and gives the gradient, at the present weights. The product costs two more passes; no Hessian is formed.
+A Hessian-vector product transports the momentum from the previous weights to the current ones. It estimates the change
+of the gradient along the last step at a random point of that step, from half of the environments. The other half runs
+with the current weights and gives the gradient. The product costs two more passes; no Hessian is formed.
 
-Use it as `npg_igt`, where its second half of the data pays: long horizons and smooth policies. It is plain momentum
-where steps are tiny. Both need a policy that can be differentiated twice.
+Use it like `npg_igt`, where the second half of the data helps: long horizons and smooth policies. With tiny steps it is
+plain momentum. It needs a policy that can be differentiated twice.
 
-Deviations from the public code: one rollout serves both estimates, half of its environments each (there: two
-rollouts); the score of a trajectory is that of its part in the rollout; advantages are GAE on a learned value.
+Deviations from the public code: one rollout serves both estimates, with half of the environments each (the code: two
+rollouts); the score of a trajectory covers its part in the rollout; advantages are GAE on a learned value.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from robopolicy.policies.noise import Randomness
 
 @dataclass(frozen=True)
 class HARPGConfig(MomentumConfig):
-    """Settings of HARPG; its schedules are the public code's."""
+    """Settings of HARPG; the schedules are the public code's."""
 
 
 def hessian_vector(logp: Tensor, advantage: Tensor, learned: Sequence[Tensor], vector: Tensor) -> Tensor:
-    """Change `(P,)` of the policy gradient along `vector` `(P,)`, as `mean_i [s_i grad L_i + Hess L_i v]`.
+    """Change `(P,)` of the policy gradient along `vector` `(P,)`: `mean_i [s_i grad L_i + Hess L_i v]`.
 
     Args:
         logp: (T, M) log-probabilities of the decisions of M trajectories, with a graph.
@@ -43,7 +43,7 @@ def hessian_vector(logp: Tensor, advantage: Tensor, learned: Sequence[Tensor], v
         vector: Direction v.
 
     `L_i` is the sum of `advantage * logp` over trajectory i, and `s_i` the derivative of its log-probability along v:
-    a gradient of expectations also changes because other trajectories become likely.
+    the gradient of an expectation also changes with the probabilities of trajectories.
     """
     parts = [piece.view_as(p) for piece, p in zip(vector.split([p.numel() for p in learned]), learned, strict=True)]
     dummy = torch.ones(logp.shape[1], device=logp.device, requires_grad=True)
@@ -60,7 +60,7 @@ def hessian_vector(logp: Tensor, advantage: Tensor, learned: Sequence[Tensor], v
 
 
 class HARPG(MomentumGradient):
-    """Averages gradients that are carried along by Hessian-vector products; `policy` plays between two steps."""
+    """Policy gradient with Hessian-corrected momentum; `policy` acts with weights between the last two steps."""
 
     name = "harpg"
     config_class = HARPGConfig
@@ -70,14 +70,14 @@ class HARPG(MomentumGradient):
     config: HARPGConfig
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """The first half of the environments plays with the learned weights, the others between those and the last."""
+        """Act with the learned weights in one half of the environments, with interpolated weights in the other."""
         rows = len(next(iter(obs.values())))
         if rows % 2:
-            raise UserError(f"HARPG shares the environments out to two policies; give it an even number, not {rows}.")
+            raise UserError(f"HARPG divides the environments between two policies; pass an even number, got {rows}.")
         half = rows // 2
         samples = [
-            player.sample({key: value[part] for key, value in obs.items()}, generator=generator)
-            for player, part in ((self.current, slice(half)), (self.policy, slice(half, None)))
+            policy.sample({key: value[part] for key, value in obs.items()}, generator=generator)
+            for policy, part in ((self.current, slice(half)), (self.policy, slice(half, None)))
         ]
         record = {key: torch.cat([sample.record[key] for sample in samples]) for key in samples[0].record}
         return Sample(torch.cat([s.chunk for s in samples]), record, torch.cat([s.logp for s in samples]))
@@ -99,6 +99,6 @@ class HARPG(MomentumGradient):
         return (self.trace.direction + change).lerp(gradient, self.share)
 
     def sampling_weights(self) -> Tensor:
-        """A random point of the last step."""
+        """Interpolate at a random point of the last step."""
         q = torch.rand((), generator=self.generator).to(self.trace.weights)
         return torch.lerp(self.trace.previous, self.trace.weights, q)

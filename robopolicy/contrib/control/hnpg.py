@@ -1,16 +1,17 @@
-"""HNPG: on-policy policy gradient with a critic and states from offline data beside it (Zhou et al. 2023).
+"""HNPG: on-policy policy gradient with a hybrid critic and states of an offline dataset (Zhou et al. 2023).
 
-A Q network fits two things at once: the returns of what was just played, and the Bellman equation of the policy on a
-dataset. The policy then improves where it plays, as in PPO, and in states of the dataset, at actions of its own that Q
-judges against their mean. Good data shows the way to rewards that play would never find; where the data lies, the
-returns of play keep Q and policy honest.
+A Q network fits two targets: the returns of the rollout, and the Bellman equation of the policy on a dataset. The
+policy improves in states of the rollout, as in PPO, and in states of the dataset, at its own actions, whose advantage
+is Q minus the mean of Q. Good data leads to rewards that exploration would not find. In states that both cover, the
+returns of the rollout correct Q.
 
-Use it from scratch with demonstrations, or with data of any quality, where steps are cheap: PPO's safety with a start
-that it lacks. With few steps prefer replay (`rlpd`, `cal_ql`). Data should cover what a good policy does.
+Use it from scratch with demonstrations, or with data of any quality, where steps are cheap. It has PPO's safety and a
+better start. With few steps prefer replay (`rlpd`, `cal_ql`). Data should cover the states and actions of a good
+policy.
 
-Deviations from the public code: one PPO update for all times in place of a TRPO step for each step of a finite
-horizon; the Bellman target is a copy of Q per pass, where the code solves backwards in time; the baseline of what was
-played is a value network that also regresses the mean of Q at the states of the dataset.
+Deviations from the public code: one stationary PPO update (the code: a TRPO step for each step of a finite horizon);
+the Bellman target is a copy of Q per pass (the code solves backwards in time); the baseline of the rollout is a value
+network that also regresses the mean of Q at the states of the dataset.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from robopolicy.algorithms.common.rollout_batch import RolloutBatch, flatten, mi
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.constraints import Positive, PositiveInt
 from robopolicy.contrib.control.hybrid_rollout import HybridRollout
-from robopolicy.contrib.control.props import joined
+from robopolicy.contrib.control.props import concat_rows
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.batches import ReplaySampleSpec, Rollout, Transitions
 from robopolicy.policies.base import Observation, Policy, Sample
@@ -35,14 +36,12 @@ from robopolicy.policies.noise import Randomness
 
 @dataclass(frozen=True)
 class HNPGConfig(PPOConfig):
-    """Settings of HNPG; those of PPO hold for its updates."""
+    """Settings of HNPG; settings of PPO apply to its updates."""
 
     offline_batch: PositiveInt = 2048  # windows of the dataset per update
-    q: CriticConfig = field(default_factory=CriticConfig)  # network that judges actions
-    q_lr: Positive = 3e-4  # its Adam learning rate
-    q_epochs: PositiveInt = (
-        4  # its passes over rollout and windows; each one is a step of value iteration on the dataset
-    )
+    q: CriticConfig = field(default_factory=CriticConfig)  # the Q network
+    q_lr: Positive = 3e-4  # Adam learning rate of Q
+    q_epochs: PositiveInt = 4  # passes of Q over rollout and windows; each is a step of value iteration on the dataset
     value_samples: PositiveInt = 10  # actions whose mean Q is the value of a state of the dataset
 
 
@@ -56,7 +55,7 @@ class HNPG(PPO):
     reference = "zhou2023hnpg"
     distributed = False
     needs_dataset = True
-    supports_recurrent = False  # a dataset holds no memories
+    supports_recurrent = False  # a dataset holds no hidden states
     config: HNPGConfig
 
     def __init__(self, config: HNPGConfig, policy: Policy, *, total_updates: int) -> None:
@@ -76,29 +75,29 @@ class HNPG(PPO):
         )
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Draw a chunk and note it for Q."""
+        """Draw a chunk and record it for Q."""
         sample = super().act(obs, generator=generator)
         return Sample(sample.chunk, sample.record | {"chunk": sample.chunk}, sample.logp)
 
     def process_rollout(self, batch: Rollout) -> RolloutBatch:
-        """Fit Q to both; return played decisions with GAE, and decisions in states of the dataset that Q judges."""
+        """Fit Q to both; return the rollout's decisions with GAE, and decisions in dataset states, scored by Q."""
         assert isinstance(batch, HybridRollout)
-        played = super().process_rollout(batch)
-        self._fit_q(played, batch.offline)
-        offline = self._judged(batch.offline.obs)
-        record = {key: played.record[key] for key in offline.record}
-        return joined([replace(played, record=record), offline])
+        online = super().process_rollout(batch)
+        self._fit_q(online, batch.offline)
+        offline = self._offline_rows(batch.offline.obs)
+        record = {key: online.record[key] for key in offline.record}
+        return concat_rows([replace(online, record=record), offline])
 
-    def _fit_q(self, played: RolloutBatch, offline: Transitions) -> None:
-        """Several passes; in each minibatch as large a share of the dataset as of the rollout."""
+    def _fit_q(self, online: RolloutBatch, offline: Transitions) -> None:
+        """Fit Q in several passes; each minibatch holds equal fractions of the dataset and of the rollout."""
         config, loss = self.config, torch.zeros(())
         for _ in range(config.q_epochs):
             self.q_target.load_state_dict(self.q.state_dict())
             target = self.bellman_target(offline)
             order = torch.randperm(len(target), generator=self.generator).to(target.device)
-            count = -(-len(played) // config.batch_size)
-            parts = order.repeat(-(-count // len(order))).tensor_split(count)  # again where there are few
-            batches = minibatches(played, config.batch_size, self.generator)
+            count = -(-len(online) // config.batch_size)
+            parts = order.repeat(-(-count // len(order))).tensor_split(count)  # repeated if the dataset is small
+            batches = minibatches(online, config.batch_size, self.generator)
             for (rows, _), part in zip(batches, parts, strict=True):
                 obs = {key: value[part] for key, value in offline.obs.items()}
                 errors = self.q(rows.obs, rows.record["chunk"]) - rows.value_target  # (M, B)
@@ -110,21 +109,21 @@ class HNPG(PPO):
         self._q_loss = float(loss.detach())
 
     def update(self, batch: Rollout) -> Metrics:
-        """PPO on all rows."""
+        """Update PPO on all rows."""
         metrics = super().update(batch) | {"critic/q_loss": self._q_loss}
         self.q.encoder.update_stats(flatten(batch.obs))
         return metrics
 
     @torch.no_grad()
     def bellman_target(self, offline: Transitions) -> Tensor:
-        """`r + gamma^n Q(s', a')` `(B,)` of the target copy, with a' of the policy."""
+        """`r + gamma^n Q(s', a')` `(B,)` of the target copy, with a' drawn from the policy."""
         drawn = self.policy.sample(offline.next_obs, generator=self.generator)
         bootstrap = self.q_target(offline.next_obs, drawn.chunk).mean(0)
         return self.reward_normalizer.factor * offline.reward + offline.discount * bootstrap
 
     @torch.no_grad()
-    def _judged(self, obs: Observation) -> RolloutBatch:
-        """A decision of the policy in each state `obs` `(B, To, ...)`, its advantage Q minus the mean of Q."""
+    def _offline_rows(self, obs: Observation) -> RolloutBatch:
+        """Draw a decision of the policy in each state `obs` `(B, To, ...)`; its advantage is Q minus the mean of Q."""
         count = self.config.value_samples
         sample = self.policy.sample(obs, generator=self.generator)
         repeated = {key: value.repeat_interleave(count, 0) for key, value in obs.items()}
@@ -134,5 +133,5 @@ class HNPG(PPO):
         return RolloutBatch(obs, sample.record, sample.logp, advantage, value, self.critic(obs))
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """PPO's parts, Q and its optimiser."""
+        """Items of PPO, Q and its optimiser."""
         return {**super().checkpoint_items(), "q": self.q, "q_optimizer": self.q_optimizer}

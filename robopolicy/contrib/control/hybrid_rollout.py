@@ -9,6 +9,6 @@ from robopolicy.data.batches import Rollout, Transitions
 
 @dataclass(frozen=True, kw_only=True)
 class HybridRollout(Rollout):
-    """A rollout, and windows of a dataset beside it."""
+    """A rollout with windows of a dataset."""
 
     offline: Transitions  # B windows

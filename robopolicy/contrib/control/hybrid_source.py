@@ -39,7 +39,7 @@ class HybridSource(RolloutSource):
 
     @classmethod
     def build(cls, context: SourceContext) -> DataSource:
-        """Rollouts, and windows as the algorithm requests them."""
+        """Build the rollouts and the windows that the algorithm requests."""
         algorithm, settings = context.algorithm, context.settings
         assert isinstance(algorithm, HNPG)
         return cls(
@@ -52,12 +52,12 @@ class HybridSource(RolloutSource):
         )
 
     def next(self, algorithm: Algorithm) -> HybridRollout:
-        """Play one rollout with the current policy, and draw from the dataset."""
+        """Collect one rollout with the current policy, and draw windows from the dataset."""
         windows = self.offline.sample(self.sample_spec, self._generator)
         return HybridRollout(**vars(super().next(algorithm)), offline=move(windows, self.device))
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the rollouts, and the generator of the windows."""
+        """State of the rollouts and of the generator of the windows."""
         return {**super().state_dict(), "windows": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:

@@ -1,15 +1,15 @@
 """Mirror descent policy optimisation on rollouts: a linearised objective and a KL to the last policy.
 
 Every rollout takes several epochs of steps on `-t A ratio + KL(new || old)`. Nothing is clipped: the KL pulls back
-what has moved too far, and as `t` falls to 0 over training, steps shrink. In the limit of many steps the policy is
+large changes, and steps shrink as `t` falls to 0 over training. In the limit of many steps the policy is
 `old * exp(t A) / Z`. Source: Tomar et al. 2020.
 
-Use it in place of PPO where the policy has a density; it has no clip to choose, but a step size, in units of the
-standard deviation of the advantage. `mdpo_off` is its sibling for replay.
+Use it in place of PPO where the policy has a density. It has no clip but a step size, in units of the standard
+deviation of the advantage. `mdpo_off` is the variant for replay.
 
-Deviations from the public code: steps take minibatches (there: ten steps on the whole rollout); the KL is the estimate
-`r log r - r + 1` with the ratio r of the played decisions, exact in expectation for any policy, where the code has the
-closed form of two Gaussians; the loss is divided by the weight 1 / t of its KL, which an Adam step does not notice.
+Deviations from the public code: steps take minibatches (the code: ten steps on the whole rollout); the KL is the
+estimate `r log r - r + 1` with the ratio r of the executed decisions, exact in expectation for any policy (the code:
+the closed form for two Gaussians); the loss is divided by the weight 1 / t of its KL, which is equivalent under Adam.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from robopolicy.policies.base import Info
 
 @dataclass(frozen=True)
 class MDPOConfig(ActorCriticConfig):
-    """Settings of MDPO; its schedule is the public code's."""
+    """Settings of MDPO; the schedule is the public code's."""
 
     step_size: Positive = 1.0  # t of the first rollout, per standard deviation of the advantage; falls linearly to 0
     lr_schedule: str = "linear"  # constant | linear (to 0) | adaptive (keeps the KL of a step near target_kl)
@@ -54,11 +54,11 @@ class MDPO(PPO):
 
     @property
     def step_size(self) -> float:
-        """t_k: falls from its first value to 0 with the rollouts."""
+        """t_k, which falls linearly from its first value to 0 over the rollouts."""
         return self.config.step_size * (1 - self.progress)
 
     def loss(self, rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, Info]:
-        """Linearised objective, KL to the policy that played, and entropy bonus."""
+        """Linearised objective, KL to the policy of the rollout, and entropy bonus."""
         output = self.policy.decisions(rows.obs, rows.record)
         advantage = self.step_size * normalize(rows.advantage)[:, None]
         return self.estimator(Decisions(rows.logp), advantage, output.logp, output.entropy, log_stats=log_stats)

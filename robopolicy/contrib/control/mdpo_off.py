@@ -1,15 +1,16 @@
 """Mirror descent policy optimisation from replay: SAC with a KL to a lagged copy of the policy (Tomar et al. 2020).
 
-The actor minimises `c log pi + (lambda - c) log pi_k - Q` at its own draws: entropy of weight `lambda`, of which a part
-`c` binds it to pi_k, a copy of itself that is renewed every so many steps. With c = lambda, or a copy renewed in every
-step, it is SAC with a fixed temperature.
+The actor minimises `c log pi + (lambda - c) log pi_k - Q` at its own draws: an entropy of weight `lambda`, of which the
+part `c` is a KL to pi_k, a copy of the actor that is updated at a fixed interval. With c = lambda, or a copy updated in
+every step, it is SAC with a fixed temperature.
 
 Use it in place of SAC where its actor moves too fast, e.g. to start from a pretrained Gaussian, which is the first
-pi_k. `mdpo` is its sibling for rollouts.
+pi_k. `mdpo` is the variant for rollouts.
 
-Deviations from the public code: the actor climbs the least value of the ensemble (there: the first critic alone), play
-draws from the policy (there: its mean), the target takes the next action's own value and entropy (there: a value
-network fitted to them), and the penalty on mean and log standard deviation is left out, as both are bounded here.
+Deviations from the public code: the actor maximises the least value of the ensemble (the code: the first critic);
+exploration draws from the policy (the code: its mean); the target takes value and entropy of the next action (the code:
+a value network fitted to them); the penalty on mean and log standard deviation is omitted, because both are bounded
+here.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class MDPOOffConfig(SACConfig):
     """Settings of off-policy MDPO; defaults are the public code's."""
 
     temperature: Positive = 0.2  # lambda, weight of the entropy
-    temperature_lr: NonNegative = 0.0  # 0 keeps it fixed
+    temperature_lr: NonNegative = 0.0  # 0 keeps the temperature fixed
     kl_coef: Positive = 1.0  # c, weight of log pi; log pi_k has lambda - c
-    target_update_interval: PositiveInt = 1000  # actor steps between renewals of pi_k
+    target_update_interval: PositiveInt = 1000  # actor steps between updates of pi_k
 
 
 class MDPOOff(SAC):
@@ -64,7 +65,7 @@ class MDPOOff(SAC):
         return (loss + rest * self.previous.raw_density(batch.obs, mean + log_std.exp() * noise)).mean(), logp, {}
 
     def update(self, batch: Transitions) -> Metrics:
-        """As SAC; every so many actor steps the copy takes the weights of the policy."""
+        """Update as in SAC; the copy takes the weights of the policy at a fixed interval of actor steps."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
@@ -78,5 +79,5 @@ class MDPOOff(SAC):
         return self.finish(batch, stats)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """SAC's parts and the copy."""
+        """Items of SAC and the copy."""
         return {**super().checkpoint_items(), "previous": self.previous}

@@ -1,4 +1,4 @@
-"""Action-value ensembles with a model of the next observation: later actions are judged where it puts them.
+"""Action-value ensembles with a model of the next observation, which evaluate later actions of a sequence.
 
 Source: Patel and Siegelmann 2024.
 """
@@ -16,7 +16,7 @@ from robopolicy.nets.mlp import MLP
 
 
 class ModelBasedQ(QEnsemble):
-    """Values of single actions, and the change of the observation that each brings.
+    """Values of single actions, and the change of the observation that each action causes.
 
     The model predicts the change in normalised units, from the whole history and one action.
     """
@@ -26,7 +26,9 @@ class ModelBasedQ(QEnsemble):
         super().__init__(config, policy, steps=1)
         other = [key for encoder in self.encoder.encoders() for key in encoder.observations]
         if other:
-            raise UserError(f"A model predicts vectors alone, not {', '.join(other)}; name others in task.obs_keys.")
+            raise UserError(
+                f"The model predicts vectors only, got {', '.join(other)}; leave them out of task.obs_keys."
+            )
         spec = policy.spec
         in_dim = spec.obs_horizon * self.encoder.feature_dim + spec.action_dim
         self.model = MLP(in_dim, model_hidden, self.encoder.vector_dim, activation="relu")
@@ -43,7 +45,7 @@ class ModelBasedQ(QEnsemble):
 
     @torch.no_grad()
     def imagine(self, obs: Mapping[str, Tensor], action: Tensor) -> dict[str, Tensor]:
-        """The observations `{key: (B, To, ...)}` expected after `action` `(B, 1, A)`."""
+        """Observations `{key: (B, To, ...)}` expected after `action` `(B, 1, A)`."""
         newest = self.encoder(obs)[:, -1] + self.change(obs, action)
         vectors = self.encoder.normalizer.denormalize(newest)
         keys = self.encoder.layout.vectors

@@ -1,11 +1,11 @@
-"""Gated modular perceptron: one small network per context, mixed from weight modules that all share.
+"""Gated modular perceptron: a network per context, mixed from shared weight modules.
 
-Source: Cho et al. 2025, HAMNet. Every layer holds M modules of weights. A context network turns the context into mixing
-shares `p` of the modules and gates `g` of the outputs, for weights and biases apart; the layer is
+Source: Cho et al. 2025, HAMNet. Every layer holds M modules of weights. A context network maps the context to mixing
+coefficients `p` of the modules and gates `g` of the outputs, separately for weights and biases. The layer is
 
     y = tanh(norm(g * sum_m p_m W_m x + g' * sum_m p'_m b_m)),
 
-the last one without norm and tanh. Tasks or scenes thus share modules, and each picks its own mixture.
+the last one without norm and tanh. Tasks or scenes share the modules and differ in their mixtures.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def modular_layer(x: Tensor, weight: Tensor, bias: Tensor, shares: Tensor, gates
         shares: (B, 2, M) p of weights and biases.
         gates: (B, 2, out) g of weights and biases.
     """
-    each = weight @ x.mT  # (M, out, B); mixing the weights first would make a matrix for every row
+    each = weight @ x.mT  # mixing the weights first would create a matrix per row
     mixed = (shares[:, 0].mT.unsqueeze(1) * each).sum(0).mT
     return gates[:, 0] * mixed + gates[:, 1] * (shares[:, 1] @ bias)
 
@@ -42,8 +42,8 @@ def modular_layer(x: Tensor, weight: Tensor, bias: Tensor, shares: Tensor, gates
 class ModularMLP(nn.Module):
     """Modular layers: `(B, in_dim)` in a context `(B, C)` -> `(B, out_dim)`.
 
-    Shares are a softmax over the modules; gates lie in (0, 2) and begin near 1, so that the network begins near one
-    that ignores its context.
+    Coefficients are a softmax over the modules. Gates lie in (0, 2) and start near 1, so that the initial network
+    nearly ignores its context.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ModularMLP(nn.Module):
             context_dim: C.
             modules: M.
             context_width: Hidden units of the context network.
-            orthogonal_gain: Gain of the orthogonal initialisation of the output modules; None takes torch's own for
+            orthogonal_gain: Gain of the orthogonal initialisation of the output modules. None uses torch's default for
                 linear layers, as the hidden modules do.
         """
         super().__init__()
@@ -97,7 +97,7 @@ class ModularMLP(nn.Module):
         return self._through(x, context, len(self.widths) // 2)
 
     def modulation(self, context: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Shares `(B, 2, M)` and gates `(B, 2, out)` of every layer."""
+        """Coefficients `(B, 2, M)` and gates `(B, 2, out)` of every layer."""
         parts = self.context(context).split([2 * (self.count + out) for out in self.widths], -1)
         return [
             (
@@ -118,14 +118,14 @@ class ModularMLP(nn.Module):
 
 @dataclass(frozen=True)
 class ModularConfig(Validated):
-    """Settings of the backbone `modular`, besides `hidden` and `time_dim` of `BackboneConfig`."""
+    """Settings of the backbone `modular`, in addition to `hidden` and `time_dim` of `BackboneConfig`."""
 
-    modules: PositiveInt = 8  # weight modules of every layer, which the features of the observation mix
-    context_width: PositiveInt = 64  # hidden units of the network that mixes them
+    modules: PositiveInt = 8  # weight modules of every layer, mixed by the features of the observation
+    context_width: PositiveInt = 64  # hidden units of the network that computes the mixture
 
 
 class ModularBackbone(nn.Module):
-    """As `MLPBackbone`, with layers that the features mix from shared modules."""
+    """Counterpart of `MLPBackbone` with layers that the features mix from shared modules."""
 
     def __init__(self, config: BackboneConfig, *, size: int, feature_dim: int, times: int) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class ModularBackbone(nn.Module):
 
 
 class DirectModular(nn.Module):
-    """Features `(B, To, F)` to `(B, H, channels)` by layers that the same features mix from shared modules."""
+    """Map features `(B, To, F)` to `(B, H, channels)` by layers that the same features mix from shared modules."""
 
     def __init__(self, config: BackboneConfig, *, channels: int, horizon: int, in_dim: int, gain: float | None) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class DirectModular(nn.Module):
         self.body = _layers(config, in_dim, horizon * channels, in_dim, gain)
 
     def forward(self, features: Tensor) -> Tensor:
-        """All steps of the chunk at once."""
+        """Compute all steps of the chunk."""
         flat = features.flatten(1)
         return self.body(flat, flat).unflatten(1, self.shape)
 
@@ -168,12 +168,12 @@ class ModularBuilder(BackboneBuilder):
 
     @classmethod
     def denoiser(cls, config: BackboneConfig, sizes: NetworkSizes, times: int) -> nn.Module:
-        """Layers over chunk, times and features."""
+        """Build layers over chunk, times and features."""
         return ModularBackbone(config, size=sizes.chunk, feature_dim=sizes.features, times=times)
 
     @classmethod
     def direct(cls, config: BackboneConfig, sizes: NetworkSizes, orthogonal_gain: float | None) -> nn.Module:
-        """Layers over the features."""
+        """Build layers over the features."""
         return DirectModular(
             config, channels=sizes.action_dim, horizon=sizes.horizon, in_dim=sizes.features, gain=orthogonal_gain
         )
@@ -195,6 +195,6 @@ def _layers(
 
 
 def _uniform(shape: tuple[int, ...], fan_in: int) -> nn.Parameter:
-    """As torch begins linear layers."""
+    """Initialise like torch's linear layers."""
     bound = 1 / math.sqrt(fan_in)
     return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))

@@ -1,7 +1,7 @@
-"""Policy gradients whose steps follow a momentum that is kept unbiased: N-PG-IGT and HARPG.
+"""Policy gradients with an unbiased momentum: the base of N-PG-IGT and HARPG.
 
-Their gradient is that of one rollout, once, without ratios. What they add is how it is averaged over the rollouts,
-whose policies differ: each keeps the average a gradient at the present weights. Steps have a length of their own.
+Each rollout gives one gradient, without ratios. The algorithms differ in the correction that keeps the average over
+rollouts of different policies an unbiased gradient at the current weights. The step length is set separately.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from robopolicy.policies.base import Policy
 
 @dataclass(frozen=True)
 class MomentumConfig(OnPolicyConfig):
-    """Settings that both algorithms have; minibatches are the critic's alone."""
+    """Settings of both algorithms; minibatches are used by the critic only."""
 
-    step_size: Positive = 0.1  # first step; falls with 2 / (2 + t), or its root where steps are not normalised
+    step_size: Positive = 0.1  # first step; falls with 2 / (2 + t), or its square root where steps are not normalised
     momentum: PositiveFraction = 1.0  # first weight of a new gradient; falls with 2 / (2 + t)
-    normalize_step: bool = True  # steps have length step_size, whatever the gradient's
+    normalize_step: bool = True  # steps have length step_size, independent of the gradient's norm
     critic_lr: Positive = 1e-3  # Adam learning rate of the value network, the baseline
-    critic_epochs: PositiveInt = 10  # its passes over each rollout
+    critic_epochs: PositiveInt = 10  # passes of the critic over each rollout
 
 
 class MomentumState(nn.Module):
-    """Where the weights are `(P,)`, where they were before, and the averaged gradient."""
+    """Current weights `(P,)`, previous weights and averaged gradient."""
 
     weights: Tensor
     previous: Tensor
@@ -47,7 +47,7 @@ class MomentumState(nn.Module):
         self.register_buffer("direction", torch.zeros_like(weights))
 
     def move(self, direction: Tensor, length: float, *, normalized: bool) -> None:
-        """Step along `direction` `(P,)`, by `length` itself or by its multiple."""
+        """Step along `direction` `(P,)` by `length`, or by `length` times its norm."""
         self.direction.copy_(direction)
         self.previous.copy_(self.weights)
         unit = direction / direction.norm().clamp(min=1e-12) if normalized else direction
@@ -55,7 +55,7 @@ class MomentumState(nn.Module):
 
 
 class MomentumGradient(OnPolicy):
-    """One gradient step per rollout; `policy` plays, `current` is what has been learned."""
+    """One gradient step per rollout; `policy` acts with exploration weights, `current` holds the learned ones."""
 
     config: MomentumConfig
 
@@ -73,7 +73,7 @@ class MomentumGradient(OnPolicy):
 
     @abstractmethod
     def sampling_weights(self) -> Tensor:
-        """Weights `(P,)` to play the next rollout with."""
+        """Weights `(P,)` that act in the next rollout."""
 
     @property
     def share(self) -> float:
@@ -87,7 +87,7 @@ class MomentumGradient(OnPolicy):
         return self.config.step_size * (decay if self.config.normalize_step else decay**0.5)
 
     def update(self, batch: Rollout) -> Metrics:
-        """One step of the policy, several of its critic; then load the weights that sample the next rollout."""
+        """Take one step of the policy and several of its critic; then load the weights for the next rollout."""
         self.update_reward_scale(batch)
         rows = self.process_rollout(batch)
         direction, length = self.averaged(rows, batch.shape), self.length
@@ -105,12 +105,12 @@ class MomentumGradient(OnPolicy):
         return self.policy.decisions(rows.obs, rows.record).logp.sum(1)
 
     def gradient(self, rows: RolloutBatch) -> Tensor:
-        """Policy gradient `(P,)` of the return at the weights of `policy`, which must have played the rows."""
+        """Policy gradient `(P,)` of the return at the weights of `policy`, which must have produced the rows."""
         objective = (normalize(rows.advantage) * self.log_probabilities(rows)).mean()
         return parameters_to_vector(torch.autograd.grad(objective, self.learned))
 
     def inference_policy(self) -> Policy:
-        """The learned weights, not those that explore between or beyond them."""
+        """The learned weights, without the offset of exploration."""
         return self.current
 
     def _fit_critic(self, rows: RolloutBatch) -> float:
@@ -128,6 +128,6 @@ class MomentumGradient(OnPolicy):
             vector_to_parameters(weights, learned)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared parts, what was learned, the place in weight space and the critic's optimiser."""
+        """The shared items, the learned policy, the momentum state and the critic's optimiser."""
         own = {"current": self.current, "trace": self.trace, "critic_optimizer": self.critic_optimizer}
         return {**super().checkpoint_items(), **own}

@@ -1,7 +1,7 @@
-"""On-policy learners with a value for every part of the reward: HAMNet's, and those of constraints.
+"""On-policy algorithms with a separate value for every reward term: the base of HAMNet and of constrained PPO.
 
-A simulator may say which parts its reward has (`Step.info["reward.NAME"]`, `Rollout.terms`). What the named ones leave
-of the reward is one more part, the last. A `RolloutBatch` then holds `(B, R)` advantages, values and targets.
+A simulator may report the terms of its reward (`Step.info["reward.NAME"]`, `Rollout.terms`). The rest of the reward is
+one more term, the last. A `RolloutBatch` then holds `(B, R)` advantages, values and targets.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from robopolicy.errors import unknown_name
 
 
 class MultiRewardCritic(PPO):
-    """PPO with GAE and value regression of R parts of the reward; `make_critic` gives a critic of R values."""
+    """PPO with GAE and value regression of R reward terms; `make_critic` returns a critic of R values."""
 
     critic: TermValues
 
     @abstractmethod
     def named_terms(self) -> tuple[str, ...]:
-        """Parts that have a value of their own."""
+        """Reward terms that have a value of their own."""
 
     def rewards(self, batch: Rollout) -> Tensor:
-        """Parts `(T, N, R)` that add up to the reward; parts of a diverged step are lost with it.
+        """Reward terms `(T, N, R)` that sum to the reward; terms of a diverged step are 0.
 
         Raises:
-            UserError: The simulator does not show a part that is named.
+            UserError: The simulator does not report a named term.
         """
         parts: list[Tensor] = []
         for name in self.named_terms():
@@ -45,13 +45,13 @@ class MultiRewardCritic(PPO):
 
     @torch.no_grad()
     def process_rollout(self, batch: Rollout) -> RolloutBatch:
-        """GAE of every part by itself."""
+        """Compute GAE separately for every term."""
         (steps, envs), obs, value = batch.shape, flatten(batch.obs), self.critic.by_term
         values = value(obs).view(steps, envs, -1)  # (T, N, R)
         successor = torch.cat([values[1:], value(batch.last_obs).unsqueeze(0)])
         successor[batch.truncated & ~batch.terminated] = value(batch.final_obs)
 
-        def wide(x: Tensor) -> Tensor:  # one column per environment and part
+        def wide(x: Tensor) -> Tensor:  # one column per environment and term
             return x.unsqueeze(-1).expand(values.shape).flatten(1)
 
         advantage, target = gae(
@@ -67,5 +67,5 @@ class MultiRewardCritic(PPO):
         return RolloutBatch(obs, flatten(batch.record), batch.logp.flatten(0, 1), *parts)
 
     def critic_loss(self, rows: RolloutBatch) -> Tensor:
-        """Regression of all values."""
+        """Regression loss of all values."""
         return value_loss(self.critic.by_term(rows.obs), rows, self.config.value_clip)

@@ -1,4 +1,4 @@
-"""Optimism of an ensemble, and a rule by which an actor rarely changes the critic that it maximises.
+"""Optimistic values of an ensemble, and a rule for rare changes of the critic that the actor maximises.
 
 Source: Tan et al. 2025, optimistic actor-critic.
 """
@@ -14,29 +14,29 @@ from robopolicy.errors import UserError
 
 
 def upper_value(values: Tensor, quantile: float) -> Tensor:
-    """Quantile `(...)` over the members of `values` `(M, ...)`: 1 is the most hopeful one, 0.5 the median.
+    """Quantile `(...)` over the members of `values` `(M, ...)`: 1 is the maximum, 0.5 the median.
 
-    Where members have seen the same they agree, elsewhere the quantile lies above their mean.
+    Members agree on inputs of their training data; elsewhere a high quantile exceeds their mean.
     """
     return values.amax(0) if quantile == 1 else values.quantile(quantile, dim=0)
 
 
 class LazyUpdate:
-    """Rule for replacing a kept critic: when it fits the data much worse than the current one.
+    """Rule that replaces a kept critic when it fits the data much worse than the current one.
 
-    It stays while `kept <= factor * current + switch_margin`, both Bellman errors averaged over the last measurements.
+    The critic is kept while `kept <= factor * current + switch_margin`, both running averages of Bellman errors.
     """
 
     def __init__(
         self, factor: float, switch_margin: float, *, memory: float = 0.0, min_switch_interval: int = 0
     ) -> None:
-        """Start with a critic that has just been changed.
+        """Start with a critic that has just been replaced.
 
         Args:
-            factor: Largest ratio of the errors, more than 1.
-            switch_margin: Excess that is allowed besides, squared units of value.
-            memory: Share of the average that every measurement keeps; 0 trusts the last one alone.
-            min_switch_interval: Measurements at least between two changes.
+            factor: Maximum ratio of the errors, more than 1.
+            switch_margin: Additional excess that is allowed, in squared units of value.
+            memory: Fraction of the average that every measurement keeps; 0 uses the last measurement only.
+            min_switch_interval: Minimum number of measurements between two changes.
         """
         if factor <= 1 or switch_margin < 0 or not 0 <= memory < 1 or min_switch_interval < 0:
             raise UserError(
@@ -50,8 +50,8 @@ class LazyUpdate:
         self.changes = 0
 
     def due(self, kept: float, current: float) -> bool:
-        """Note the errors of both critics; whether it is time to change, which also begins anew."""
-        share = max(1.0 - self.memory, 1.0 / (self.seen + 1))  # a plain mean at first
+        """Record the errors of both critics; return whether to replace the kept one, which also restarts the count."""
+        share = max(1.0 - self.memory, 1.0 / (self.seen + 1))  # a plain mean for the first measurements
         self.kept += share * (kept - self.kept)
         self.current += share * (current - self.current)
         self.seen += 1

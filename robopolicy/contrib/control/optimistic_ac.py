@@ -1,19 +1,19 @@
-"""Optimistic actor-critic with rare switches (after Tan et al. 2025): hope where nobody has been, and start over.
+"""Optimistic actor-critic with rare critic switches (after Tan et al. 2025).
 
-Three ideas of a theory of sample efficiency, on the parts of soft actor-critic. The critics aim at the best chunk of
-the next observation instead of the policy's, so that what they learn does not depend on who plays. The actor climbs an
-upper quantile of the ensemble, which is high where its members have seen little. And it climbs one critic at a time: a
-kept copy, which is changed only when it fits the data clearly worse than the current one; then the policy starts over
-from where it began, because what it had learned belongs to the old critic.
+The algorithm adds three ideas from a theory of sample efficiency to soft actor-critic. The targets of the critics use
+the best chunk of the next observation instead of the policy's, so they do not depend on the acting policy. The actor
+maximises an upper quantile of the ensemble, which is high where the members have little data. The actor uses a kept
+copy of the critic, which is replaced only when it fits the data clearly worse than the current one; the policy is then
+reset to its initial weights.
 
-Use it where rewards are rare and lie beyond what random play finds, with few action dimensions and cheap episodes. With
-a dataset the critics start with what it shows (`replay.offline_updates`), and optimism can be left out
-(`quantile=0.5`). Not for the last percent: after a switch the policy is poor for a while, as the evaluations show. Keep
-values bounded (`critic.bins`, `value_min`, `value_max`) where targets run away.
+Use it where rewards are rare and out of reach of random exploration, with few action dimensions and cheap episodes.
+With a dataset the critics can learn from it first (`replay.offline_updates`), and optimism can be disabled
+(`quantile=0.5`). It is not made for the last percent of performance: after a switch the policy is poor for a while, as
+the evaluations show. Bound the values (`critic.bins`, `value_min`, `value_max`) where targets diverge.
 
-Reconstructed from the abstract. Own choices: an ensemble in place of the set of all critics that fit, members with
-targets of their own, the best of a few drawn chunks in place of a maximum, and soft actor-critic in place of
-exponential weights.
+Reconstructed from the abstract. Own choices: an ensemble (the paper: the set of all critics that fit), members with
+separate targets, the best of a few drawn chunks (the paper: a maximum), and soft actor-critic (the paper: exponential
+weights).
 """
 
 from __future__ import annotations
@@ -45,42 +45,42 @@ from robopolicy.policies.noise import uniform
 
 @dataclass(frozen=True)
 class OptimisticACConfig(SACConfig):
-    """Settings of the optimistic actor-critic; all are our own."""
+    """Settings of the optimistic actor-critic; all defaults are our own."""
 
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(members=5, hidden=(256, 256), activation="relu", layer_norm=True)
     )
     temperature: Positive = 0.1  # initial weight of the entropy
-    quantile: PositiveFraction = 0.9  # of the ensemble, what the actor climbs; 1 is the highest member
-    candidates: PositiveInt = 8  # chunks drawn from the bounds for every target, beside one of the policy
-    factor: Positive = 2.0  # Bellman error of the kept critic, relative to the current one's, at which it goes
-    switch_margin: NonNegative = 0.01  # excess that is allowed besides, squared units of value
-    memory: FractionBelowOne = 0.99  # share of the averages of these errors that every actor step keeps
-    min_switch_interval: NonNegativeInt = 1000  # actor steps at least between two switches
+    quantile: PositiveFraction = 0.9  # quantile of the ensemble that the actor maximises; 1 is the maximum
+    candidates: PositiveInt = 8  # chunks drawn from the bounds for every target, in addition to one of the policy
+    factor: Positive = 2.0  # ratio of the kept critic's Bellman error to the current one's at which it is replaced
+    switch_margin: NonNegative = 0.01  # additional excess that is allowed, in squared units of value
+    memory: FractionBelowOne = 0.99  # fraction of the average errors that every actor step keeps
+    min_switch_interval: NonNegativeInt = 1000  # minimum number of actor steps between two switches
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.backup_entropy:
             raise UserError(
-                "The targets of optimistic_ac are values of the best chunks and never hold entropy, so "
-                "algorithm.backup_entropy does nothing; leave it out."
+                "The targets of optimistic_ac are values of the best chunks and never contain entropy, so "
+                "algorithm.backup_entropy=false has no effect; leave it out."
             )
 
 
 def best_next(critic: QEnsemble, batch: Transitions, chunks: Tensor) -> Tensor:
-    """Bellman targets `(M, B)` of each member alone, at the best of its chunks `(B, C, H, A)`."""
+    """Bellman targets `(M, B)`, separate for each member, at its best chunk of `(B, C, H, A)`."""
     return batch.reward + batch.discount * critic.candidate_values(batch.next_obs, chunks).amax(-1)
 
 
 def bellman_error(critic: QEnsemble, batch: Transitions, chunks: Tensor, quantile: float) -> Tensor:
-    """Mean squared difference of an optimistic value from its own target, at the best of `chunks` `(B, C, H, A)`."""
+    """Mean squared Bellman error of an optimistic value, at the best of `chunks` `(B, C, H, A)`."""
     value = upper_value(critic(batch.obs, batch.chunk), quantile)
     ahead = upper_value(critic.candidate_values(batch.next_obs, chunks), quantile).amax(-1)
     return (value - batch.reward - batch.discount * ahead).square().mean()
 
 
 class OptimisticAC(SAC):
-    """SAC that climbs an optimistic critic, changes it rarely, and then starts over."""
+    """SAC that maximises an optimistic critic, switches it rarely, and then resets the actor."""
 
     name = "optimistic_ac"
     config_class = OptimisticACConfig
@@ -91,10 +91,10 @@ class OptimisticAC(SAC):
     config: OptimisticACConfig
 
     def __init__(self, config: OptimisticACConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to train a squashed Gaussian `policy`, to which it returns at every switch."""
+        """Prepare to train a squashed Gaussian `policy`, whose initial weights return at every switch."""
         super().__init__(config, policy, total_updates=total_updates)
         self.start: Policy = frozen_copy(self.policy)
-        self.kept: QEnsemble = frozen_copy(self.critic)  # what the actor climbs
+        self.kept: QEnsemble = frozen_copy(self.critic)  # the critic that the actor maximises
         self.switch = LazyUpdate(
             config.factor,
             config.switch_margin,
@@ -110,7 +110,7 @@ class OptimisticAC(SAC):
         return torch.cat([own, self.policy.action_normalizer.denormalize(drawn)], 1)
 
     def target(self, batch: Transitions) -> Tensor:
-        """Targets `(M, B)`: every member of the slow ensemble hopes for itself."""
+        """Targets `(M, B)`; every member of the target ensemble maximises separately."""
         return best_next(self.target_critic, batch, self.candidates(batch))
 
     def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
@@ -120,7 +120,7 @@ class OptimisticAC(SAC):
         return (alpha.detach() * logp - value).mean(), logp, {"optimism": value.detach().mean()}
 
     def update(self, batch: Transitions) -> Metrics:
-        """As SAC; before every actor step a switch where the kept critic has become too bad."""
+        """Update as in SAC; before every actor step replace the kept critic if it is due."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
@@ -133,7 +133,7 @@ class OptimisticAC(SAC):
         return self.finish(batch, stats)
 
     def switch_critic(self, batch: Transitions) -> Info:
-        """Compare the Bellman errors of the kept and the current critic, and switch if it is time; what to log."""
+        """Compare the Bellman errors of the kept and the current critic, and switch if it is due; return the log."""
         with torch.no_grad():
             chunks, quantile = self.candidates(batch), self.config.quantile
             kept, current = (bellman_error(critic, batch, chunks, quantile) for critic in (self.kept, self.critic))
@@ -143,12 +143,12 @@ class OptimisticAC(SAC):
 
     @torch.no_grad()
     def reset_actor(self) -> None:
-        """Climb the current critic from now on, from where the policy began; statistics of observations stay."""
+        """Maximise the current critic from now on, starting from the initial policy; observation statistics stay."""
         self.kept.load_state_dict(self.critic.state_dict())
         for mine, first in zip(self.policy.parameters(), self.start.parameters(), strict=True):
             mine.copy_(first)
         self.optimizer.state.clear()
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """SAC's parts, the first policy, the kept critic and the switch."""
+        """Items of SAC, the initial policy, the kept critic and the switch."""
         return {**super().checkpoint_items(), "start": self.start, "kept": self.kept, "switch": self.switch}

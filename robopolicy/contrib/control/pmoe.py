@@ -1,18 +1,18 @@
 """Probabilistic mixture-of-experts for reinforcement learning: soft actor-critic with several experts.
 
-A choice among experts cannot be reparameterised. PMOE never differentiates through it: every expert proposes a chunk,
-the critic names the best one, only that expert is improved, and the router learns by regression how often each expert
-is the best (the frequency loss). Experts that find different optima therefore stay apart, where one Gaussian would have
-to choose or straddle them. Source: Ren et al. 2021, PMOE.
+A choice among experts cannot be reparameterised, and PMOE does not differentiate through it: every expert proposes a
+chunk, the critic selects the best one, and only this expert is improved. The router learns by regression how often each
+expert is the best (the frequency loss). Experts can represent different optima, between which one Gaussian would have
+to choose or average. Source: Ren et al. 2021, PMOE.
 
-Use it from scratch where a task has a few distinct ways to succeed. For one way SAC is cheaper: the critic judges all
-experts in every actor step. Experts that are never the best are never improved: the router entropy in the metrics
-shows a collapse. `pmoe_ppo` is its sibling for rollouts.
+Use it from scratch where a task has a few distinct solutions. For one solution SAC is cheaper, because the critic
+evaluates all experts in every actor step. Experts that are never the best are never improved; the router entropy in the
+metrics shows a collapse. `pmoe_ppo` is the variant for rollouts.
 
-Formulas are those of the authors' public code. Deviations: rewards are not standardised per batch (the temperature is
-learned instead), critics may be an ensemble and actions come in chunks as in SAC. As there, the entropy of the
-objective is that of the chosen expert; the metrics also show the entropy of the mixture, which is larger where experts
-lie apart.
+The formulas follow the authors' public code. Deviations: rewards are not standardised per batch (the temperature is
+learned instead), critics may be an ensemble, and actions come in chunks as in SAC. As in the code, the objective
+contains the entropy of the chosen expert; the metrics also show the entropy of the mixture, which is larger where
+experts differ.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from robopolicy.policies.noise import Randomness, uniform
 
 @dataclass(frozen=True)
 class PMOEConfig(MaxEntropyConfig):
-    """Settings of PMOE: those of SAC, and the router."""
+    """Settings of PMOE: settings of SAC and of the router."""
 
     router_coef: NonNegative = 1.0  # weight of the frequency loss
 
 
 def frequency_loss(log_weight: Tensor, best: Tensor) -> tuple[Tensor, Info]:
-    """Squared error of the router `(B, M)` towards a one-hot of the best expert `(B,)`; least at its frequency."""
+    """Squared error of the router `(B, M)` to a one-hot of the best expert `(B,)`; its minimum is the frequency."""
     weight = log_weight.exp()
     target = torch.nn.functional.one_hot(best, weight.shape[1]).to(weight.dtype)
     entropy = -(weight * log_weight).sum(1).mean().detach()
@@ -61,7 +61,7 @@ def frequency_loss(log_weight: Tensor, best: Tensor) -> tuple[Tensor, Info]:
 def actor_loss(
     policy: MixturePolicy, critic: QEnsemble, obs: Observation, alpha: Tensor, router_coef: float, generator: Randomness
 ) -> tuple[Tensor, Info]:
-    """`alpha log pi_b - min Q` of the best expert b, and the frequency loss; `info["logp"]` `(B,)` is that expert's."""
+    """`alpha log pi_b - min Q` of the best expert b, plus the frequency loss; `info["logp"]` `(B,)` belongs to b."""
     chunks, logp, log_weight = policy.rsample_experts(obs, generator=generator)  # (B, M, H, A), (B, M), (B, M)
     value, best = critic.candidate_values(obs, chunks).min(0).values.max(1)  # (B,)
     logp = logp.gather(1, best.unsqueeze(1)).squeeze(1)
@@ -95,7 +95,7 @@ class PMOE(OffPolicy):
         return self.policy.sample_uniform(obs, generator=generator)
 
     def target(self, batch: Transitions) -> Tensor:
-        """Soft value of the next observation, at a chunk of the expert that the router draws."""
+        """Soft value of the next observation, at a chunk of an expert drawn by the router."""
         chunks, logp, log_weight = self.policy.rsample_experts(batch.next_obs, generator=self.generator)
         drawn = sample_category(log_weight, uniform((len(logp), 1), self.generator, logp.device).squeeze(1))
         rows = torch.arange(len(logp), device=logp.device)
@@ -103,7 +103,7 @@ class PMOE(OffPolicy):
         return soft_target(batch, value, logp[rows, drawn], self.temperature.value, self.config)
 
     def update(self, batch: Transitions) -> Metrics:
-        """Critic steps on consecutive minibatches, steps of experts, router and temperature in between."""
+        """Take critic steps on consecutive minibatches, with steps of experts, router and temperature in between."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
@@ -112,7 +112,7 @@ class PMOE(OffPolicy):
         return self.finish(batch, stats)
 
     def actor_step(self, batch: Transitions) -> Info:
-        """One step of the best experts, the router and the temperature, by the entropy of the best experts."""
+        """Take one step of the best experts, the router and the temperature, by the entropy of the best experts."""
         alpha = self.temperature.value
         loss, info = actor_loss(self.policy, self.critic, batch.obs, alpha, self.config.router_coef, self.generator)
         logp = info.pop("logp")
@@ -123,5 +123,5 @@ class PMOE(OffPolicy):
         return {"loss": loss, "temperature": alpha, **info, **entropies}
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared parts, the temperature and the optimiser of actor and temperature."""
+        """The shared items, the temperature and the optimiser of actor and temperature."""
         return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

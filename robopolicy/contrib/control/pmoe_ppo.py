@@ -1,16 +1,16 @@
 """PMOE on rollouts (Ren et al. 2021): PPO on the density of a mixture, whose router learns which expert is best.
 
-The ratio is that of the whole mixture, so nothing is differentiated through the choice of an expert. Beside it a Q
-network learns the returns of what was played; every expert proposes a chunk in every state, Q names the best, and the
-router regresses how often each of them is (the frequency loss of `pmoe`).
+The ratio uses the density of the whole mixture, so no gradient passes through the choice of an expert. In addition a Q
+network learns the returns of the rollout. Every expert proposes a chunk in every state, Q selects the best, and the
+router regresses the frequency with which each expert is selected (the frequency loss of `pmoe`).
 
-Use it in place of `ppo` on a mixture whose experts should keep apart, where steps are cheap; `pmoe` where they are not.
-`ppo` moves the router by the policy gradient alone, without a Q network to learn.
+Use it in place of `ppo` on a mixture whose experts should stay distinct, where steps are cheap; elsewhere use `pmoe`.
+`ppo` trains the router by the policy gradient only and needs no Q network.
 
-Formulas are those of the authors' public code, with the mixture's density in the ratio: the code scores the played
+The formulas follow the authors' public code, with the mixture's density in the ratio: the code scores the executed
 action under every expert, which does not fit the shapes of its own loss. Deviations: Q is fitted to the rollout before
-the actor's epochs, by an optimiser of its own (there: in the same steps), and judges fresh draws of all experts (there:
-the played actions). Rewards are scaled as in `ppo`.
+the actor's epochs, by a separate optimiser (the code: in the same steps), and evaluates fresh draws of all experts (the
+code: the executed actions). Rewards are scaled as in `ppo`.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from robopolicy.policies.noise import Randomness
 
 @dataclass(frozen=True)
 class PMOEPPOConfig(PPOConfig):
-    """Settings of PPO, of the router and of the network that judges the experts, whose size is the public code's."""
+    """Settings of PPO, the router and the Q network, whose size is the public code's."""
 
     router_coef: NonNegative = 1.0  # weight of the frequency loss
     q: CriticConfig = field(
         default_factory=lambda: CriticConfig(members=1, hidden=(64, 64, 64), activation="relu", layer_norm=False)
     )
-    q_lr: Positive = 3e-4  # its Adam learning rate
-    q_epochs: PositiveInt = 10  # its passes over each rollout
+    q_lr: Positive = 3e-4  # Adam learning rate of Q
+    q_epochs: PositiveInt = 10  # passes of Q over each rollout
 
 
 class PMOEPPO(PPO):
-    """PPO for a mixture of experts, and a Q network that trains its router."""
+    """PPO for a mixture of experts, with a Q network that trains the router."""
 
     name = "pmoe_ppo"
     config_class = PMOEPPOConfig
@@ -55,7 +55,7 @@ class PMOEPPO(PPO):
     heads = ("mixture", "squashed_mixture")
     reference = "ren2021pmoe"
     distributed = False
-    supports_recurrent = False  # Q judges observations alone
+    supports_recurrent = False  # Q takes observations only, without hidden states
     config: PMOEPPOConfig
     policy: MixturePolicy
 
@@ -69,18 +69,18 @@ class PMOEPPO(PPO):
         self._q_loss = 0.0  # of the last minibatch
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Draw a chunk and note it for Q."""
+        """Draw a chunk and record it for Q."""
         sample = super().act(obs, generator=generator)
         return Sample(sample.chunk, sample.record | {"chunk": sample.chunk}, sample.logp)
 
     def process_rollout(self, batch: Rollout) -> RolloutBatch:
-        """The rows of PPO, which Q is fitted to before the actor's epochs."""
+        """Fit Q to the rows of PPO, and return these."""
         rows = super().process_rollout(batch)
         self._q_loss = self._fit_q(rows)
         return rows
 
     def update(self, batch: Rollout) -> Metrics:
-        """Fit Q, then the epochs of PPO."""
+        """Fit Q, then run the epochs of PPO."""
         metrics = super().update(batch) | {"critic/q_loss": self._q_loss}
         self.q.encoder.update_stats(flatten(batch.obs))
         return metrics
@@ -97,12 +97,12 @@ class PMOEPPO(PPO):
         return float(loss.detach())
 
     def best(self, obs: Observation, chunks: Tensor) -> Tensor:
-        """The expert `(B,)` whose chunk, of `(B, M, H, A)`, Q values most."""
+        """The expert `(B,)` whose chunk, of `(B, M, H, A)`, has the highest Q value."""
         with torch.no_grad():
             return self.q.candidate_values(obs, chunks).mean(0).argmax(1)
 
     def loss(self, rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, Info]:
-        """That of PPO, and the frequency loss of the router."""
+        """PPO loss plus the frequency loss of the router."""
         loss, info = super().loss(rows, log_stats=log_stats)
         chunks, _, log_weight = self.policy.rsample_experts(rows.obs, generator=self.generator)
         router, more = frequency_loss(log_weight, self.best(rows.obs, chunks))
@@ -110,5 +110,5 @@ class PMOEPPO(PPO):
         return loss, {**info, **more, "router_loss": router.detach()} if log_stats else info
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """PPO's parts, Q and its optimiser."""
+        """Items of PPO, Q and its optimiser."""
         return {**super().checkpoint_items(), "q": self.q, "q_optimizer": self.q_optimizer}

@@ -1,19 +1,20 @@
 """Polychromic PPO: score sets of trajectories by return times diversity (Hamid et al. 2025).
 
-At some moments of every rollout the simulator is restored and played on several times (vines, `samplers/vine.py`). A
-set of vines from one state is worth the mean return of its members times the share of different ways among them, 0 if
-all went the same way. Every member shares the credit for its sets, so a second way to succeed is worth keeping, where a
-plain policy gradient ends with one. The first steps of a vine learn from this set advantage, all else from GAE.
+At some decisions of every rollout the simulator is restored and several rollouts continue from there (vines,
+`vine_rollout.py`). The score of a set of vines from one state is the mean return of its members times the fraction of
+distinct trajectories among them, and 0 if all are the same. Every member shares the credit for its sets, so a second
+solution keeps its probability, where a plain policy gradient converges to one. The first steps of a vine learn from
+this set advantage, all others from GAE.
 
-Use it to fine-tune or train where several ways should survive: for pass@k, for play under perturbations. Returns should
-lie in [0, 1] (sparse rewards): the product means little for negative ones. `place` says what a way is: the set of cells
-that a vine visits. It needs a backend that saves its state, and many more steps than
-`ppo`, which it is without vines; so budgets count updates.
+Use it to fine-tune or train where several solutions should survive: for pass@k, or for robustness to perturbations.
+Returns should lie in [0, 1] (sparse rewards); the product has little meaning for negative ones. `place` defines when
+trajectories differ: by the set of cells that a vine visits. The algorithm needs a backend that saves its state, and
+many more steps than `ppo`, to which it reduces without vines; so budgets count updates.
 
-No official code was found; formulas are those of the paper as secondary sources give them. Deviations: all subsets of
-the vines are scored (there: a few random ones), and the baseline of a vine is the mean of the sets without it, which
-leaves the gradient unbiased; vines grow in every environment at the same moments; either kind of advantage counts in
-units of its own spread.
+No official code was found; formulas follow secondary sources. Deviations: all subsets of the vines are scored (the
+paper: a few random ones), and the baseline of a vine is the mean of the sets without it, which keeps the gradient
+unbiased; vines start in every environment at the same decisions; each kind of advantage is divided by its own standard
+deviation.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from robopolicy.algorithms.common.rollout_batch import RolloutBatch, normalize
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.constraints import AtLeastTwo, NonNegative, PositiveInt
 from robopolicy.contrib.control.positions import PositionConfig
-from robopolicy.contrib.control.props import joined
+from robopolicy.contrib.control.props import concat_rows
 from robopolicy.contrib.control.stages import set_advantage
 from robopolicy.contrib.control.vine_batch import VineRollout
 from robopolicy.core.decisions import Decisions
@@ -42,33 +43,33 @@ MOST_SETS = 1000
 
 @dataclass(frozen=True)
 class PolychromicConfig(PPOConfig):
-    """Settings of PPO, of the vines and of what makes two of them different."""
+    """Settings of PPO, of the vines and of their distinction."""
 
     epochs: PositiveInt = 2  # passes over each rollout and its vines
-    branch_points: PositiveInt = 2  # moments of each rollout at which vines begin
+    branch_points: PositiveInt = 2  # decisions of each rollout at which vines begin
     branches: PositiveInt = 8  # V, vines from each state
     set_size: AtLeastTwo = 4  # n, vines in a set, fewer than V
     window: PositiveInt = 5  # W, decisions of a vine that learn from the set advantage
-    kl_coef: NonNegative = 0.01  # weight of the KL from the policy that played
-    place: PositionConfig = field(default_factory=lambda: PositionConfig(scale=0.5))  # ways are sets of its cells
+    kl_coef: NonNegative = 0.01  # weight of the KL from the policy of the rollout
+    place: PositionConfig = field(default_factory=lambda: PositionConfig(scale=0.5))  # its cells define trajectories
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.set_size >= self.branches or comb(self.branches, self.set_size) > MOST_SETS:
             raise UserError(
-                f"A set has fewer members than there are vines, and there are at most {MOST_SETS} sets; "
-                f"got {self.set_size} of {self.branches}."
+                f"set_size must be smaller than branches, with at most {MOST_SETS} sets; "
+                f"got set_size={self.set_size} and branches={self.branches}."
             )
         if self.branch_points > self.num_steps:
             raise UserError(f"Vines need branch_points <= num_steps={self.num_steps}, got {self.branch_points}.")
 
 
-def visited_sets(places: list[Tensor], played: list[Tensor]) -> Tensor:
-    """Number of the set of unit cells that each vine visited, `(K, N)`; equal sets have equal numbers.
+def visited_sets(places: list[Tensor], valid: list[Tensor]) -> Tensor:
+    """Index of the set of unit cells that each vine visited, `(K, N)`; equal sets have equal indices.
 
     Args:
         places: K tensors (L_k, N, D).
-        played: K tensors (L_k, N) bool.
+        valid: K tensors (L_k, N) bool, which steps count.
     """
     lengths = [len(part) for part in places]
     cells, index = torch.cat(places).floor().flatten(0, 1).unique(dim=0, return_inverse=True)
@@ -77,7 +78,7 @@ def visited_sets(places: list[Tensor], played: list[Tensor]) -> Tensor:
         torch.zeros(part.shape[1], len(cells) + 1, device=index.device).scatter_(
             1, torch.where(mask, part, len(cells)).T, 1.0
         )[:, :-1]
-        for part, mask in zip(index.split(lengths), played, strict=True)
+        for part, mask in zip(index.split(lengths), valid, strict=True)
     ]
     stacked = torch.stack(visited)  # (K, N, C)
     return stacked.flatten(0, 1).unique(dim=0, return_inverse=True)[1].view(stacked.shape[:2])
@@ -92,7 +93,7 @@ class Polychromic(PPO):
     heads = ("decisions",)
     reference = "hamid2025polychromic"
     distributed = False
-    supports_recurrent = False  # vines begin without memories
+    supports_recurrent = False  # vines begin without hidden states
     config: PolychromicConfig
 
     def __init__(self, config: PolychromicConfig, policy: Policy, *, total_updates: int) -> None:
@@ -120,18 +121,18 @@ class Polychromic(PPO):
         parts, shared = [super().process_rollout(batch)], [torch.zeros(batch.shape, device=advantage.device).flatten()]
         early = [torch.zeros_like(shared[0], dtype=torch.bool)]
         for vine, own in zip(batch.branches, advantage, strict=True):
-            played, (steps, envs) = vine.valid.flatten(), vine.shape
-            parts.append(super().process_rollout(vine)[played])
-            shared.append(own.expand(steps, envs).flatten()[played])
-            time = torch.arange(steps, device=played.device)[:, None].expand(steps, envs)
-            early.append((time < self.config.window).flatten()[played])
-        rows, inside = joined(parts), torch.cat(early)
+            valid, (steps, envs) = vine.valid.flatten(), vine.shape
+            parts.append(super().process_rollout(vine)[valid])
+            shared.append(own.expand(steps, envs).flatten()[valid])
+            time = torch.arange(steps, device=valid.device)[:, None].expand(steps, envs)
+            early.append((time < self.config.window).flatten()[valid])
+        rows, inside = concat_rows(parts), torch.cat(early)
         gae = torch.empty_like(rows.advantage)
         gae[~inside] = normalize(rows.advantage[~inside])
         return replace(rows, advantage=torch.where(inside, torch.cat(shared), gae))
 
     def loss(self, rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, Info]:
-        """That of PPO, and the KL from the policy that played."""
+        """PPO loss plus the KL from the policy of the rollout."""
         output = self.policy.decisions(rows.obs, rows.record)
         advantage = normalize(rows.advantage)[:, None]
         loss, info = self.estimator(Decisions(rows.logp), advantage, output.logp, output.entropy, log_stats=log_stats)

@@ -1,4 +1,4 @@
-"""Where a policy is, for algorithms that care which places an episode visits: SubPO, polychromic objectives."""
+"""Positions in observations, for algorithms that depend on the places an episode visits: SubPO, polychromic PPO."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from robopolicy.policies.base import Observation, Policy
 
 @dataclass(frozen=True)
 class PositionConfig(Validated):
-    """The part of an observation that is the place."""
+    """The part of an observation that is the position."""
 
-    key: str = "state"  # observation that holds it
-    indices: tuple[NonNegativeInt, ...] = (0, 1)  # its entries that are the place
-    scale: Positive = 0.1  # side of a cell, and length over which places are alike, in units of those entries
+    key: str = "state"  # observation key
+    indices: tuple[NonNegativeInt, ...] = (0, 1)  # entries that are the position
+    scale: Positive = 0.1  # side of a cell, and length scale of similarity, in units of these entries
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.indices:
-            raise UserError("A place needs one or more entries, got none.")
+            raise UserError("algorithm.place.indices needs one or more entries, got none.")
 
     def check(self, policy: Policy) -> None:
-        """Refuse a policy that does not see the place."""
+        """Raise `UserError` if the policy does not observe the position."""
         shape = policy.spec.observation.get(self.key, ())
         if len(shape) != 1 or not all(0 <= entry < shape[0] for entry in self.indices):
             raise UserError(
-                f"Policy '{policy.name}' sees no entries {list(self.indices)} of '{self.key}'; set algorithm.place.key "
-                "and algorithm.place.indices."
+                f"Policy '{policy.name}' does not observe entries {list(self.indices)} of '{self.key}'; set "
+                "algorithm.place.key and algorithm.place.indices."
             )
 
     def extract(self, obs: Observation) -> Tensor:
-        """Newest place `(..., D)` in observations `(..., To, size)`, in units of the scale."""
+        """Newest position `(..., D)` in observations `(..., To, size)`, in units of the scale."""
         return obs[self.key][..., -1, list(self.indices)] / self.scale

@@ -12,12 +12,12 @@ from robopolicy.errors import UserError
 
 
 class QuantileQ(QEnsemble):
-    """Quantiles at (i + 1/2) / n of the return under each member; as a `QEnsemble` its values are their means."""
+    """Quantiles at (i + 1/2) / n of the return for each member; `QEnsemble` methods return their means."""
 
     levels: Tensor
 
     def __init__(self, config: CriticConfig, policy: CriticInput, *, quantiles: int) -> None:
-        """Build the critic of `policy`; it has no histogram."""
+        """Build the critic of `policy`, without a histogram."""
         if config.bins:
             raise UserError(f"This critic predicts quantiles, not a histogram; drop critic.bins={config.bins}.")
         super().__init__(config, policy, outputs=quantiles)
@@ -32,7 +32,7 @@ class QuantileQ(QEnsemble):
         return output.mean(-1)
 
     def min_q(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
-        """Least mean `(B,)` of all members."""
+        """Least mean `(B,)` over all members."""
         return self(obs, chunk).min(0).values
 
 
@@ -42,7 +42,7 @@ def quantile_loss(quantiles: Tensor, target: Tensor, levels: Tensor, huber: floa
     Args:
         quantiles: (M, B, n) predicted.
         target: (B, k) draws of the return.
-        levels: (n,) which quantiles.
+        levels: (n,) of the quantiles.
         huber: Error up to which the loss is quadratic; 0 is the plain quantile loss.
     """
     error = target[None, :, None] - quantiles.unsqueeze(-1)  # (M, B, n, k)

@@ -1,4 +1,4 @@
-"""Action-value ensembles that also predict what the judged chunk earns, from the same trunk.
+"""Action-value ensembles that also predict the reward of the chunk, from the same trunk.
 
 Source: Liu et al. 2024, SL-MGAC.
 """
@@ -28,9 +28,9 @@ class RewardPredictingQ(QEnsemble):
         return output[..., -1]
 
     def regression(self, output: Tensor, target: Tensor) -> Tensor:
-        """Loss `(M, B)` of the values towards `target` `(B,)`; the rewards have no part in it."""
+        """Loss `(M, B)` of the values to `target` `(B,)`, without the rewards."""
         return super().regression(output[..., :-1], target)
 
     def min_q(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
-        """Least value `(B,)` of all members."""
+        """Least value `(B,)` over all members."""
         return self(obs, chunk).min(0).values

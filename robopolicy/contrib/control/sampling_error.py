@@ -1,7 +1,7 @@
-"""How far decisions that were played are from a sample without chance of what the policy plays.
+"""Sampling error of executed decisions: the difference to an ideal sample of the policy.
 
-A finite sample has missed some actions and repeated others, so another policy explains it better than the one that
-drew it: `mean[log pi_mle(a | s) - log pi(a | s)]`, with the likeliest policy of the same form (Corrado and Hanna 2023).
+A finite sample misses some actions and repeats others, so another policy explains it better than the one that drew it:
+`mean[log pi_mle(a | s) - log pi(a | s)]`, with the maximum-likelihood policy of the same form (Corrado and Hanna 2023).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from robopolicy.policies.base import Observation, Policy, Record
 def sampling_error(
     policy: Policy, fitted: Policy, obs: Observation, record: Record, *, steps: int = 2000, lr: float = 1e-3
 ) -> float:
-    """Sampling error [nats per decision], 0 for a sample without chance.
+    """Sampling error [nats per decision], 0 for an ideal sample.
 
     Args:
-        policy: Whose decisions they should be.
-        fitted: A copy, which becomes the likeliest policy; only what has a gradient is fitted, in the paper the last
-            layer and the spread, as a whole network remembers single decisions.
-        obs: (B, To, ...) what was decided on.
-        record: (B, ...) what was decided.
+        policy: The policy that made the decisions.
+        fitted: A copy that is fitted by maximum likelihood. Only parameters with gradients are fitted; in the paper the
+            last layer and the standard deviation, because a whole network memorises single decisions.
+        obs: (B, To, ...) observations of the decisions.
+        record: (B, ...) recorded decisions.
         steps: Adam steps on all decisions.
         lr: Adam learning rate.
     """

@@ -1,11 +1,11 @@
-"""Recurrent policy that plays a sequence of primitive actions from one observation: the actor of SRL.
+"""Recurrent policy that produces a sequence of primitive actions from one observation: the actor of SRL.
 
-A small network turns the observation into the state of a GRU, which then runs on its own actions: each is drawn from a
-tanh-Gaussian and fed back to give the next. So a later action knows which earlier ones it follows, as an action chunk
-drawn at once by independent Gaussians does not. The density of the chunk is the product over its actions, exact.
-Source: Patel and Siegelmann 2024.
+A small network maps the observation to the initial state of a GRU, which then runs on its own actions: each action is
+drawn from a tanh-Gaussian and fed back. A later action thus depends on the earlier ones, unlike a chunk drawn from
+independent Gaussians. The density of the chunk is the exact product over its actions. Source: Patel and Siegelmann
+2024.
 
-Use it where decisions are slow and actions are quick. `algorithm=srl` trains it from scratch through a model.
+Use it where decisions are slow and actions are fast. `algorithm=srl` trains it from scratch with a model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from robopolicy.policies.noise import Randomness, normal
 class SequenceConfig(ExplicitConfig):
     """Architecture of a `SequencePolicy`."""
 
-    hidden: tuple[PositiveInt, ...] = (256, 256)  # layers before the GRU, whose width is the last one's
+    hidden: tuple[PositiveInt, ...] = (256, 256)  # layers before the GRU, which has the last width
     activation: str = "relu"
     log_std_min: Annotated[Finite, AtMost("log_std_max", exclusive=True)] = -5.0  # bounds of the logarithm, before tanh
     log_std_max: Finite = 2.0
@@ -38,11 +38,11 @@ class SequenceConfig(ExplicitConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.hidden:
-            raise UserError("A sequence policy needs at least one width in policy.hidden, that of its GRU.")
+            raise UserError("A sequence policy needs at least one width in policy.hidden for its GRU, got none.")
 
 
 class SequencePolicy(ExplicitPolicy):
-    """One decision, the whole chunk; verbs `act`, `sample`, `decisions`, `imitation_loss`."""
+    """One decision for the whole chunk; methods `act`, `sample`, `decisions`, `imitation_loss`."""
 
     name: ClassVar[str] = "sequence"
     config_class = SequenceConfig
@@ -57,17 +57,17 @@ class SequencePolicy(ExplicitPolicy):
         self.output = nn.Linear(width, 2 * spec.action_dim)
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
-        """The mode of every action given those before it (`deterministic`), or a draw."""
+        """The mode of every action given the previous ones (`deterministic`), or a draw."""
         with torch.no_grad():
             if not deterministic:
                 return self.rsample(obs, generator=generator)[0]
             modes: list[Tensor] = []
-            self._unroll(self.features(obs), lambda mean, _: _kept(modes, mean.tanh()))
+            self._unroll(self.features(obs), lambda mean, _: _append(modes, mean.tanh()))
             return self.action_normalizer.denormalize(torch.stack(modes, 1))
 
     @torch.no_grad()
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Draw a chunk; the record holds it before tanh and in normalised units."""
+        """Draw a chunk; the record holds it before tanh in normalised units."""
         features, raws = self.features(obs), []
         noise = iter(self._noise(features, self.spec.horizon, generator).unbind(1))
 
@@ -85,7 +85,7 @@ class SequencePolicy(ExplicitPolicy):
     ) -> tuple[Tensor, Tensor]:
         """Reparameterised actions `(B, n, A)` and the log-probability of each `(B, n)`; differentiable.
 
-        n is the horizon, or `steps` where only the first actions are wanted.
+        n is the horizon, or `steps` if given.
         """
         features, density = self.features(obs), []
         actions: list[Tensor] = []
@@ -94,7 +94,7 @@ class SequencePolicy(ExplicitPolicy):
         def draw(mean: Tensor, log_std: Tensor) -> Tensor:
             action, element = sample_squashed(mean, log_std, next(noise))
             density.append(element.sum(1))
-            return _kept(actions, action)
+            return _append(actions, action)
 
         self._unroll(features, draw, steps)
         return self.action_normalizer.denormalize(torch.stack(actions, 1)), torch.stack(density, 1)
@@ -102,7 +102,7 @@ class SequencePolicy(ExplicitPolicy):
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
         """Log-probability and entropy `(B, 1)`; the entropy is estimated at the recorded value, as for the Gaussian."""
         raw = record["raw"]
-        mean, log_std = self._followed(self.features(obs), raw)
+        mean, log_std = self._teacher_forced(self.features(obs), raw)
         logp = (normal_log_density(raw, mean, log_std) - log_tanh_slope(raw)).flatten(1).sum(1, keepdim=True)
         draw = mean + log_std.exp() * ((raw - mean) / log_std.exp()).detach()
         entropy = (normal_entropy(log_std) + log_tanh_slope(draw)).flatten(1).sum(1, keepdim=True)
@@ -120,14 +120,14 @@ class SequencePolicy(ExplicitPolicy):
         """Negative log-likelihood `(B,)`, averaged over the valid steps and dimensions."""
         target = self.action_normalizer.normalize(chunk)
         raw = target.clamp(-1 + 1e-6, 1 - 1e-6).atanh()
-        mean, log_std = self._followed(self.encode_for_training(obs, generator), raw)
+        mean, log_std = self._teacher_forced(self.encode_for_training(obs, generator), raw)
         density = normal_log_density(raw, mean, log_std) - log_tanh_slope(raw)
         loss = chunk_mean(-density.mean(-1), mask)
         error = (mean.tanh() - target).square().detach()
         return (loss if weight is None else loss * weight), {"mse": chunk_mean(error.mean(-1), mask).mean()}
 
-    def _followed(self, features: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log standard deviation `(B, H, A)` of every action, those before it being the given ones."""
+    def _teacher_forced(self, features: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation `(B, H, A)` of every action, given the recorded previous actions."""
         given = iter(raw.tanh().unbind(1))
         means: list[Tensor] = []
         log_stds: list[Tensor] = []
@@ -141,7 +141,7 @@ class SequencePolicy(ExplicitPolicy):
         return torch.stack(means, 1), torch.stack(log_stds, 1)
 
     def _unroll(self, features: Tensor, choose: Callable[[Tensor, Tensor], Tensor], steps: int | None = None) -> None:
-        """Run the GRU: `choose` turns mean and log standard deviation `(B, A)` into the action it sees next."""
+        """Run the GRU; `choose` maps mean and log standard deviation `(B, A)` to the action that is fed back."""
         hidden = self.start(features.flatten(1))
         action = features.new_zeros(len(features), self.spec.action_dim)
         for _ in range(steps or self.spec.horizon):
@@ -153,6 +153,6 @@ class SequencePolicy(ExplicitPolicy):
         return normal((len(features), steps, self.spec.action_dim), generator, features.device)
 
 
-def _kept(places: list[Tensor], value: Tensor) -> Tensor:
-    places.append(value)
+def _append(items: list[Tensor], value: Tensor) -> Tensor:
+    items.append(value)
     return value

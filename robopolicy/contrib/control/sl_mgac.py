@@ -1,18 +1,18 @@
-"""SL-MGAC on soft actor-critic: a critic that also learns, supervised, what its chunks earn (Liu et al. 2024).
+"""SL-MGAC on soft actor-critic: a critic that also learns, supervised, the reward of its chunks (Liu et al. 2024).
 
-Beside the value every critic predicts the reward of the window, from the same trunk. That is regression on what was
-seen, which no error of a bootstrap reaches, and it keeps in the trunk what rewards depend on. The prediction also
-replaces part of the seen reward in the target of the value: noise of rewards then enters the temporal-difference error
-less. Values may be discretised (`critic.bins`), and a task or a group that the policy sees as `embedding.*` has a
-projection of its own in the critic.
+In addition to the value every critic predicts the reward of the window, from the same trunk. This is regression on
+data, without bootstrap error, and it keeps reward-relevant features in the trunk. The prediction also replaces a part
+of the observed reward in the target of the value, which reduces the effect of reward noise on the temporal-difference
+error. Values may be discretised (`critic.bins`), and a task or group in the observation `embedding.*` has its own
+projection in the critic.
 
-Use it in place of SAC where rewards are noisy, or differ from group to group. Where they are exact it only costs: a
-prediction is wrong before it is learned. `reward_coef=0 reward_trust_coef=0` is SAC with normalised layers.
+Use it in place of SAC where rewards are noisy, or differ between groups. With exact rewards it has only a cost, because
+predictions are wrong at first. `reward_coef=0 reward_trust_coef=0` is SAC with normalised layers.
 
-Reconstructed from the abstract and a summary; the source allocates live streams. Own choices: one predicted reward
-(there: several tasks), and its use in the target. In our measurements the supervised loss alone changed the variance of
-critics little; in the target its prediction removes the noise of rewards. Not built: networks for each group, the
-distillation of the policy, and the reward and constraint of the application.
+Reconstructed from the abstract and a summary; the source allocates live streams. Own choices: one predicted reward (the
+paper: several tasks), and its use in the target. In our measurements the supervised loss without the target changed the
+variance of critics little; the prediction in the target removes the noise of rewards. Not implemented: networks for
+each group, the distillation of the policy, and the reward and constraint of the application.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class SLMGACConfig(SACConfig):
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=True)
     )
     reward_coef: NonNegative = 1.0  # weight of the squared error of predicted rewards
-    reward_trust_coef: Fraction = 0.5  # share of the prediction in the reward of the target; 0 takes the seen reward
+    reward_trust_coef: Fraction = 0.5  # weight of the prediction in the reward of the target; 0 ignores it
 
 
 def supervised_loss(prediction: Tensor, reward: Tensor) -> Tensor:
-    """Squared error `(M, B)` of predicted rewards `(M, B)` towards the seen ones `(B,)`."""
+    """Squared error `(M, B)` of predicted rewards `(M, B)` to observed ones `(B,)`."""
     return (prediction - reward).square()
 
 
 class SLMGAC(SAC):
-    """SAC whose critic predicts rewards as well."""
+    """SAC with a critic that also predicts rewards."""
 
     name = "sl_mgac"
     config_class = SLMGACConfig
@@ -59,11 +59,11 @@ class SLMGAC(SAC):
     target_critic: RewardPredictingQ
 
     def make_critic(self) -> RewardPredictingQ:
-        """Values and rewards."""
+        """Build the critic of values and rewards."""
         return RewardPredictingQ(self.config.critic, self.policy)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
-        """Temporal-difference loss and that of the rewards, summed over the members and averaged over the batch."""
+        """Temporal-difference loss plus reward loss, summed over the members and averaged over the batch."""
         output = self.critic.output(self.critic.encode(batch.obs), batch.chunk)
         with torch.no_grad():
             target = self.target(self.smoothed(batch))
@@ -78,7 +78,7 @@ class SLMGAC(SAC):
         return (loss * batch.weight).mean(1).sum(), info
 
     def smoothed(self, batch: Transitions) -> Transitions:
-        """The windows with rewards between the seen ones and those that the slow critic predicts."""
+        """Interpolate the rewards of the windows between observed ones and predictions of the target critic."""
         critic = self.target_critic
         expected = critic.reward(critic.output(critic.encode(batch.obs), batch.chunk)).mean(0)
         return replace(batch, reward=batch.reward.lerp(expected, self.config.reward_trust_coef))

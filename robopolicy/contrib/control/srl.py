@@ -1,17 +1,19 @@
-"""SRL: an actor that plays sequences for slow decisions, judged through a model (Patel and Siegelmann 2024).
+"""SRL: an actor that produces action sequences for slow decisions, trained through a model (Patel and Siegelmann 2024).
 
-The actor sees one observation and plays a sequence of primitive actions. Its critic judges single actions, as in SAC;
-a model, learned beside it, imagines the observations in between, so that every action of the sequence is judged where
-it will be played ("temporal recall"). Neither is needed at run time. `robopolicy eval --action-repeats` shows what it
-is for: the score over the length of the hold.
+The actor receives one observation and produces a sequence of primitive actions. The critic evaluates single actions, as
+in SAC. A model, trained at the same time, predicts the observations in between, so that every action of the sequence is
+evaluated in its own state ("temporal recall"). Critic and model are not needed at run time.
+`robopolicy eval --action-repeats` reports the score over the number of repeats.
 
-Use it from scratch where the policy can decide only every few control steps, with `chunk.horizon` at the longest hold
-and `chunk.action_horizon` at the usual one. Where a decision in every step is possible sac is cheaper. Observations
-must be vectors. Gradients do not flow through the model, so it may be rough; contacts far from its data mislead it.
+Use it from scratch where the policy can decide only every few control steps, with `chunk.horizon` at the longest
+interval and `chunk.action_horizon` at the usual one. Where a decision in every step is possible, sac is cheaper.
+Observations must be vectors. Gradients do not flow through the model, so small errors are tolerated; contacts far from
+its data mislead it.
 
-Formulas are those of the public code. Deviations: the first action of a sequence does not see the one played before it,
-as policies here see observations alone, and play decides every `chunk.action_horizon` steps instead of in every step;
-the model predicts the normalised change of the observation (there: the next one), from the batch of the critic.
+The formulas follow the public code. Deviations: the first action of a sequence does not depend on the previous executed
+one, because policies here take observations only, and rollouts decide every `chunk.action_horizon` steps instead of in
+every step; the model predicts the normalised change of the observation (the code: the next one), from the batch of the
+critic.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from robopolicy.policies.noise import Randomness
 
 @dataclass(frozen=True)
 class SRLConfig(MaxEntropyConfig):
-    """Settings of SRL: those of SAC, and the model."""
+    """Settings of SRL: settings of SAC and of the model."""
 
     model_hidden: tuple[PositiveInt, ...] = (400, 300)  # layers of the model
     target_entropy: Finite | None = None  # nats of a single action; None is minus its dimensions
@@ -45,7 +47,7 @@ class SRLConfig(MaxEntropyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n_step > 1:
-            raise UserError(f"SRL judges single actions; drop algorithm.n_step={self.n_step}.")
+            raise UserError(f"SRL evaluates single actions; drop algorithm.n_step={self.n_step}.")
 
 
 def actor_loss(
@@ -56,9 +58,9 @@ def actor_loss(
     alpha: Tensor,
     generator: Randomness = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sum over the sequence of `alpha log pi_j - min Q(s_j, a_j)` where the slow model puts s_j; and log pi `(B, H)`.
+    """Sum over the sequence of `alpha log pi_j - min Q(s_j, a_j)` at states s_j of the slow model, and log pi `(B, H)`.
 
-    Later actions have a gradient for what is fed back to them, but imagined observations have none for actions.
+    Later actions have a gradient for the actions that are fed back to them; imagined observations have none.
     """
     chunk, logp = policy.rsample(obs, generator=generator)
     actions = chunk.split(1, 1)  # (B, 1, A) each
@@ -97,12 +99,12 @@ class SRL(OffPolicy):
         return self.policy.sample_uniform(obs, generator=generator)
 
     def make_critic(self) -> ModelBasedQ:
-        """Values of single actions, and the model."""
+        """Build the critic of single actions with the model."""
         return ModelBasedQ(self.config.critic, self.policy, model_hidden=self.config.model_hidden)
 
     @property
     def sample_spec(self) -> ReplaySampleSpec:
-        """Single control steps, whatever the policy executes."""
+        """Single control steps, independent of the policy's action horizon."""
         return replace(super().sample_spec, horizon=1, steps=1)
 
     def target(self, batch: Transitions) -> Tensor:
@@ -112,14 +114,14 @@ class SRL(OffPolicy):
         return soft_target(batch, value, logp.squeeze(1), self.temperature.value, self.config)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
-        """Temporal-difference loss of single actions, and the loss of the model; they share no weights."""
+        """Temporal-difference loss of single actions plus the loss of the model; they share no weights."""
         loss, info = td_loss(self.critic, batch, self.target)
         errors = self.critic.model_loss(batch.obs, batch.chunk, batch.next_obs)
         model = (errors * batch.next_obs_valid).sum() / batch.next_obs_valid.sum().clamp(min=1)
         return loss + model, {**info, "model_loss": model}
 
     def update(self, batch: Transitions) -> Metrics:
-        """Steps of critic and model on consecutive minibatches, steps of actor and temperature in between."""
+        """Take steps of critic and model on consecutive minibatches, with steps of actor and temperature in between."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
@@ -132,5 +134,5 @@ class SRL(OffPolicy):
         return self.finish(batch, stats)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared parts, the temperature and the optimiser of actor and temperature."""
+        """The shared items, the temperature and the optimiser of actor and temperature."""
         return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

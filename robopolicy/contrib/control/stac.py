@@ -1,14 +1,16 @@
-"""STAC: one Gaussian critic of the one-step target, and pessimism by its spread (Özalp 2026).
+"""STAC: one Gaussian critic of the one-step target, with pessimism from its standard deviation (Özalp 2026).
 
-The critic fits mean and standard deviation of `r + gamma (mu' - beta sigma' - alpha log pi')` by likelihood. Its spread
-is the noise of rewards and of the next state, not that of the whole return; target and actor subtract beta of it. So a
-single critic does what the lesser of two does in SAC, at half the cost, and how pessimistic it is can be chosen.
+The critic fits mean and standard deviation of `r + gamma (mu' - beta sigma' - alpha log pi')` by likelihood. Its
+standard deviation is the noise of rewards and of the next state, not of the whole return; target and actor subtract
+beta times it. A single critic thus replaces the minimum of two in SAC, at half the cost, and its pessimism is a
+setting.
 
-Use it in place of SAC where updates are the bottleneck, or where overestimation hurts. beta = 0 is a plain
-distributional actor-critic. Without noise in rewards and dynamics the spread comes from the policy's own draws alone.
+Use it in place of SAC where updates are the bottleneck, or where values are overestimated. beta = 0 is a plain
+distributional actor-critic. With deterministic rewards and dynamics the standard deviation comes from the policy's
+draws only.
 
-Rebuilt from the abstract and from published logs (the training code is not public). Own choices: the likelihood is
-weighted by the variance, so that the mean is learned at the rate of a squared error. The dropout of the actor is a
+Reconstructed from the abstract and from published logs (the training code is not public). Own choices: the likelihood
+is weighted by the variance, so that the mean is learned at the rate of a squared error. The dropout of the actor is a
 setting of the policy (`policy.hidden_dropout=0.01`).
 """
 
@@ -32,14 +34,14 @@ FLOOR = 1e-3  # smallest standard deviation in the likelihood
 
 @dataclass(frozen=True)
 class STACConfig(SACConfig):
-    """Settings of STAC; beta and the critic's dropout are those of the published runs, the actor's is the policy's."""
+    """Settings of STAC; beta and the critic's dropout follow the published runs; the actor's is set in the policy."""
 
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(
             members=1, hidden=(256, 256), activation="relu", layer_norm=False, dropout=0.01
         )
     )
-    pessimism: NonNegative = 0.25  # beta, standard deviations taken off every value
+    pessimism: NonNegative = 0.25  # beta, number of standard deviations subtracted from every value
 
 
 def likelihood_loss(mean: Tensor, std: Tensor, target: Tensor) -> Tensor:
@@ -49,7 +51,7 @@ def likelihood_loss(mean: Tensor, std: Tensor, target: Tensor) -> Tensor:
 
 
 class STAC(SAC):
-    """SAC with one critic of mean and spread."""
+    """SAC with one critic of mean and standard deviation."""
 
     name = "stac"
     config_class = STACConfig
@@ -62,7 +64,7 @@ class STAC(SAC):
     target_critic: GaussianQ
 
     def make_critic(self) -> GaussianQ:
-        """Means and standard deviations."""
+        """Build the critic of means and standard deviations."""
         return GaussianQ(self.config.critic, self.policy)
 
     def pessimistic(self, critic: GaussianQ, obs: dict[str, Tensor], chunk: Tensor) -> Tensor:

@@ -14,11 +14,11 @@ from robopolicy.core.decisions import Decisions, by_trajectory, first_rows
 
 
 def set_values(returns: Tensor, ways: Tensor, subsets: Tensor) -> Tensor:
-    """Mean return times the share of different ways, of each of `subsets` `(S, n)` of V rollouts: `(G, S)`.
+    """Mean return times the fraction of distinct trajectories, for each of `subsets` `(S, n)` of V rollouts: `(G, S)`.
 
     Args:
         returns: (G, V).
-        ways: (G, V) equal numbers for equal ways; a set of one way alone is worth nothing.
+        ways: (G, V) equal numbers for equal trajectories; a set of identical trajectories scores 0.
         subsets: (S, n) members.
     """
     order = torch.sort(ways[:, subsets], -1)[0]
@@ -28,7 +28,7 @@ def set_values(returns: Tensor, ways: Tensor, subsets: Tensor) -> Tensor:
 
 
 def set_advantage(returns: Tensor, ways: Tensor, members: int) -> Tensor:
-    """Mean value of the sets with a rollout minus that of the sets without it, `(G, V)`."""
+    """Mean value of the sets with a rollout minus the mean of the sets without it, `(G, V)`."""
     count = returns.shape[1]
     subsets = torch.tensor(list(combinations(range(count), members)), device=returns.device)
     values = set_values(returns, ways, subsets).to(returns.dtype)
@@ -38,17 +38,17 @@ def set_advantage(returns: Tensor, ways: Tensor, members: int) -> Tensor:
 
 @dataclass(frozen=True)
 class SetAdvantage:
-    """Score sets of rollouts by mean reward times diversity: each gets what its sets exceed others by.
+    """Score sets of rollouts by mean reward times diversity; each rollout gets the excess of its sets over the others.
 
-    All sets of `size` out of the group are scored; rollouts with equal `extra["signature"]` (N,) int went the same way.
+    All sets of `size` out of the group are scored; rollouts with equal `extra["signature"]` (N,) int are identical.
     Source: Hamid et al. 2025.
     """
 
     centres: ClassVar[bool] = True
-    size: PositiveInt = 4  # at most one less than the group has
+    size: PositiveInt = 4  # at most the group size minus 1
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Mean score of the sets with a rollout minus that of the sets without it, (N, 1)."""
+        """Mean score of the sets with a rollout minus the mean of the sets without it, (N, 1)."""
         first = first_rows(decisions)
         group, reward = decisions.require("group")[first], advantage[first, 0]
         signature = decisions.require_extra("signature")[first]
@@ -57,7 +57,7 @@ class SetAdvantage:
         ends = torch.nonzero(torch.diff(group[order])).squeeze(1) + 1
         for members in torch.tensor_split(order, ends.cpu()):
             size = min(self.size, len(members) - 1)
-            if size > 1:  # one alone has no diversity
+            if size > 1:  # a single rollout has no diversity
                 result[members] = set_advantage(reward[members][None], signature[members][None], size)[0]
         return _per_row(result, decisions)
 

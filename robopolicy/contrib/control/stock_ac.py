@@ -1,20 +1,20 @@
 """Stock-augmented distributional control: maximise a functional of the return, e.g. its CVaR (Pires et al. 2025).
 
-The *stock* c is what an episode has earned so far, in today's worth, on top of a start c_0. A critic predicts quantiles
-of the return Z to come, given the stock, and the actor maximises `E u(c + Z)`: of u(x) = x it is the mean; of
-u(x) = min(x, 0), with the right c_0, the CVaR, i.e. the mean of the worst share of the episodes; of u(x) = -|x| how
-close the total comes to -c_0. None but the first can be reached by actions that ignore the stock.
+The *stock* c is the reward collected so far, discounted to the current step, plus an initial value c_0. A critic
+predicts quantiles of the future return Z given the stock, and the actor maximises `E u(c + Z)`. For u(x) = x this is
+the mean. For u(x) = min(x, 0), with the right c_0, it is the CVaR, i.e. the mean of the worst fraction of the episodes.
+For u(x) = -|x| it is the distance of the total to -c_0. Only the first can be reached by actions that ignore the stock.
 
-*Stock editing*: as rewards and dynamics do not depend on the stock, a transition teaches what to do at any other one.
-Every row is learned from again with drawn stocks.
+*Stock editing*: because rewards and dynamics do not depend on the stock, a transition is valid for any other stock.
+Every row is also learned from at randomly drawn stocks.
 
-Use it where the bad episodes matter (falls, damage, energy), or a total has to be met. It needs the simulator wrapper
-`stock`, which shows the stock to the policy. For the mean alone td3 is cheaper.
+Use it where bad episodes matter (falls, damage, energy), or a total has to be met. It needs the simulator wrapper
+`stock`, which adds the stock to the observations. For the mean, td3 is cheaper.
 
-Rebuilt from the abstract, whose agent is a DQN, on TD3: own choices are the continuous actions, the actor's gradient
-through the quantiles, the member with the least utility as target, and edited stocks drawn between the extremes of the
-batch, of its stocks and of those that would cancel its returns. For the CVaR c_0 moves slowly towards the maximiser of
-`-c_0 + E min(c_0 + Z, 0) / level` over the first observations of episodes in the batch.
+Reconstructed from the abstract, whose agent is a DQN, on TD3. Own choices are the continuous actions, the actor's
+gradient through the quantiles, the member with the least utility as target, and edited stocks drawn between the
+extremes of the batch: of its stocks and of those that would cancel its returns. For the CVaR c_0 moves slowly to the
+maximiser of `-c_0 + E min(c_0 + Z, 0) / level` over the first observations of episodes in the batch.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ STARTS = 65  # candidates for c_0
 
 @dataclass(frozen=True)
 class StockACConfig(TD3Config):
-    """Settings of stock-augmented control: those of TD3, and the functional."""
+    """Settings of stock-augmented control: settings of TD3 and the functional."""
 
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
     functional: str = "cvar"  # mean | cvar | setpoint, of the distribution of the return
-    level: PositiveFraction = 0.25  # cvar: share of the episodes, the worst ones, whose mean counts
-    start: Finite = 0.0  # c_0: minus the total to meet (setpoint); where the search begins (cvar)
-    start_rate: Fraction = 0.01  # cvar: share of the way to the best c_0 of the batch that each update goes
-    augmentations: NonNegativeInt = 3  # further stocks at which every row is learned from
+    level: PositiveFraction = 0.25  # cvar: fraction of the worst episodes whose mean is maximised
+    start: Finite = 0.0  # c_0: minus the total to meet (setpoint); initial value of the search (cvar)
+    start_rate: Fraction = 0.01  # cvar: step of each update to the best c_0 of the batch, as a fraction of the distance
+    augmentations: NonNegativeInt = 3  # additional stocks for every row
     quantiles: PositiveInt = 50  # of the return
     huber: Positive = 0.1  # error of a quantile up to which its loss is quadratic
 
@@ -64,20 +64,20 @@ class StockACConfig(TD3Config):
 
 
 def conditional_value(start: Tensor, returns: Tensor, level: float) -> Tensor:
-    """`-c + E min(c + G, 0) / level` `(K,)` for starts c `(K,)` and draws of the return G `(K, n)`.
+    """`-c + E min(c + G, 0) / level` `(K,)` for initial stocks c `(K,)` and draws of the return G `(K, n)`.
 
-    Its maximum over c is the CVaR of G, reached where -c is the quantile of G at `level`.
+    The maximum over c is the CVaR of G, reached where -c is the quantile of G at `level`.
     """
     return (start[:, None] + returns).clamp(max=0).mean(1) / level - start
 
 
 def stock_of(net: nn.Module) -> StockEncoder:
-    """The part of a policy or critic that reads the stock."""
+    """Find the stock encoder of a policy or critic."""
     return next(part for part in net.modules() if isinstance(part, StockEncoder))
 
 
 class StockAC(TD3):
-    """TD3 with quantile critics over stocks."""
+    """TD3 with quantile critics that depend on the stock."""
 
     name = "stock_ac"
     config_class = StockACConfig
@@ -90,15 +90,15 @@ class StockAC(TD3):
     target_critic: QuantileQ
 
     def __init__(self, config: StockACConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to train a squashed Gaussian `policy` that sees its stock."""
+        """Prepare to train a squashed Gaussian `policy` that observes its stock."""
         keys = [key for key in policy.spec.observation if key.startswith(STOCK_PREFIX)]
         squashed = isinstance(policy, GaussianPolicy) and policy.config.squash
         if not isinstance(policy, GaussianPolicy) or not squashed or not keys:
             missing = [] if squashed else ["policy=squashed_gaussian"]
             missing += [] if keys else [_setting(config.gamma)]
             raise UserError(
-                f"Stock-augmented control trains a squashed Gaussian that sees its stock, got '{policy.name}' "
-                f"{'with' if keys else 'without'} one; pass {' '.join(missing)}."
+                f"Stock-augmented control trains a squashed Gaussian that observes its stock, got '{policy.name}' "
+                f"{'with' if keys else 'without'} it; pass {' '.join(missing)}."
             )
         self.key = keys[0]
         if float(self.key.removeprefix(STOCK_PREFIX)) != config.gamma:
@@ -112,7 +112,7 @@ class StockAC(TD3):
         self._set_start(stock_of(policy).start)
 
     def make_critic(self) -> QuantileQ:
-        """Quantiles of the return."""
+        """Build the critic of quantiles of the return."""
         return QuantileQ(self.config.critic, self.policy, quantiles=self.config.quantiles)
 
     # The stock.
@@ -122,19 +122,19 @@ class StockAC(TD3):
         return stock_of(self.policy).stock(obs[self.key])[:, -1, 0]
 
     def at_stock(self, obs: Observation, stock: Tensor) -> Observation:
-        """`obs` with another stock `(B,)`, whatever c_0 is."""
+        """Replace the stock of `obs` by `stock` `(B,)`, independent of c_0."""
         history = torch.stack([stock, torch.zeros_like(stock)], -1).unsqueeze(1)
         return {**obs, self.key: history.expand(-1, self.policy.spec.obs_horizon, -1)}
 
     @torch.no_grad()
     def extremes(self, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Least and largest stock worth learning at: those of `batch`, and those that its returns would bring to 0."""
+        """Range of useful stocks: the stocks of `batch`, and those that cancel its predicted returns."""
         own = self.stock(batch.obs)
         returns = self.target_critic.quantiles(batch.obs, batch.chunk).mean(0)
         return torch.minimum(own.min(), -returns.max()), torch.maximum(own.max(), -returns.min())
 
     def augmented(self, batch: Transitions) -> Transitions:
-        """`batch`, and after it copies at drawn stocks; in all of them the next stock follows from stock and reward."""
+        """Append copies of `batch` at drawn stocks; every next stock follows from stock and reward."""
         own = self.stock(batch.obs)
         low, high = self.extremes(batch)
         share = torch.rand(self.config.augmentations, len(batch), generator=self.generator).to(own.device)
@@ -153,7 +153,7 @@ class StockAC(TD3):
 
     @torch.no_grad()
     def search_start(self, batch: Transitions) -> None:
-        """Move c_0 towards the one whose CVaR is the largest at the first observations in `batch`, if there are any."""
+        """Move c_0 to the value with the largest CVaR at the first observations in `batch`, if there are any."""
         first = (batch.obs[self.key][:, -1, 1] == 1).nonzero().squeeze(1)
         if not len(first):
             return
@@ -161,8 +161,8 @@ class StockAC(TD3):
         low, high = self.extremes(batch)
         starts = torch.lerp(low, high, torch.linspace(0, 1, STARTS, device=low.device))
         repeated = {key: value.repeat(STARTS, *[1] * (value.dim() - 1)) for key, value in obs.items()}
-        seen = self.at_stock(repeated, starts.repeat_interleave(len(first)))
-        returns = self.target_critic.quantiles(seen, self.policy.mode(seen)).mean(0)  # (STARTS * F, n)
+        edited = self.at_stock(repeated, starts.repeat_interleave(len(first)))
+        returns = self.target_critic.quantiles(edited, self.policy.mode(edited)).mean(0)  # (STARTS * F, n)
         values = conditional_value(starts, returns.view(STARTS, -1), self.config.level)
         start = torch.lerp(stock_of(self.policy).start, starts[values.argmax()], self.config.start_rate)
         self._set_start(start)
@@ -170,11 +170,11 @@ class StockAC(TD3):
     # Learning.
 
     def utilities(self, critic: QuantileQ, obs: Observation, chunk: Tensor) -> Tensor:
-        """`E u(c + Z)` `(M, B)` under each member."""
+        """`E u(c + Z)` `(M, B)` for each member."""
         return self.utility(self.stock(obs)[:, None] + critic.quantiles(obs, chunk)).mean(-1)
 
     def quantile_samples(self, batch: Transitions) -> Tensor:
-        """Draws `(B, n)` of the return: reward and the next quantiles of the member with the least utility."""
+        """Draws `(B, n)` of the return: reward plus the next quantiles of the member with the least utility."""
         chunk = smoothed_chunk(self.target_policy, batch.next_obs, self.config, self.generator)
         quantiles = self.target_critic.quantiles(batch.next_obs, chunk)
         utility = self.utility(self.stock(batch.next_obs)[:, None] + quantiles).mean(-1)
@@ -182,7 +182,7 @@ class StockAC(TD3):
         return batch.reward[:, None] + batch.discount[:, None] * quantiles[utility.argmin(0), rows]
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
-        """Quantile regression at own and edited stocks, summed over the members and averaged over the rows."""
+        """Quantile regression at original and edited stocks, summed over the members and averaged over the rows."""
         rows = self.augmented(batch)
         quantiles = self.critic.quantiles(rows.obs, rows.chunk)
         with torch.no_grad():
@@ -192,12 +192,12 @@ class StockAC(TD3):
         return loss, {"value": quantiles.mean(), "target": target.mean(), "td_errors": error}
 
     def actor_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
-        """Minus the utility of the first critic, at own and drawn stocks."""
+        """Negative utility of the first critic, at original and drawn stocks."""
         rows = self.augmented(batch)
         return -self.utilities(self.critic, rows.obs, self.policy.mode(rows.obs))[0].mean(), {}
 
     def update(self, batch: Transitions) -> Metrics:
-        """As TD3; after every actor step c_0 moves."""
+        """Update as in TD3; every actor step also moves c_0."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
@@ -213,5 +213,5 @@ class StockAC(TD3):
 
 
 def _setting(discount: float) -> str:
-    """The setting with which a task shows the stock."""
+    """The option with which a task adds the stock to its observations."""
     return f"'task.wrappers=[{{name: stock, discount: {discount:g}}}]'"

@@ -1,7 +1,7 @@
-"""The stock of an episode as an observation: what was earned so far, on top of a start (Pires et al. 2025).
+"""Encoder of an episode's stock: the reward collected so far plus an initial value (Pires et al. 2025).
 
-A key `stock.<discount>` `(2,)` shows what was earned and how worth has grown since the episode began. It enters as one
-number, the stock: what was earned plus `start` times the growth.
+The observation `stock.<discount>` `(2,)` holds the collected reward and the growth since the episode began. The encoder
+reduces it to one number, the stock: collected reward plus `start` times the growth.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class StockConfig:
 
 
 class StockEncoder(ModalityEncoder):
-    """Stocks as numbers among the vectors."""
+    """Encodes stocks as numbers among the vectors."""
 
     config_class = StockConfig
     attribute = "stock"
@@ -36,7 +36,7 @@ class StockEncoder(ModalityEncoder):
         self.feature_dim = len(shapes)
 
     def build(self, shape: tuple[int, ...], config: StockConfig) -> None:
-        """There is no network."""
+        """Build nothing; the encoder has no network."""
 
     def forward(
         self, obs: Mapping[str, Tensor], *, augment: bool = False, generator: torch.Generator | None = None
@@ -44,11 +44,11 @@ class StockEncoder(ModalityEncoder):
         """Stock `(B, To, 1)` of every key."""
         return [self.stock(obs[key]) for key in self.observations]
 
-    def stock(self, earned: Tensor) -> Tensor:
+    def stock(self, value: Tensor) -> Tensor:
         """Stock `(B, To, 1)` of an observation `(B, To, 2)`."""
-        return earned[..., :1] + self.start * earned[..., 1:]
+        return value[..., :1] + self.start * value[..., 1:]
 
     @classmethod
     def numbers(cls, shape: tuple[int, ...]) -> int:
-        """One, the stock."""
+        """One number, the stock."""
         return 1

@@ -1,9 +1,9 @@
-"""A simulator that also shows what the episode has earned so far: its stock (Pires et al. 2025).
+"""A simulator wrapper that adds the stock to the observations, i.e. the reward collected so far (Pires et al. 2025).
 
-What is good to do next may depend on what has been earned: to reach a total, or to avoid the worst episodes. The
-*stock* after t steps is `c_t = (c_0 + r_0 + gamma r_1 + ... + gamma^(t-1) r_(t-1)) / gamma^t`, or step by step
-`c_(t+1) = (c_t + r_t) / gamma`. c_0 is for the policy to choose, so the observation `stock.<gamma>` `(2,)` shows its
-two parts: what was earned (the stock for c_0 = 0) and the growth `1 / gamma^t`.
+The best action may depend on the collected reward: to reach a total, or to avoid the worst episodes. The *stock* after
+t steps is `c_t = (c_0 + r_0 + gamma r_1 + ... + gamma^(t-1) r_(t-1)) / gamma^t`, or step by step
+`c_(t+1) = (c_t + r_t) / gamma`. The policy chooses c_0, so the observation `stock.<gamma>` `(2,)` contains two parts:
+the collected reward (the stock for c_0 = 0) and the growth `1 / gamma^t`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 from robopolicy.sim.wrappers.base import SimWrapper, single_key
 
-LARGEST_GROWTH = 1e6  # beyond it the stock of an episode loses its digits
+LARGEST_GROWTH = 1e6  # maximum growth for the precision of float32
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class StockWrapperConfig(Validated):
 
 
 class StockSim(SimWrapper):
-    """Another simulator and the observation `stock.<gamma>`."""
+    """Adds the observation `stock.<gamma>` to another simulator."""
 
     name = "stock"
     config_class = StockWrapperConfig
-    order: ClassVar[int] = 20  # counts the bonus of skills
+    order: ClassVar[int] = 20  # after the wrapper of skills, to include its bonus
 
     def __init__(self, sim: VectorSim, config: StockWrapperConfig) -> None:
         """Wrap `sim`.
@@ -47,8 +47,8 @@ class StockSim(SimWrapper):
         gamma = config.discount
         if gamma**-sim.spec.max_episode_steps > LARGEST_GROWTH:
             raise UserError(
-                f"A stock needs a discount near enough to 1 for {sim.spec.max_episode_steps} steps, "
-                f"got {gamma:g}; choose one such as {1 - 5 / max(sim.spec.max_episode_steps, 10):g}."
+                f"The wrapper 'stock' needs a discount closer to 1 for {sim.spec.max_episode_steps} steps, "
+                f"got {gamma:g}; choose e.g. {1 - 5 / max(sim.spec.max_episode_steps, 10):g}."
             )
         super().__init__(sim, config)
         (self.key,) = self.observation(sim.spec, config)
@@ -57,7 +57,7 @@ class StockSim(SimWrapper):
 
     @classmethod
     def observation(cls, spec: SimSpec, config: StockWrapperConfig) -> dict[str, TensorSpec]:
-        """`stock.<gamma>` `(2,)`: earned and growth."""
+        """`stock.<gamma>` `(2,)`: collected reward and growth."""
         return {f"{STOCK_PREFIX}{config.discount:g}": TensorSpec((2,), names=("earned [reward]", "growth"))}
 
     @classmethod
@@ -67,12 +67,12 @@ class StockSim(SimWrapper):
         return None if key is None else {"discount": float(key.removeprefix(STOCK_PREFIX))}
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
-        """Start every environment anew, with nothing earned."""
+        """Start all environments with a stock of 0."""
         self._stock = self._fresh()
         return self._with(self.sim.reset(seed), self._stock)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        """Step the simulator and add up."""
+        """Step the simulator and update the stock."""
         step = self.sim.step(action, active)
         moved = advanced(self._stock, step.reward, self.gamma)
         if active is not None:
@@ -81,7 +81,7 @@ class StockSim(SimWrapper):
         return replace(step, obs=self._with(step.obs, self._stock), final_obs=self._with(step.final_obs, moved))
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the simulator, and what the running episodes have earned."""
+        """State of the simulator and stocks of the running episodes."""
         return {**super().state_dict(), "stock": self._stock}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
@@ -97,5 +97,5 @@ class StockSim(SimWrapper):
 
 
 def advanced(stock: Tensor, reward: Tensor, gamma: float) -> Tensor:
-    """Earned and growth `(N, 2)` after a reward `(N,)`."""
+    """Collected reward and growth `(N, 2)` after a reward `(N,)`."""
     return torch.stack([stock[:, 0] + reward, stock[:, 1]], 1) / gamma

@@ -1,17 +1,18 @@
-"""SubPO: submodular policy optimisation, for what is worth less the second time (Prajapat et al. 2023).
+"""SubPO: submodular policy optimisation, for objectives with diminishing returns (Prajapat et al. 2023).
 
-The objective is a set function F of all that an episode visits, with diminishing returns: cells covered, information
-gathered. It is no sum of rewards of single states, but its marginal gains `F(tau_{0:t+1}) - F(tau_{0:t})` add up to it,
-and a policy gradient on the gains from each step on climbs it: an action is credited with what is new after it.
+The objective is a set function F of all states of an episode with diminishing returns: covered cells, collected
+information. It is not a sum of rewards of single states, but its marginal gains `F(tau_{0:t+1}) - F(tau_{0:t})` sum to
+it, and a policy gradient on the gains from each step onward maximises it: an action gets credit for what is new after
+it.
 
-Use it to inspect, map or cover, with `place.indices` of an observation as the place and `place.scale` as the reach of a
-sensor. The gain depends on what was visited before, so a policy that remembers (`policy.recurrent.kind`) or sees the
-time knows more than one of the place alone. Where states pay every time, use `ppo`. Places are those of the decisions:
-what a chunk passes in between is not seen, nor is the place in which an episode terminates.
+Use it to inspect, map or cover, with `place.indices` of an observation as the position and `place.scale` as the range
+of a sensor. The gain depends on the visited positions, so a recurrent policy (`policy.recurrent.kind`), or one that
+observes the time, does better than one that observes the position only. For rewards that repeat, use `ppo`. Only
+positions at decisions count: positions within a chunk and at the termination of an episode are ignored.
 
-Formulas are the paper's; the public code weights a step by the whole F so far in its grid worlds and by gains in its
-robot task, of which the latter is right. Deviations: epochs of PPO on GAE of the gains (there: one step), a discount,
-and, if asked for, the task's reward beside the gains, which leaves the objective submodular.
+The formulas follow the paper; the public code weights a step by the whole F so far in its grid worlds and by gains in
+its robot task, of which the latter is right. Deviations: epochs of PPO on GAE of the gains (the paper: one step), a
+discount, and optionally the task's reward added to the gains, which keeps the objective submodular.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ NOISE = 0.1  # variance of a measurement, for `information`
 
 
 def coverage(place: Tensor, seen: Tensor, count: Tensor) -> Tensor:
-    """1 where the unit cell of `place` has not been visited, else 0; adds up to the number of cells."""
+    """1 where the unit cell of `place` has not been visited, else 0; sums to the number of cells."""
     same = (place.floor().unsqueeze(1) == seen.floor()).all(2) & _filled(seen, count)
     return (~same.any(1)).to(place.dtype)
 
 
 def information(place: Tensor, seen: Tensor, count: Tensor) -> Tensor:
-    """`log(1 + var / noise) / 2` with the variance of a Gaussian process after the measurements at the seen places.
+    """`log(1 + var / noise) / 2` with the variance of a Gaussian process after measurements at the visited places.
 
-    Its kernel is `exp(-d^2 / 2)`; the gains add up to `log det(1 + K / noise) / 2`. Costs the cube of their number.
+    Its kernel is `exp(-d^2 / 2)`; the gains sum to `log det(1 + K / noise) / 2`. The cost is cubic in their number.
     """
     filled = _filled(seen, count)
     kernel = _kernel(seen, seen) * (filled.unsqueeze(1) & filled.unsqueeze(2))
@@ -58,23 +59,23 @@ def _kernel(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _filled(seen: Tensor, count: Tensor) -> Tensor:
-    """(N, L) bool, which places are there."""
+    """(N, L) bool, which places are valid."""
     return torch.arange(seen.shape[1], device=seen.device) < count.unsqueeze(1)
 
 
 Gain = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 OBJECTIVES: dict[str, Gain] = {"coverage": coverage, "information": information}
-"""Name -> gain `(N,)` of places `(N, D)` after those seen `(N, L, D)`, the first `count` `(N,)` of which are there."""
+"""Name -> gain `(N,)` of places `(N, D)` given visited `(N, L, D)`, of which the first `count` `(N,)` are valid."""
 
 
 @dataclass(frozen=True)
 class SubPOConfig(PPOConfig):
-    """Settings of PPO, and the set function."""
+    """Settings of PPO and the set function."""
 
     objective: str = "coverage"  # coverage (of cells) | information (of a Gaussian process)
-    place: PositionConfig = field(default_factory=PositionConfig)  # what an episode visits; its scale is a cell's side
-    task_coef: NonNegative = 0.0  # weight of the task's own reward beside the gains
+    place: PositionConfig = field(default_factory=PositionConfig)  # position of an episode; its scale is a cell's side
+    task_coef: NonNegative = 0.0  # weight of the task's reward, added to the gains
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,14 +91,14 @@ class Visited:
         self.count = torch.zeros(0, dtype=torch.int64)  # (N,)
 
     def resume(self, place: Tensor) -> None:
-        """Go on where `place` `(N, D)` is the latest one, begin anew elsewhere."""
+        """Continue rows whose latest place is `place` `(N, D)`, and restart the others."""
         rows = torch.arange(len(place), device=place.device)
         if len(self.count) != len(rows):
             self.places, self.count = place.unsqueeze(1).clone(), torch.ones_like(rows)
         self.begin((self.places[rows, self.count - 1] != place).any(1), place)
 
     def begin(self, new: Tensor, place: Tensor) -> None:
-        """Forget all but `place` `(N, D)` in the rows that are `new` `(N,)`."""
+        """Discard all places but `place` `(N, D)` in the rows that are `new` `(N,)`."""
         self.places[:, 0] = torch.where(new.unsqueeze(1), place, self.places[:, 0])
         self.count = torch.where(new, 1, self.count)
 
@@ -137,7 +138,7 @@ class SubPO(PPO):
 
     @torch.no_grad()
     def gains(self, batch: Rollout) -> Tensor:
-        """Marginal gains `(T, N)` of what each decision led to; what was visited before belongs to them."""
+        """Marginal gains `(T, N)` of the positions after each decision, given the episode's earlier positions."""
         place_of = self.config.place.extract
         places = place_of(batch.obs)
         following = torch.cat([places[1:], place_of(batch.last_obs).unsqueeze(0)])
@@ -160,5 +161,5 @@ class SubPO(PPO):
         return metrics | {"actor/gain": float(gains.mean())}
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """PPO's parts and the places of the running episodes."""
+        """Items of PPO and the places of the running episodes."""
         return {**super().checkpoint_items(), "visited": self.visited}

@@ -1,11 +1,12 @@
-"""Deterministic actions of limited strength under smooth, limited noise: the policy of Symphony (Ishuov et al. 2025).
+"""Deterministic policy of Symphony: actions of bounded strength with smooth, bounded noise (Ishuov et al. 2025).
 
-The network gives a direction A, a strength S and a tightness K per action, `tanh(out / 2)` each, S and K positive; what
-is played is `tanh(S A + n)`. The noise n has a fixed deviation of 1 / e and never exceeds 1, so that weak actions drown
-in it and strong ones rise above it. Only `algorithm=symphony` learns S and K, through a penalty on both.
+The network outputs a direction A, a strength S and a tightness K per action, `tanh(out / 2)` each, with S and K
+positive. The executed action is `tanh(S A + n)`. The noise n has a fixed standard deviation of 1 / e and never exceeds
+1, so that it dominates weak actions but not strong ones. Only `algorithm=symphony` learns S and K, through a penalty on
+both.
 
-Use it for learning on hardware that must not be shaken. It has no density, so nothing that needs log-probabilities can
-train it.
+Use it for learning on hardware that requires smooth motion. It has no density, so it does not support algorithms that
+need log-probabilities.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from robopolicy.policies.base import Info, Observation, PolicySpec, Sample, chun
 from robopolicy.policies.heads.explicit import ExplicitConfig, ExplicitPolicy
 from robopolicy.policies.noise import Randomness, normal
 
-EDGE = 1e-3  # strength and tightness keep so far from 0 and 1
+EDGE = 1e-3  # minimum distance of strength and tightness to 0 and 1
 
 
 @dataclass(frozen=True)
-class SwaddledConfig(BackboneConfig, ExplicitConfig):
-    """Architecture of a `SwaddledPolicy`."""
+class SymphonyPolicyConfig(BackboneConfig, ExplicitConfig):
+    """Architecture of a `SymphonyPolicy`."""
 
     hidden: tuple[PositiveInt, ...] = (256, 256)
 
 
-class SwaddledPolicy(ExplicitPolicy):
-    """Verbs `act`, `sample` (without decisions) and `imitation_loss`."""
+class SymphonyPolicy(ExplicitPolicy):
+    """Methods `act`, `sample` (without decisions) and `imitation_loss`."""
 
     name: ClassVar[str] = "swaddled"
-    config_class = SwaddledConfig
-    config: SwaddledConfig
+    config_class = SymphonyPolicyConfig
+    config: SymphonyPolicyConfig
 
-    def __init__(self, config: SwaddledConfig, spec: PolicySpec) -> None:
+    def __init__(self, config: SymphonyPolicyConfig, spec: PolicySpec) -> None:
         super().__init__(config, spec)
         self.actor = make_direct(
             config,
@@ -72,7 +73,7 @@ class SwaddledPolicy(ExplicitPolicy):
         return self.mode(obs) if deterministic else self.rsample(obs, generator=generator)[0]
 
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """The chunk with noise."""
+        """Draw a chunk with noise."""
         return Sample.unscored(self.act(obs, generator=generator))
 
     def imitation_loss(

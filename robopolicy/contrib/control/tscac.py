@@ -1,18 +1,18 @@
-"""Two-stage constrained actor-critic: teachers of side goals, then the main goal near them (Cai et al. 2023).
+"""Two-stage constrained actor-critic: teachers of auxiliary goals, then a main policy near them (Cai et al. 2023).
 
-Stage one trains a policy of its own for every auxiliary reward, e.g. to spend little energy. Stage two freezes these
-teachers and trains the main policy on the task's reward while it stays close to all of them, which keeps the side goals
-satisfied without a weighted sum of rewards, whose weights must fit their scales.
+Stage one trains a separate policy for every auxiliary reward, e.g. low energy. Stage two freezes these teachers and
+trains the main policy on the task's reward with a penalty on its distance to all of them. This satisfies the auxiliary
+goals without a weighted sum of rewards, whose weights depend on their scales.
 
-Use it where a task's reward ignores what also matters, and the trade should be set by one number, `constraint_coef`.
-Teachers that contradict each other pull to a point between them. The main policy is untouched in stage one, in which
-the teachers act in turn.
+Use it where a task's reward omits other goals, and one number, `constraint_coef`, should set the trade-off. Teachers
+that contradict each other pull to a point between them. The main policy does not change in stage one, in which the
+teachers act in turn.
 
-The auxiliary rewards are functions of stored transitions (`AUX_REWARDS`; add your own), as our simulators give one
-reward. The formulas of stage two are those of the public code, for a deterministic actor. Deviations: every learner is
-a TD3 (there: DDPG); values are divided by their mean size, so that `constraint_coef` does not depend on the scale of
-the rewards; the weight of a value is the density of the teachers' actions relative to its peak; several teachers'
-distances add up.
+The auxiliary rewards are functions of stored transitions (`AUX_REWARDS`; add your own), because our simulators return
+one reward. Stage two follows the formulas of the public code, for a deterministic actor. Deviations: every learner is a
+TD3 (the code: DDPG); values are divided by their mean absolute value, so that `constraint_coef` does not depend on the
+scale of the rewards; the weight of a value is the density of the teachers' actions relative to its peak; distances to
+several teachers are summed.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from robopolicy.policies.noise import Randomness
 
 
 def control_cost(batch: Transitions, policy: GaussianPolicy) -> Tensor:
-    """Minus the mean square `(B,)` of the executed actions, normalised."""
+    """Negative mean square `(B,)` of the executed actions, normalised."""
     steps = policy.spec.action_horizon
     action = policy.action_normalizer.normalize(batch.chunk[:, :steps])
     return -chunk_mean(action.square().mean(-1), batch.mask[:, :steps])
 
 
 def velocity_cost(batch: Transitions, policy: GaussianPolicy) -> Tensor:
-    """Minus the mean square `(B,)` of the change of the observed vectors, normalised; 0 where it was not seen."""
+    """Negative mean square `(B,)` of the change of the observed vectors, normalised; 0 where it was not observed."""
     encoder = policy.encoder
     after, before = (encoder.normalizer.normalize(encoder.vectors(obs)[:, -1]) for obs in (batch.next_obs, batch.obs))
     return -(after - before).square().mean(1) * batch.next_obs_valid
@@ -58,23 +58,23 @@ AUX_REWARDS: dict[str, Callable[[Transitions, GaussianPolicy], Tensor]] = {
 
 @dataclass(frozen=True)
 class TSCACConfig(TD3Config):
-    """Settings of the two stages: those of TD3, the teachers and how near them to stay."""
+    """Settings of the two stages: settings of TD3, the teachers and the weight of their distance."""
 
     aux_rewards: tuple[str, ...] = ("control_cost",)  # auxiliary rewards, one teacher each
-    stage1_fraction: OpenFraction = 0.3  # share of the updates that train the teachers
+    stage1_fraction: OpenFraction = 0.3  # fraction of the updates that train the teachers
     constraint_coef: NonNegative = 0.3  # weight of the squared distance to the teachers' actions; 0 ignores them
-    data_coef: NonNegative = 0.0  # weight of the squared distance to the actions of the data; for learning offline
-    spread: Positive = 30.0  # standard deviation, normalised, of the density that weighs values; large weighs none
+    data_coef: NonNegative = 0.0  # weight of the squared distance to the actions of the data; for offline learning
+    spread: Positive = 30.0  # normalised standard deviation of the density that weights values
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.n_step:
-            raise UserError(f"TSCAC's rewards judge one chunk at a time; leave algorithm.n_step=0, got {self.n_step}.")
+            raise UserError(f"TSCAC's rewards evaluate single chunks; leave algorithm.n_step=0, got {self.n_step}.")
         for name in self.aux_rewards:
             if name not in AUX_REWARDS:
                 raise unknown_name("auxiliary reward", name, AUX_REWARDS)
         if not self.aux_rewards or len(set(self.aux_rewards)) < len(self.aux_rewards):
-            raise UserError(f"algorithm.aux_rewards needs one or more different names, got {list(self.aux_rewards)}.")
+            raise UserError(f"algorithm.aux_rewards needs one or more distinct names, got {list(self.aux_rewards)}.")
 
 
 def main_loss(value: Tensor, distance: Tensor, data_distance: Tensor, config: TSCACConfig) -> Tensor:
@@ -82,7 +82,7 @@ def main_loss(value: Tensor, distance: Tensor, data_distance: Tensor, config: TS
 
     Args:
         value: (B,) of its actions under the task's critic.
-        distance: (K, B) mean squared distance of its actions to those of each teacher, normalised.
+        distance: (K, B) mean squared distance of its actions to the actions of each teacher, normalised.
         data_distance: (B,) the same to the actions in the data.
         config: Weights.
     """
@@ -92,7 +92,7 @@ def main_loss(value: Tensor, distance: Tensor, data_distance: Tensor, config: TS
 
 
 class TSCAC(TD3):
-    """TD3 near teachers that are TD3s themselves."""
+    """TD3 with a penalty on the distance to teachers, which are TD3 agents as well."""
 
     name = "tscac"
     config_class = TSCACConfig
@@ -112,7 +112,7 @@ class TSCAC(TD3):
             self.teachers[reward] = TD3(own, copy.deepcopy(self.policy), total_updates=self.stage1_updates)
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """The main policy with noise; in stage one the teachers, each in its share of the environments."""
+        """Act with the main policy and noise; in stage one with the teachers, each in its part of the environments."""
         if self.updates >= self.stage1_updates:
             return super().act(obs, generator=generator)
         chunks = torch.stack([teacher.act(obs, generator=generator).chunk for teacher in self.teachers.values()])
@@ -141,8 +141,8 @@ class TSCAC(TD3):
         with torch.no_grad():
             teachers = [teacher.policy.mode(batch.obs) for teacher in self.teachers.values()]
         distance = torch.stack([self._distance(chunk, teacher).mean(1) for teacher in teachers])
-        seen = chunk_mean(self._distance(chunk, batch.chunk), batch.mask[:, : self.policy.spec.action_horizon])
-        loss = main_loss(q1(self.critic, batch.obs, chunk), distance, seen, self.config)
+        to_data = chunk_mean(self._distance(chunk, batch.chunk), batch.mask[:, : self.policy.spec.action_horizon])
+        loss = main_loss(q1(self.critic, batch.obs, chunk), distance, to_data, self.config)
         return loss, {"distance": distance.mean()}
 
     def _distance(self, chunk: Tensor, other: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class TSCAC(TD3):
         return difference.square().mean(-1)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """TD3's parts, and every teacher."""
+        """Items of TD3 and every teacher."""
         return {
             **super().checkpoint_items(),
             **{f"teacher_{reward}": teacher for reward, teacher in self.teachers.items()},

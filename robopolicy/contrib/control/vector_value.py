@@ -1,4 +1,4 @@
-"""State values by reward term: of plain layers, or of layers that the observation mixes from shared modules.
+"""State values by reward term, with plain layers or with layers mixed from shared modules.
 
 Source: Cho et al. 2025.
 """
@@ -23,11 +23,11 @@ class VectorValueConfig(ValueConfig):
 
     hidden: tuple[PositiveInt, ...] = (256, 128, 128, 64)
     modules: PositiveInt = 8  # weight modules of every layer
-    context_width: PositiveInt = 64  # hidden units of the network that mixes them
+    context_width: PositiveInt = 64  # hidden units of the network that computes the mixture
 
 
 class TermValues(ValueNet):
-    """V_k(s) of R parts of the reward: observations `{key: (B, To, ...)}` -> `(B, R)`; `forward` is their sum.
+    """V_k(s) of R reward terms: observations `{key: (B, To, ...)}` -> `(B, R)`; `forward` returns their sum.
 
     Layers are plain; `residual` and `bias` are not used.
     """
@@ -38,7 +38,7 @@ class TermValues(ValueNet):
         self.head = MLP(size, config.hidden, terms, activation=config.activation, orthogonal_gain=gain)
 
     def by_term(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """Expected sum of each part of the reward `(B, R)`."""
+        """Expected sum of each reward term `(B, R)`."""
         return self.head(self.encoder(obs).flatten(1))
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
@@ -63,6 +63,6 @@ class VectorValueNet(TermValues):
         )
 
     def by_term(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """Expected sum of each part of the reward `(B, R)`."""
+        """Expected sum of each reward term `(B, R)`."""
         features = self.encoder(obs).flatten(1)
         return self.head(features, features)

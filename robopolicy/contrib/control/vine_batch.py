@@ -9,6 +9,6 @@ from robopolicy.data.batches import GroupRollout, Rollout
 
 @dataclass(frozen=True, kw_only=True)
 class VineRollout(Rollout):
-    """A rollout, and episodes that were played to their end from several of its moments."""
+    """A rollout, and complete episodes that branch off at several of its decisions."""
 
-    branches: tuple[GroupRollout, ...]  # those from one moment in sequence; `group` numbers moment and environment
+    branches: tuple[GroupRollout, ...]  # in order of branch points; `group` numbers branch point and environment

@@ -1,7 +1,7 @@
-"""Rollouts with vines: at some of their moments the simulator is restored again and again, and played to the end.
+"""Rollouts with vines: the simulator is restored repeatedly at some decisions, and every vine runs to its end.
 
-Every vine from one moment of one environment begins in the same state and differs from the others by exploration alone.
-Unlike groups (`samplers/group.py`) vines begin in the middle of episodes, where the policy has really been.
+All vines from one branch point of an environment begin in the same state and differ by exploration only. Unlike groups
+(`rollout/groups.py`) vines begin in the middle of episodes, in states that the policy visits.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from robopolicy.sim.chunk import ChunkedSim, ChunkStep
 
 
 class VineSampler(RolloutSampler):
-    """As `RolloutSampler`; what it plays besides leaves no trace in the rollouts."""
+    """`RolloutSampler` with vines, which do not affect its rollouts."""
 
     def __init__(self, sim: ChunkedSim, *, decisions: int, branch_points: int, branches: int, seed: int = 0) -> None:
-        """Get ready.
+        """Create the sampler.
 
         Args:
             sim: Simulator with chunk execution and observation history.
             decisions: T, chunk decisions per environment in one rollout.
-            branch_points: Moments of each rollout, drawn at random, at which vines begin in every environment.
-            branches: V, vines from each moment.
+            branch_points: Randomly drawn decisions of each rollout at which vines begin in every environment.
+            branches: V, vines from each branch point.
             seed: First episode seed, and seed of the exploration noise.
         """
         super().__init__(sim, decisions=decisions, seed=seed)
@@ -39,7 +39,7 @@ class VineSampler(RolloutSampler):
             sim.state_dict()
         except RuntimeError as error:
             raise UserError(
-                f"The backend of {sim.sim.spec.task} cannot save its state, from which vines grow; choose another."
+                f"Vines need a backend that saves its state, got {sim.sim.spec.task}; choose another sim."
             ) from error
         self.branch_points, self.branches = branch_points, branches
         self._noise = torch.Generator(sim.sim.device).manual_seed(seed + 1)  # of the vines
@@ -47,7 +47,7 @@ class VineSampler(RolloutSampler):
         self._decision = 0
 
     def collect(self, act: Act) -> VineRollout:
-        """Play `decisions` chunks per environment, and vines to the end of their episodes."""
+        """Run `decisions` chunks per environment, and vines to the end of their episodes."""
         drawn = torch.randperm(self.decisions, generator=self._noise, device=self._noise.device)[: self.branch_points]
         self._moments, self._decision = dict.fromkeys(sorted(drawn.tolist())), 0
         rollout = super().collect(act)
@@ -70,7 +70,7 @@ class VineSampler(RolloutSampler):
         return super()._step(sample)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides the next rollout and its vines."""
+        """State that determines the next rollout and its vines."""
         return {**super().state_dict(), "noise": self._noise.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

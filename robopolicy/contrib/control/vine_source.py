@@ -1,4 +1,4 @@
-"""Rollouts with episodes that branch off at some of their states, for algorithms that compare such branches."""
+"""Data source of rollouts with vines, for algorithms that compare episodes from the same state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from robopolicy.training.sources import RolloutSource
 
 
 class VineSource(RolloutSource):
-    """On-policy rollouts, and whole episodes that branch off at some of their states."""
+    """On-policy rollouts with complete episodes that branch off at some of their states."""
 
     whole_episodes: ClassVar[bool] = True
 
@@ -25,7 +25,7 @@ class VineSource(RolloutSource):
 
     @classmethod
     def build(cls, context: SourceContext) -> DataSource:
-        """Rollouts and branches as many as the settings say."""
+        """Build the source with the configured number of branches."""
         settings = context.settings
         return cls(
             context.chunked_sim(),

@@ -1,4 +1,4 @@
-"""Action-value ensembles of many nodes that are sorted and weighed towards the low ones.
+"""Action-value ensembles whose sorted outputs are averaged with larger weights on the low ones.
 
 Source: Ishuov et al. 2025, Symphony.
 """
@@ -17,25 +17,25 @@ from robopolicy.errors import UserError
 
 
 class WeightedQuantileQ(QEnsemble):
-    """One value from the nodes of all members: sorted, and weighed `tanh((pi (1 - i / n)) ** e)` from the lowest up.
+    """One value from the sorted outputs of all members, with weights `tanh((pi (1 - i / n)) ** e)` from the lowest up.
 
-    Every node learns the same target, so that where they disagree the value lies below their mean. As a `QEnsemble` it
-    has a single member.
+    Every output learns the same target, so that the value lies below the mean where they disagree. In terms of
+    `QEnsemble` it has a single member.
     """
 
     weights: Tensor
 
     def __init__(self, config: CriticConfig, policy: CriticInput, *, nodes: int) -> None:
-        """Build the critic of `policy` with `nodes` outputs of each of `config.members` networks; no histogram."""
+        """Build the critic of `policy` with `nodes` outputs for each of `config.members` networks; no histogram."""
         if config.bins:
-            raise UserError(f"This critic has nodes, not a histogram; drop critic.bins={config.bins}.")
+            raise UserError(f"This critic predicts quantile nodes, not a histogram; drop critic.bins={config.bins}.")
         super().__init__(config, policy, outputs=nodes)
         count = config.members * nodes
         weights = (math.pi * (1 - torch.arange(count) / count)).pow(math.e).tanh()
         self.register_buffer("weights", weights / weights.sum())
 
     def nodes(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
-        """All nodes `(B, members * nodes)`."""
+        """All outputs `(B, members * nodes)`."""
         return _joined_nodes(self.output(self.encode(obs), chunk))
 
     def value(self, output: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def _joined_nodes(output: Tensor) -> Tensor:
 
 
 def _ascending(values: Tensor) -> Tensor:
-    """Sorted along the last axis, with gradient; on a CPU by NumPy's vectorised sort, 4 to 35 times faster there."""
+    """Sort along the last axis, with gradient; on a CPU by NumPy's vectorised sort, 4 to 35 times faster."""
     if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.float64):
         return values.sort(-1).values
     if torch.is_grad_enabled() and values.requires_grad:

@@ -1,4 +1,4 @@
-"""`robopolicy tune_juggler`: tune the settings of the scripted juggler by one agent per group of settings."""
+"""Implement `robopolicy tune_juggler`, which tunes the settings of the scripted juggler with one agent per group."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "tune_juggler",
-        description="Tune eight settings of the scripted juggler together, by one agent per group of settings and one "
-        "score for all, and compare them with the hand-made ones on episodes that they were not tuned on.",
+        description="Tune eight settings of the scripted juggler, with one agent per group of settings and a shared "
+        "score, and compare them with the default settings on held-out episodes.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("--task", default="volley/pass", help="drill of volley (default: volley/pass)")
-    parser.add_argument("--rounds", type=int, default=12, help="of trials (default: 12)")
-    parser.add_argument("--trials", type=int, default=8, help="per round (default: 8)")
-    parser.add_argument("--episodes", type=int, default=16, help="per trial (default: 16)")
-    parser.add_argument("--steps", type=int, default=500, help="control steps of an episode at most (default: 500)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first episode and of the agents (default: 0)")
+    parser.add_argument("--task", default="volley/pass", help="volleyball drill (default: volley/pass)")
+    parser.add_argument("--rounds", type=int, default=12, help="rounds of trials (default: 12)")
+    parser.add_argument("--trials", type=int, default=8, help="trials per round (default: 8)")
+    parser.add_argument("--episodes", type=int, default=16, help="episodes per trial (default: 16)")
+    parser.add_argument("--steps", type=int, default=500, help="maximum control steps of an episode (default: 500)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first episode and of the agents (default: 0)")
     parser.add_argument("--held-out", type=int, default=100, help="episodes of the comparison (default: 100)")
-    parser.add_argument("--out", default="runs/tune_juggler", help="where style.json goes (default: runs/tune_juggler)")
+    parser.add_argument("--out", default="runs/tune_juggler", help="folder for style.json (default: runs/tune_juggler)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Tune, save and compare."""
+    """Tune, save and compare the settings."""
     from robopolicy.contrib.drone_volleyball.tune_juggler import Config, tune
 
     check_numbers(args, positive=("rounds", "trials", "episodes", "steps", "held_out"), non_negative=("seed",))

@@ -1,6 +1,6 @@
-"""What all volley drills share: the drones, their rotors, the observation, and who touched the ball.
+"""Base of the volleyball drills: drones, rotors, observations and contacts with the ball.
 
-A drill says where things start, what a touch is worth and when it is over; see `drills.py`.
+A drill defines start positions, rewards and ends of episodes; see `drills.py`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from robopolicy.mirror_symmetry import MirrorSymmetry, SignedPermutation
 from robopolicy.sim.backends.mujoco.task import Array, BatchState, MujocoTask, ResetState, StepResult
 from robopolicy.sim.contract import TensorSpec
 
-SPREAD: Array = np.array([0.5, 0.5, 0.2])  # [m] a drone starts this far from its anchor along each axis at most
-TILT = 0.1 * np.pi  # [rad] roll and pitch it starts with at most; its heading is any
-THROTTLE_STEP = 0.43  # share of the way to the commanded throttle that rotors go in one control step
-LOWEST = 0.4  # [m] height of a drone's centre, below which it counts as crashed
-LANDED = 0.15  # [m] height of the ball's centre, below which it counts as landed
-GROUND = 0.35  # [m] height below which a touch is one of the ground
-JOLT = 0.05  # [m/s] change of the ball's velocity in one step, gravity aside, that tells a touch
-CARRY = 4  # control steps in touch that are too many
-DOUBLE = 0.4  # [s] between two touches, below which the second is a fault
-HIGH = 3.5  # [m] a good bump sends the ball higher than that; its centre
-FAULT = 1.0  # reward taken off for a fault
+SPREAD: Array = np.array([0.5, 0.5, 0.2])  # [m] maximum distance of a drone's start to its anchor along each axis
+TILT = 0.1 * np.pi  # [rad] maximum initial roll and pitch; the heading is uniform
+THROTTLE_STEP = 0.43  # fraction of the way to the commanded throttle per control step
+LOWEST = 0.4  # [m] height of a drone's centre below which it has crashed
+LANDED = 0.15  # [m] height of the ball's centre below which it has landed
+GROUND = 0.35  # [m] height below which a contact is with the ground
+JOLT = 0.05  # [m/s] change of the ball's velocity per step, without gravity, that indicates a contact
+CARRY = 4  # maximum contact duration in control steps is one less
+DOUBLE = 0.4  # [s] minimum time between two contacts; less is a fault
+HIGH = 3.5  # [m] height of the ball's centre that a good bump exceeds
+FAULT = 1.0  # penalty of a fault
 
 DRONE_NAMES = (
     *(f"{axis} minus anchor [m]" for axis in "xyz"),
@@ -50,35 +50,35 @@ BALL_NAMES = (*(f"ball_velocity_{axis} [m/s]" for axis in "xyz"), "since touch [
 
 
 @dataclass(frozen=True)
-class Touch:
-    """What happened to the ball in a control step; all `(N,)`."""
+class ContactEvent:
+    """Events of the ball in a control step; all `(N,)`."""
 
-    bump: NDArray[np.bool_]  # the drone whose turn it is struck it with its paddle
-    fault: NDArray[np.bool_]  # struck otherwise, by another, too soon after the last touch, or carried
-    high: NDArray[np.bool_]  # the flight that ended here began with a bump and went above `HIGH`
+    bump: NDArray[np.bool_]  # the drone with the turn hit it with its paddle
+    fault: NDArray[np.bool_]  # hit otherwise, by another drone, too soon after the last contact, or carried
+    high: NDArray[np.bool_]  # the flight that ended here began with a bump and exceeded `HIGH`
     landed: NDArray[np.bool_]
-    crashed: NDArray[np.bool_]  # a drone, into the ground, the net or the air above `highest`
-    outside: NDArray[np.bool_]  # the ball, of the court or of the height allowed
+    crashed: NDArray[np.bool_]  # a drone, into ground or net, or above `highest`
+    outside: NDArray[np.bool_]  # the ball, outside the court or too high
 
 
 class VolleyTask(MujocoTask):
-    """Base class. Actions are throttles of all rotors, 50 Hz, 10 s.
+    """Base class of the drills. Actions are throttles of all rotors at 50 Hz, for 10 s.
 
-    An action of -1 stops a rotor and 1 is full thrust, which is linear between (throttle squared); rotors approach
-    it by a first-order lag. A touch is seen by what it does to the
-    ball's velocity, which gravity does not explain, so that none falls between two steps.
+    An action of -1 stops a rotor and 1 is full thrust, linear in between (throttle squared); rotors follow it with a
+    first-order lag. Contacts are detected by a change of the ball's velocity that gravity does not explain, so that
+    none is missed between two steps.
 
     Args:
-        reward: `sparse` pays for bumps or for success and takes off for faults; `shaped` adds hints.
+        reward: `sparse` rewards bumps or success and penalises faults; `shaped` adds hints.
     """
 
-    anchors: ClassVar[Array]  # (D, 3) [m] where the drones stay
-    drop: ClassVar[float] = 2.0  # [m] height of the ball above the first drone when the episode starts
-    highest: ClassVar[float] = np.inf  # [m] above which a drone counts as crashed
+    anchors: ClassVar[Array]  # (D, 3) [m] home positions of the drones
+    drop: ClassVar[float] = 2.0  # [m] initial height of the ball above the first drone
+    highest: ClassVar[float] = np.inf  # [m] height above which a drone has crashed
     ball_highest: ClassVar[float] = 16.0  # [m]
     has_target: ClassVar[bool] = False
 
-    frame_skip = 10  # at 2 ms, so 50 Hz
+    frame_skip = 10  # at 2 ms, i.e. 50 Hz
     max_episode_steps = 500
     cameras = ("close", "court")
 
@@ -107,31 +107,31 @@ class VolleyTask(MujocoTask):
         self._hover = np.tile(np.sqrt(level), (self.drones, 1))  # (D, 4) throttles
 
     @abstractmethod
-    def judge(self, touch: Touch, action: Array, before: BatchState, after: BatchState) -> StepResult:
-        """Reward, end and success of a step; `memory` of `after` already counts the touch."""
+    def evaluate_step(self, event: ContactEvent, action: Array, before: BatchState, after: BatchState) -> StepResult:
+        """Reward, end and success of a step; `memory` of `after` already includes the contact."""
 
     @abstractmethod
     def goal(self, state: BatchState) -> Array:
-        """Where each drone should send the ball `(N, D, 3)` [m]; experts read it."""
+        """Target `(N, D, 3)` [m] of each drone's bump; used by experts."""
 
     def turn(self, state: BatchState) -> NDArray[np.bool_]:
-        """Whether the ball is a drone's to strike `(N, D)`."""
-        return recall(state)["turn"][:, None] == np.arange(self.drones)
+        """Whether it is a drone's turn to hit the ball `(N, D)`."""
+        return memory_of(state)["turn"][:, None] == np.arange(self.drones)
 
     def extra_names(self) -> tuple[str, ...]:
-        """Names of what `extra` adds to the observation."""
+        """Names of the values of `extra`."""
         return ()
 
     def extra(self, state: BatchState) -> list[Array]:
-        """What a drill adds to the observation, `(N, ...)` each."""
+        """Additional observations of a drill, `(N, ...)` each."""
         return []
 
     def extra_sign(self) -> list[float]:
-        """Signs of `extra` in the mirror."""
+        """Signs of `extra` under the mirror symmetry."""
         return []
 
     def draw(self, rng: np.random.Generator) -> dict[str, float]:
-        """Positions of the scene's other joints."""
+        """Initial positions of the scene's other joints."""
         return {}
 
     def pose(self, state: BatchState) -> DroneState:
@@ -147,7 +147,7 @@ class VolleyTask(MujocoTask):
         return state.qpos[:, at : at + 3], state.qvel[:, going : going + 3]
 
     def initial(self, rng: np.random.Generator) -> ResetState:
-        """Draw the drones about their anchors; the ball hangs above the first one and falls."""
+        """Draw the drones around their anchors, with the ball falling above the first one."""
         qpos, qvel = self.model.qpos0.copy(), np.zeros(self.model.nv)
         for part, anchor in zip(self._poses, self.anchors, strict=True):
             roll, pitch, yaw = rng.uniform([-TILT, -TILT, 0.0], [TILT, TILT, 2 * np.pi]) / 2
@@ -161,32 +161,32 @@ class VolleyTask(MujocoTask):
             "throttle": self._hover.copy(),
             "action": (2 * np.square(self._hover) - 1).ravel(),
             "turn": 0.0,
-            "touching": 0.0,  # control steps for which the touch lasts by now
-            "since": 10.0,  # [s] since the last touch began
+            "touching": 0.0,  # control steps of the current contact
+            "since": 10.0,  # [s] since the start of the last contact
             "bumps": 0.0,
-            "top": 0.0,  # [m] of the flight since the last bump; 0 before the first
+            "top": 0.0,  # [m] maximum height since the last bump; 0 before the first
         }
         return ResetState(qpos, qvel, memory)
 
     def control(self, action: Array, state: BatchState) -> Array:
-        """Thrusts of the rotors `(N, 4 D)` [N] of throttles that follow `action` `(N, 4 D)`."""
-        memory = recall(state)
+        """Rotor thrusts `(N, 4 D)` [N], with throttles that follow `action` `(N, 4 D)`."""
+        memory = memory_of(state)
         target = np.sqrt((action + 1) / 2).reshape(memory["throttle"].shape)
         memory["throttle"] = memory["throttle"] + THROTTLE_STEP * (target - memory["throttle"])
         return self.frame.max_thrust * np.square(memory["throttle"]).reshape(len(state), -1)
 
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
-        """Judge the step, and say how restless the rotors were."""
-        outcome = self.judge(self._touch(before, after), action, before, after)
-        memory = recall(after)
+        """Evaluate the step, and add the change of the action to the info."""
+        outcome = self.evaluate_step(self._detect_contact(before, after), action, before, after)
+        memory = memory_of(after)
         change = np.abs(action - memory["action"]).mean(1)
         memory["action"] = action
         outcome.info.update({"bumps": memory["bumps"].copy(), "action_change": change})
         return outcome
 
     def observe(self, state: BatchState) -> dict[str, Array]:
-        """The observation `state`: every drone, whose turn it is, the ball."""
-        memory, pose, (ball, velocity) = recall(state), self.pose(state), self.ball(state)
+        """The observation `state`: drones, turns and ball."""
+        memory, pose, (ball, velocity) = memory_of(state), self.pose(state), self.ball(state)
         columns = pose.rotation.swapaxes(-1, -2)[:, :, :2].reshape(len(state), self.drones, 6)
         near = (pose.position - self.anchors, columns, pose.velocity, pose.turning, memory["throttle"])
         drones = np.concatenate([*near, ball[:, None] - pose.position], -1).reshape(len(state), -1)
@@ -195,9 +195,9 @@ class VolleyTask(MujocoTask):
         parts = [drones, *turn, velocity, since[:, None], memory["top"][:, None], *self.extra(state)]
         return {"state": np.concatenate(parts, 1)}
 
-    def _touch(self, before: BatchState, after: BatchState) -> Touch:
-        """Find out who touched the ball, and keep count in the memory."""
-        memory = recall(after)
+    def _detect_contact(self, before: BatchState, after: BatchState) -> ContactEvent:
+        """Detect contacts with the ball, and update the counts in the memory."""
+        memory = memory_of(after)
         old, slow = self.ball(before)
         ball, fast = self.ball(after)
         jolt = np.linalg.norm(fast - slow + GRAVITY * self.dt * UP, axis=1) > JOLT
@@ -219,13 +219,13 @@ class VolleyTask(MujocoTask):
         place = self.pose(after).position
         off = (place[..., 2] < LOWEST) | (place[..., 2] > self.highest) | (place[..., 0] < PADDLE_RADIUS)
         outside = (ball[:, 2] > self.ball_highest) | np.any(np.abs(ball[:, :2]) > COURT / 2, axis=1)
-        return Touch(bump, fault, high, landed, np.asarray(off.any(1)), np.asarray(outside))
+        return ContactEvent(bump, fault, high, landed, np.asarray(off.any(1)), np.asarray(outside))
 
     def _prefixes(self) -> tuple[str, ...]:
         return ("",) if len(self.anchors) == 1 else tuple(f"drone{i} " for i in range(len(self.anchors)))
 
     def _mirror(self) -> MirrorSymmetry:
-        """Left and right exchanged: a drone's rotors with each other, and two drones as well."""
+        """Left-right symmetry, which exchanges a drone's rotors, and two drones."""
         vector, turning = [1, -1, 1], [-1, 1, -1]
         drone = [*vector, *vector, *turning, *vector, *turning, 1, 1, 1, 1, *vector]  # as in DRONE_NAMES
         signs = [*drone * self.drones, *[1] * (self.drones if self.drones > 1 else 0), *vector, 1, 1]
@@ -239,20 +239,20 @@ class VolleyTask(MujocoTask):
         return MirrorSymmetry({"state": state}, SignedPermutation.of([1] * 4 * self.drones, rotors))
 
 
-def recall(state: BatchState) -> dict[str, Array]:
+def memory_of(state: BatchState) -> dict[str, Array]:
     """The task's memory: `throttle` `(N, D, 4)`, `action` `(N, 4 D)`, and counts `(N,)`, see `VolleyTask.initial`."""
     return cast(dict[str, Array], state.memory)
 
 
 def _on_paddle(pose: DroneState, ball: Array) -> NDArray[np.bool_]:
-    """(N, D) whether the ball is over the paddle, and near it."""
+    """Whether the ball is closely above the paddle, (N, D)."""
     local = (pose.rotation.swapaxes(-1, -2) @ (ball[:, None] - pose.position)[..., None])[..., 0]
     above = (local[..., 2] > 0.0) & (local[..., 2] < 5 * BALL_RADIUS)
     return above & (np.linalg.norm(local[..., :2], axis=-1) < PADDLE_RADIUS)
 
 
 def _quaternion(roll: float, pitch: float, yaw: float) -> Array:
-    """Of half angles, turned about z, then y, then x."""
+    """Quaternion of half angles, with rotations about z, then y, then x."""
     cr, sr, cp, sp, cy, sy = np.cos(roll), np.sin(roll), np.cos(pitch), np.sin(pitch), np.cos(yaw), np.sin(yaw)
     return np.array(
         [

@@ -1,4 +1,4 @@
-"""Puts drones on the court, and what is known of their bodies."""
+"""Construction of the court with its drones, and properties of their airframe."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from robopolicy.sim.backends.mujoco.task import Array
 
 ASSETS = Path(__file__).parent
 BALL_RADIUS = 0.1  # [m]
-BALL_BOUNCE = 0.8  # share of the normal speed that a bounce leaves
-BALL_KEPT = 0.84  # share of the speed along the surface that a bounce leaves to a ball without spin
+BALL_BOUNCE = 0.8  # fraction of the normal speed after a bounce
+BALL_KEPT = 0.84  # fraction of the tangential speed of a ball without spin after a bounce
 NET_HEIGHT = 2.43  # [m]
 COURT: Array = np.array([12.0, 6.0])  # [m] length along x, across the net, and width along y
 PADDLE_TOP = 0.107  # [m] above the drone's centre
@@ -24,7 +24,7 @@ COLOURS = ((0.15, 0.45, 0.85, 1.0), (0.80, 0.25, 0.45, 1.0))  # of the drones' s
 
 
 def build_model(drones: int, *, target: bool = False) -> mujoco.MjModel:
-    """Compile `volley.xml` with drones `drone0`, `drone1`, ...; `target` adds a mark that slides."""
+    """Compile `volley.xml` with drones `drone0`, `drone1`, ...; `target` adds a sliding mark."""
     scene = mujoco.MjSpec.from_file(str(ASSETS / "volley.xml"))
     for index in range(drones):
         drone = mujoco.MjSpec.from_file(str(ASSETS / "quadrotor.xml"))
@@ -45,7 +45,7 @@ def build_model(drones: int, *, target: bool = False) -> mujoco.MjModel:
 
 @dataclass(frozen=True)
 class Airframe:
-    """What thrusts do to a drone."""
+    """Mass, inertia and rotors of a drone."""
 
     mass: float  # [kg]
     inertia: Array  # (3,) [kg m^2] about its own axes
@@ -54,7 +54,7 @@ class Airframe:
 
     @classmethod
     def of(cls, model: mujoco.MjModel, drone: int = 0) -> Airframe:
-        """Read it off a model."""
+        """Read the airframe from a model."""
         body = model.body(f"drone{drone}_drone")
         rotors = [model.actuator(f"drone{drone}_rotor{i}") for i in range(4)]
         places = np.stack([model.site(f"drone{drone}_rotor{i}").pos for i in range(4)])
@@ -63,9 +63,9 @@ class Airframe:
         return cls(float(body.mass[0]), body.inertia.copy(), mixer, float(rotors[0].ctrlrange[1]))
 
     def thrusts(self, total: Array, torque: Array) -> Array:
-        """Thrusts of the rotors `(..., 4)` [N] for `total` `(...)` [N] and `torque` `(..., 3)` [N m]; not clipped."""
+        """Rotor thrusts `(..., 4)` [N] for `total` `(...)` [N] and `torque` `(..., 3)` [N m]; not clipped."""
         return np.concatenate([total[..., None], torque], -1) @ np.linalg.inv(self.mixer).T
 
     def hover(self) -> Array:
-        """Thrusts `(4,)` [N] that carry the weight without torque."""
+        """Thrusts `(4,)` [N] that balance the weight without torque."""
         return self.thrusts(np.array(self.mass * GRAVITY), np.zeros(3))

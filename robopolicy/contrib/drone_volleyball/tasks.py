@@ -1,4 +1,4 @@
-"""Makers of the drills on the native MuJoCo backends."""
+"""Factories of the drills on the native MuJoCo backends."""
 
 from __future__ import annotations
 

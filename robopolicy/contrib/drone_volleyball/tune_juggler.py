@@ -1,11 +1,10 @@
-"""Gains of a controller, tuned together on one page: one agent per group of gains, one score for all.
+"""Tuning of the juggler's gains with one agent per group of gains and a shared score.
 
-The scripted juggler of the volley drills has eight settings. Gains of one control loop interact and share an agent,
-the others have their own: six agents with 70 options, where all combinations would be 390,625. The score is the mean
-return of some episodes, whose seeds are the same for every trial. Afterwards the hand-made settings and the tuned ones
-are compared on seeds that were not tuned on. From nothing but the ranges, the agents come near what was found by hand,
-and not above it.
-`robopolicy tune_juggler` is the command. Source: Krishnan et al. 2022.
+The scripted juggler of the volleyball drills has eight tunable settings. Gains of one control loop interact and share
+an agent, the others have separate ones: six agents with 70 options, where all combinations would be 390,625. The score
+is the mean return of some episodes with the same seeds for every trial. Afterwards the default and the tuned settings
+are compared on held-out seeds. Starting from the ranges only, the agents reach nearly the default settings, but do not
+exceed them. `robopolicy tune_juggler` is the command. Source: Krishnan et al. 2022.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from robopolicy.sim.registry import SimOptions, make_sim
 
 @dataclass(frozen=True)
 class Config:
-    """Everything you may want to change."""
+    """Settings of the tuning."""
 
     task: str = "volley/pass"  # any volley drill
     rounds: int = 12  # of trials
     trials: int = 8  # per round
     episodes: int = 16  # per trial
-    steps: int = 500  # control steps of a trial's episodes at most
+    steps: int = 500  # maximum control steps of a trial's episodes
     seed: int = 0  # of the first episode, and of the agents
-    held_out: int = 100  # episodes of the comparison in the end, to their end
-    out: str = "runs/tune_juggler"  # where style.json goes
+    held_out: int = 100  # episodes of the final comparison, without a step limit
+    out: str = "runs/tune_juggler"  # folder for style.json
 
 
-HELD_OUT = 10_000  # first seed that is not tuned on
+HELD_OUT = 10_000  # first held-out seed
 
 AGENTS = [
     [Parameter("position", 4.0, 16.0, 5, log=True), Parameter("velocity", 2.5, 10.0, 5, log=True)],
@@ -59,7 +58,7 @@ def style_of(vector: Sequence[float]) -> JugglingStyle:
 
 
 def returns(sim: VectorSim, style: JugglingStyle, seed: int, steps: int) -> torch.Tensor:
-    """Sums of rewards (N,) of the episodes from `seed` on, one per environment."""
+    """Returns (N,) of the episodes that start at `seed`, one per environment."""
     sim.reset(seed)
     juggler, active, total = Juggler(style), torch.ones(sim.num_envs, dtype=torch.bool), torch.zeros(sim.num_envs)
     for _ in range(steps):
@@ -72,11 +71,11 @@ def returns(sim: VectorSim, style: JugglingStyle, seed: int, steps: int) -> torc
 
 
 def tune(config: Config, report: Callable[[str], None] = print) -> tuple[float, float]:
-    """Tune and save; returns the mean returns on held-out seeds of the hand-made and of the tuned settings.
+    """Tune and save; return the mean returns of the default and of the tuned settings on held-out seeds.
 
     Args:
-        config: Sizes.
-        report: Takes a line per round and one in the end.
+        config: Settings.
+        report: Called with a line per round and a final one.
     """
     sim = make_sim(config.task, SimOptions(num_envs=config.episodes))
     agents = FactoredAgents(AGENTS, population=config.trials, seed=config.seed)
@@ -96,5 +95,5 @@ def tune(config: Config, report: Callable[[str], None] = print) -> tuple[float, 
         float(returns(sim, style, HELD_OUT, sim.spec.max_episode_steps).mean())
         for style in (JugglingStyle(), style_of(best))
     )
-    report(f"{config.held_out} held-out episodes: return {before:.2f} by hand, {after:.2f} tuned; {path}")
+    report(f"{config.held_out} held-out episodes: return {before:.2f} with default settings, {after:.2f} tuned; {path}")
     return before, after

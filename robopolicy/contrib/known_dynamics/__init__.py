@@ -1,1 +1,1 @@
-"""Policies trained through known, differentiable dynamics or their linear plans."""
+"""Algorithms that train policies through known, differentiable dynamics or plans with linear dynamics."""

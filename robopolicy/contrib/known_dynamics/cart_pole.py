@@ -1,7 +1,7 @@
-"""Swing up a pole on a cart and balance it: the equations of the classic cart-pole, without friction.
+"""Swing-up of a pole on a cart: the equations of the classic cart-pole, without friction.
 
-The pole starts hanging. Small pushes on the cart are the disturbance. The reward is high while the pole stands upright
-over the middle of the track; an episode that ends so succeeds.
+The pole starts hanging. Small pushes on the cart are the disturbance. The reward is high while the pole is upright over
+the middle of the track; an episode that ends in this state is a success.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ DT, SUBSTEPS = 0.05, 2  # [s] control step, and integration steps in it
 STEPS = 80  # control steps of an episode
 CART, POLE, HALF = 1.0, 0.1, 0.5  # [kg] masses, [m] half the length of the pole
 GRAVITY = 9.81  # [m/s^2]
-FORCE = 10.0  # [N] largest force
+FORCE = 10.0  # [N] maximum force
 PUSH = 0.2  # [N] standard deviation of the disturbance
-TRACK = 2.4  # [m] half of what a picture shows
+TRACK = 2.4  # [m] half of the rendered width
 
 
 class CartPole(DifferentiableDynamics):
@@ -40,7 +40,7 @@ class CartPole(DifferentiableDynamics):
         )
 
     def scenario(self, seed: int) -> tuple[Tensor, Tensor]:
-        """A pole that hangs, nearly still, and the pushes."""
+        """A hanging pole, nearly at rest, and the pushes."""
         rng = np.random.default_rng(seed)
         state = rng.uniform(-0.5, 0.5, 4) + np.array([0.0, math.pi, 0.0, 0.0])
         noise = rng.normal(0.0, PUSH, (STEPS, 1))
@@ -66,13 +66,13 @@ class CartPole(DifferentiableDynamics):
         effort = 0.05 * x.square() + 0.001 * spin.square() + 0.0002 * force.square()
         return Outcome(torch.stack([x, angle, v, spin], 1), upright - effort)
 
-    def solved(self, state: Tensor) -> Tensor:
-        """Upright within 15 degrees, slow, and on the track."""
+    def is_success(self, state: Tensor) -> Tensor:
+        """Whether the pole is upright within 15 degrees, slow, and on the track."""
         x, angle, _, spin = state.unbind(1)
         return (angle.cos() > math.cos(math.radians(15))) & (spin.abs() < 1.0) & (x.abs() < TRACK)
 
     def draw(self, state: Tensor, height: int, width: int) -> Tensor:
-        """Cart and pole from the side; the picture is as wide as the track."""
+        """Render cart and pole from the side; the image is as wide as the track."""
         scale = 2 * TRACK / width  # [m/pixel]
         columns = (torch.arange(width) + 0.5 - width / 2) * scale
         rows = (height / 2 - 0.5 - torch.arange(height))[:, None] * scale  # (h, 1), upwards

@@ -1,12 +1,12 @@
-"""Known, differentiable dynamics: the contract of a task whose physics is a function written in torch.
+"""Known, differentiable dynamics: the contract of tasks whose physics is a function in torch.
 
-A task gives its dynamics once, as pure functions of the batch. `DynamicsSim` makes an ordinary simulator of them, for
-evaluation, comparison and films; `robopolicy.contrib.known_dynamics.scenarios.unroll` differentiates through the very
+A task defines its dynamics once, as pure functions of the batch. `DynamicsSim` turns them into an ordinary simulator
+for evaluation, comparison and videos; `robopolicy.contrib.known_dynamics.scenarios.unroll` differentiates through the
 same functions.
 
-Everything random of an episode, its first state and every disturbance, is its *scenario* and a function of the episode
-seed alone. So two policies can be compared, and one be differentiated, on common random numbers; a task may as well
-return logged disturbances. Episodes last `spec.max_episode_steps` steps: an end that depends on the state would have no
+Everything random in an episode, its initial state and all disturbances, is its *scenario*, which the episode seed
+determines. So policies are compared and differentiated on common random numbers. A task may also return logged
+disturbances. Episodes last `spec.max_episode_steps` steps, because an end that depends on the state would have no
 gradient.
 """
 
@@ -27,50 +27,50 @@ from robopolicy.sim.vector_env import TorchVectorEnv
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a control step leads to."""
+    """Result of a control step."""
 
     state: Tensor  # (B, S)
     reward: Tensor  # (B,)
-    info: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (B,) each, e.g. parts of the reward
+    info: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (B,) each, e.g. reward terms
 
 
 class DifferentiableDynamics(ABC):
-    """Dynamics as functions of batches; S numbers of state, A of action and W of disturbance.
+    """Dynamics as functions of batches, with S numbers of state, A of action and W of disturbance.
 
-    `observe` and `step` are differentiable almost everywhere, compute in the type of the state, treat rows apart and
-    change nothing in place.
+    `observe` and `step` are differentiable almost everywhere, compute in the dtype of the state, treat rows
+    independently and change nothing in place.
     """
 
     spec: SimSpec
 
     @abstractmethod
     def scenario(self, seed: int) -> tuple[Tensor, Tensor]:
-        """First state `(S,)` and disturbances `(T, W)` of the episode `seed`, T being its control steps; float32."""
+        """Initial state `(S,)` and disturbances `(T, W)` of the episode `seed` with T control steps; float32."""
 
     @abstractmethod
     def observe(self, state: Tensor) -> Observation:
-        """What is seen of `state` `(B, S)`: `{key: (B, ...)}`."""
+        """Observation `{key: (B, ...)}` of `state` `(B, S)`."""
 
     @abstractmethod
     def step(self, state: Tensor, action: Tensor, noise: Tensor) -> Outcome:
         """One control step from `state` `(B, S)` with an `action` `(B, A)` within the bounds and `noise` `(B, W)`."""
 
-    def solved(self, state: Tensor) -> Tensor | None:
-        """Whether an episode that ends in `state` `(B, S)` has succeeded `(B,)` bool; None where nothing says."""
+    def is_success(self, state: Tensor) -> Tensor | None:
+        """Whether an episode that ends in `state` `(B, S)` is a success `(B,)` bool; None without a definition."""
         return None
 
     def draw(self, state: Tensor, height: int, width: int) -> Tensor:
-        """Pictures `(B, 3, height, width)` uint8 of `state` `(B, S)`."""
-        raise RuntimeError(f"Task {self.spec.task} has no pictures.")
+        """Images `(B, 3, height, width)` uint8 of `state` `(B, S)`."""
+        raise RuntimeError(f"Task {self.spec.task} cannot be rendered.")
 
     def scenarios(self, seeds: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """First states `(B, S)` and disturbances `(B, T, W)` of several episodes."""
+        """Initial states `(B, S)` and disturbances `(B, T, W)` of several episodes."""
         drawn = [self.scenario(seed) for seed in seeds]
         return torch.stack([state for state, _ in drawn]), torch.stack([noise for _, noise in drawn])
 
 
 class DynamicsSim(TorchVectorEnv):
-    """N rows of known dynamics as a simulator."""
+    """Simulator of N rows of known dynamics."""
 
     def __init__(self, dynamics: DifferentiableDynamics, num_envs: int) -> None:
         super().__init__(dynamics.spec, num_envs)
@@ -83,25 +83,25 @@ class DynamicsSim(TorchVectorEnv):
 
     @torch.no_grad()
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        """One control step of the rows where `active`."""
-        active, played = self.active_rows(active), self.clipped_action(action)
+        """Take one control step of the rows where `active`."""
+        active, clipped = self.active_rows(active), self.clipped_action(action)
         noise = self._noise[torch.arange(self.num_envs), self.episode_step]
-        outcome = self.dynamics.step(self._state, played, noise)
-        sane = active & outcome.state.isfinite().all(1) & outcome.reward.isfinite()
-        self._state = torch.where(sane[:, None], outcome.state, self._state)
+        outcome = self.dynamics.step(self._state, clipped, noise)
+        finite = active & outcome.state.isfinite().all(1) & outcome.reward.isfinite()
+        self._state = torch.where(finite[:, None], outcome.state, self._state)
         self.episode_step = self.episode_step + active
-        diverged = active & ~sane
-        truncated = sane & (self.episode_step >= self.spec.max_episode_steps)
-        info = {key: torch.where(sane, value, 0.0) for key, value in outcome.info.items()}
+        diverged = active & ~finite
+        truncated = finite & (self.episode_step >= self.spec.max_episode_steps)
+        info = {key: torch.where(finite, value, 0.0) for key, value in outcome.info.items()}
         info["diverged"] = diverged
-        solved = self.dynamics.solved(self._state)
+        solved = self.dynamics.is_success(self._state)
         if solved is not None:
             info["success"] = truncated & solved
         final = self.observe()
         self.restart(truncated | diverged)
         return Step(
             obs=self.observe(),
-            reward=torch.where(sane, outcome.reward, 0.0),
+            reward=torch.where(finite, outcome.reward, 0.0),
             terminated=diverged,
             truncated=truncated,
             final_obs=final,
@@ -112,16 +112,16 @@ class DynamicsSim(TorchVectorEnv):
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Return frames of the first `envs` rows."""
         if camera is not None:
-            raise UserError(f"Task {self.spec.task} has one view without a name; choose no camera.")
+            raise UserError(f"Task {self.spec.task} has a single unnamed view; drop the camera, got '{camera}'.")
         return self.dynamics.draw(self._state[:envs], height, width)
 
     @torch.no_grad()
     def observe(self) -> Observation:
-        """What is seen of all rows."""
+        """Observation of all rows."""
         return {key: value.clone() for key, value in self.dynamics.observe(self._state).items()}
 
     def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
-        """Draw the scenarios of episodes that start."""
+        """Draw the scenarios of new episodes."""
         state, noise = self._state.clone(), self._noise.clone()
         state[rows], noise[rows] = self.dynamics.scenarios(seeds)
         self._state, self._noise = state, noise

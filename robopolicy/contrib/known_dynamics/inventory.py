@@ -1,8 +1,8 @@
-"""A store that orders from a supplier: the source's own test of HDPO (Alvo et al. 2023).
+"""Store that orders from a supplier: the paper's test of HDPO (Alvo et al. 2023).
 
-Every day an order is placed, what was ordered `lead_time` days ago arrives, and demand is served from stock. Stock that
-is left costs, and so does demand that is not served; it waits (backlog) or is lost. Demand, costs and lead times are
-those of the source. Everything is a hinge function, and so differentiable almost everywhere.
+Every day an order is placed, the order of `lead_time` days ago arrives, and demand is served from stock. Remaining
+stock and unmet demand have costs; unmet demand is delayed (backlog) or lost. Demand, costs and lead times follow the
+source. Everything is a hinge function, so it is differentiable almost everywhere.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class StoreConfig:
     """One store and its customers."""
 
     task: str  # registered name
-    lead_time: int  # days until an order arrives; 0 is in time for the demand of the day
-    lost: bool  # unmet demand is lost instead of waiting
+    lead_time: int  # days until an order arrives; 0 arrives before the demand of the day
+    lost: bool  # unmet demand is lost instead of delayed
     poisson: bool  # Poisson demand, normal otherwise (cut at 0)
     mean: float = 5.0  # [units/day] demand
     std: float = 1.6  # [units/day] of normal demand
-    holding: float = 1.0  # [cost/unit/day] of stock that is left
+    holding: float = 1.0  # [cost/unit/day] of remaining stock
     underage: float = 9.0  # [cost/unit/day] of unmet demand
     max_order: float = 20.0  # [units/day]
 
@@ -42,9 +42,9 @@ class StoreConfig:
 
     @property
     def base_stock(self) -> float:
-        """Stock and orders on their way that cover the demand until an order placed now arrives [units].
+        """Stock plus outstanding orders that cover the demand until a new order arrives [units].
 
-        Optimal for normal demand that waits, and a common heuristic elsewhere.
+        Optimal for normal demand with backlog, and a common heuristic otherwise.
         """
         days = self.lead_time + 1
         safety = NormalDist().inv_cdf(self.underage / (self.underage + self.holding))
@@ -56,7 +56,7 @@ LOST_SALES = StoreConfig("differentiable/lost_sales", lead_time=4, lost=True, po
 
 
 class Store(DifferentiableDynamics):
-    """State: stock (negative where demand waits), then the orders on their way, the next to arrive first."""
+    """State: stock (negative for delayed demand), then the outstanding orders by arrival."""
 
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
@@ -72,7 +72,7 @@ class Store(DifferentiableDynamics):
         )
 
     def scenario(self, seed: int) -> tuple[Tensor, Tensor]:
-        """Up to a day's stock, the same of every order on its way, and the demand of all days."""
+        """Initial stock and orders of up to a day's mean demand, and the demand of all days."""
         rng, config = np.random.default_rng(seed), self.config
         state = rng.uniform(0.0, config.mean, 1 + config.lead_time)
         demand = rng.poisson(config.mean, DAYS) if config.poisson else rng.normal(config.mean, config.std, DAYS)
@@ -80,11 +80,11 @@ class Store(DifferentiableDynamics):
         return torch.tensor(state, dtype=torch.float32), torch.tensor(noise, dtype=torch.float32)
 
     def observe(self, state: Tensor) -> Observation:
-        """Stock and orders on their way."""
+        """Stock and outstanding orders."""
         return {"inventory": state}
 
     def step(self, state: Tensor, action: Tensor, noise: Tensor) -> Outcome:
-        """Order `action` `(B, 1)`, receive what is due and serve the demand `noise` `(B, 1)`."""
+        """Order `action` `(B, 1)`, receive the due order and serve the demand `noise` `(B, 1)`."""
         pipeline = torch.cat([state[:, 1:], action], 1)  # (B, 1 + lead time)
         stock = state[:, :1] + pipeline[:, :1] - noise
         cost = self.config.holding * stock.relu() + self.config.underage * (-stock).relu()
@@ -94,7 +94,7 @@ class Store(DifferentiableDynamics):
 
 
 class BaseStock:
-    """Orders whatever is missing to the base stock."""
+    """Expert that orders the difference to the base stock."""
 
     def __init__(self, config: StoreConfig, level: float | None = None) -> None:
         self.config = config
@@ -105,5 +105,5 @@ class BaseStock:
         return self.order(obs["inventory"])
 
     def order(self, inventory: Tensor) -> Tensor:
-        """Orders `(..., 1)` for stock and orders on their way `(..., 1 + lead time)`."""
+        """Orders `(..., 1)` for stock and outstanding orders `(..., 1 + lead time)`."""
         return (self.level - inventory.sum(-1, keepdim=True)).clamp(0.0, self.config.max_order)

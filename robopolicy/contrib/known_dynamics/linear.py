@@ -1,9 +1,9 @@
-"""Linear dynamics with limits and convex costs, steered by targets: a quadratic program finds the controls.
+"""Linear dynamics with limits and convex costs, controlled by target states through a quadratic program.
 
-The action is the state that the next step should reach. The cheapest feasible controls that come near it are the
-solution of a convex program, so whatever a policy proposes, the limits hold. Deviation from the target costs `penalty`
-per unit, and the multiplier of the target's constraint tells how the cost would change with the target: TS-DDR
-(Rosemberg et al. 2024) trains on it (`robopolicy.contrib.known_dynamics.ts_ddr`).
+The action is the target of the next state. A convex program finds the cheapest feasible controls near it, so the limits
+hold for any action. Deviation from the target costs `penalty` per unit, and the multiplier of the target's constraint
+is the derivative of the cost with respect to the target: TS-DDR (Rosemberg et al. 2024) trains on it
+(`robopolicy.contrib.known_dynamics.ts_ddr`).
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class LinearSystem:
     control_price: Array  # r (m,)
     state_cost: Array  # Q (n, n), positive semidefinite
     goal: Array  # g (n,)
-    fixed: float  # cost of a step that no control changes
-    penalty: float  # per unit that a state misses its target by
+    fixed: float  # cost of a step that does not depend on the controls
+    penalty: float  # cost per unit of distance between a state and its target
 
     def program(self, stages: int) -> QuadraticProgram:
-        """The program of `stages` steps.
+        """Build the program of `stages` steps.
 
-        Its variables are, step by step, controls, the state reached, and how far that lies below and above its target:
-        `(stages * (m + 3 n),)`. Its right-hand side `(stages * 2 n,)` holds, step by step, what moves the state besides
-        the variables, and the target.
+        Its variables are, for each step, the controls, the state reached, and the distances below and above its target:
+        `(stages * (m + 3 n),)`. Its right-hand side `(stages * 2 n,)` contains, for each step, the change of the state
+        that does not depend on the variables, and the target.
         """
         n, m = self.b.shape
         block, size = m + 3 * n, stages * (m + 3 * n)
@@ -77,40 +77,40 @@ class LinearSystem:
 
 
 class LinearDynamics(DifferentiableDynamics):
-    """A linear system as a task: the action is the target, the state is `(x, w of the coming step, share of time)`.
+    """A linear system as a task: the action is the target, the state is `(x, w of the next step, elapsed fraction)`.
 
-    A subclass sets `spec`, whose action bounds lie within the limits of the state, and draws scenarios. The first state
-    holds the disturbance of the first step, row t of the noise that of step t + 1. The reward is minus the cost of the
-    step, deviation from the target included.
+    A subclass sets `spec`, whose action bounds lie within the limits of the state, and draws scenarios. The initial
+    state contains the disturbance of the first step, row t of the noise the disturbance of step t + 1. The reward is
+    the negative cost of the step, including the deviation from the target.
     """
 
     def __init__(self, system: LinearSystem) -> None:
         self.set_system(system)
 
     def set_system(self, system: LinearSystem) -> None:
-        """Take another system of the same sizes, e.g. one with another penalty."""
+        """Replace the system by another one of the same sizes, e.g. with another penalty."""
         self.system = system
         self._n = len(system.a)
         self._program = lru_cache(system.program)
-        self._program(1)  # refuses at once where the solver is missing
+        self._program(1)  # raises early if the solver is missing
 
     @abstractmethod
     def inflow(self, seed: int) -> tuple[Array, Array]:
-        """First x `(n,)` and disturbances w `(T + 1, n)` of the episode `seed`; the last one is only seen."""
+        """Initial x `(n,)` and disturbances w `(T + 1, n)` of the episode `seed`; the last one is only observed."""
 
     def scenario(self, seed: int) -> tuple[Tensor, Tensor]:
-        """First state `(2 n + 1,)` and the disturbances that follow `(T, n)`."""
+        """Initial state `(2 n + 1,)` and the later disturbances `(T, n)`."""
         x, w = self.inflow(seed)
         first = np.concatenate([x, w[0], [0.0]])
         return torch.tensor(first, dtype=torch.float32), torch.tensor(w[1:], dtype=torch.float32)
 
     def observe(self, state: Tensor) -> Observation:
-        """State x, the disturbance of the coming step, and the share of the episode that is over."""
+        """State x, the disturbance of the next step, and the elapsed fraction of the episode."""
         x, w, clock = state.split([self._n, self._n, 1], 1)
         return {"state": x, "disturbance": w, "clock": clock}
 
     def step(self, state: Tensor, action: Tensor, noise: Tensor) -> Outcome:
-        """Solve for the controls that come nearest to the target `action` `(B, n)`, and move."""
+        """Solve for the controls closest to the target `action` `(B, n)`, and step."""
         x, w, _ = state.split([self._n, self._n, 1], 1)
         moved = x @ self._a(x).T + w
         optimum = self._program(1).solve(torch.cat([moved, action], 1))
@@ -120,14 +120,14 @@ class LinearDynamics(DifferentiableDynamics):
         parts = {"reward.operation": penalty - cost, "reward.missed": -penalty}
         return Outcome(self._next(state, reached, noise), -cost, parts)
 
-    def suppose(self, state: Tensor, action: Tensor, noise: Tensor) -> Outcome:
-        """Where a step would lead if the target `action` `(B, n)` were met, at no cost."""
+    def step_to_target(self, state: Tensor, action: Tensor, noise: Tensor) -> Outcome:
+        """Next state if the target `action` `(B, n)` is met exactly, at no cost."""
         return Outcome(self._next(state, action, noise), torch.zeros_like(action[:, 0]))
 
     def plan(self, state: Tensor, targets: Tensor, noise: Tensor) -> Tensor:
-        """Least cost `(B,)` of whole episodes that come near `targets` `(B, T, n)`; its gradient is that of duality.
+        """Least cost `(B,)` of whole episodes near `targets` `(B, T, n)`; its gradient follows from duality.
 
-        The controls know all disturbances of the episode; the targets are what must not.
+        The controls may depend on all disturbances of the episode; only the targets may not.
         """
         stages = targets.shape[1]
         x, w, _ = state.split([self._n, self._n, 1], 1)
@@ -143,5 +143,5 @@ class LinearDynamics(DifferentiableDynamics):
         return torch.as_tensor(self.system.a, dtype=like.dtype, device=like.device)
 
     def _constant(self) -> float:
-        """Cost of a step that the program leaves out."""
+        """Cost of a step outside the program."""
         return self.system.fixed + float(self.system.goal @ self.system.state_cost @ self.system.goal) / 2

@@ -1,4 +1,4 @@
-"""What the algorithms share that differentiate through known dynamics: one deterministic policy, one gradient step."""
+"""Base of the algorithms that differentiate through known dynamics."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from robopolicy.policies.heads.gaussian import GaussianPolicy
 
 @dataclass(frozen=True)
 class PathwiseConfig(Validated):
-    """Settings of every algorithm that learns through known dynamics; `sim.num_envs` scenarios make a batch."""
+    """Settings of every algorithm with known dynamics; `sim.num_envs` scenarios make a batch."""
 
     lr: Positive = 3e-3  # learning rate of Adam
-    grad_clip: Positive = 1.0  # largest gradient norm
-    scenarios: NonNegativeInt = 8192  # episodes learnt from, again and again; 0 draws new ones for every update
+    grad_clip: Positive = 1.0  # maximum gradient norm
+    scenarios: NonNegativeInt = 8192  # size of the fixed set of training episodes; 0 draws new ones for every update
 
 
 class Pathwise(Algorithm):
-    """Trains the mode of a squashed Gaussian down the loss that a subclass finds by playing scenarios."""
+    """Trains the mode of a squashed Gaussian on the loss of unrolled scenarios, which a subclass defines."""
 
     policy: GaussianPolicy
     config: PathwiseConfig
@@ -38,8 +38,8 @@ class Pathwise(Algorithm):
         """Prepare to train the mode of `policy`."""
         if not isinstance(policy, GaussianPolicy) or not policy.config.squash:
             raise UserError(
-                f"{type(self).__name__} differentiates in the mode of a squashed Gaussian, which never leaves the "
-                f"action bounds, got '{policy.name}'; pass policy=squashed_gaussian."
+                f"{type(self).__name__} differentiates the mode of a squashed Gaussian, which respects the action "
+                f"bounds, got '{policy.name}'; pass policy=squashed_gaussian."
             )
         if config.scenarios < 0:
             raise UserError(f"algorithm.scenarios must not be negative, got {config.scenarios}.")
@@ -49,20 +49,20 @@ class Pathwise(Algorithm):
 
     @abstractmethod
     def loss(self, batch: Any) -> tuple[Tensor, Unrolled, Info]:
-        """What to descend, and the episodes whose observations the policy's statistics shall follow."""
+        """Loss to minimise, and the episodes that update the policy's observation statistics."""
 
     def update(self, batch: Any) -> Metrics:
-        """One gradient step on a batch of scenarios."""
-        loss, played, info = self.loss(batch)
+        """Take one gradient step on a batch of scenarios."""
+        loss, unrolled, info = self.loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = clip_gradients(self.policy.parameters(), self.config.grad_clip)
         self.optimizer.step()
-        self.policy.update_stats(played.obs)
+        self.policy.update_stats(unrolled.obs)
         self.updates += 1
         metrics = {"actor/loss": loss.item(), "actor/grad_norm": norm.item()}
         return metrics | {f"actor/{key}": value.item() for key, value in info.items()}
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Policy and optimiser."""
+        """The policy and its optimiser."""
         return {"policy": self.policy, "optimizer": self.optimizer}

@@ -1,8 +1,8 @@
-"""A convex quadratic program as a layer: its value and its solution, differentiable in the right-hand side.
+"""Convex quadratic program as a layer, differentiable in its right-hand side.
 
-The gradient of the value is the multiplier of the constraint (the envelope theorem): it comes with the solution and
-costs nothing. The gradient of the solution follows from the optimality conditions of the constraints that bind. The
-solver is Clarabel (interior point), row by row, in double precision.
+The gradient of the value is the multiplier of the constraint (envelope theorem), which the solver returns. The gradient
+of the solution follows from the optimality conditions of the active constraints. The solver is Clarabel (interior
+point), row by row, in double precision.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _SOLVED = ("Solved", "AlmostSolved")
 class Optimum:
     """Solutions of B programs."""
 
-    z: Tensor  # (B, n) the least point
-    value: Tensor  # (B,) of the objective there
-    price: Tensor  # (B, m) gradient of `value` in the right-hand side: minus the multipliers of the equalities
+    z: Tensor  # (B, n) the minimiser
+    value: Tensor  # (B,) the minimum
+    price: Tensor  # (B, m) gradient of `value` in the right-hand side: the negative multipliers of the equalities
 
 
 class QuadraticProgram:
@@ -50,7 +50,7 @@ class QuadraticProgram:
         )
         settings = clarabel.DefaultSettings()
         settings.verbose = False
-        settings.presolve_enable = False  # it could drop rows, after which the right-hand side cannot be replaced
+        settings.presolve_enable = False  # presolve could drop rows, after which the right-hand side cannot be replaced
         cones = [clarabel.ZeroConeT(len(self._a)), clarabel.NonnegativeConeT(len(self._g))]
         rows = sparse.csc_matrix(np.vstack([self._a, self._g]))
         start = np.concatenate([np.zeros(len(self._a)), self._h])
@@ -79,12 +79,12 @@ class QuadraticProgram:
     ) -> NDArray[np.float64]:
         """Gradient `(m,)` of `weight' z` in `b`, for a solution `z` `(n,)` and `weight` `(n,)`.
 
-        Inequalities bind where their multiplier exceeds their slack. Where the solution is degenerate this is the
+        Inequalities are active where their multiplier exceeds their slack. For a degenerate solution this is the
         least-squares choice among its one-sided derivatives.
         """
         equal = len(self._a)
-        binding = multipliers[equal:] > self._h - self._g @ z
-        rows = np.vstack([self._a, self._g[binding]])
+        active = multipliers[equal:] > self._h - self._g @ z
+        rows = np.vstack([self._a, self._g[active]])
         corner = np.zeros((len(rows), len(rows)))
         conditions = np.block([[self._p, rows.T], [rows, corner]])  # symmetric
         right = np.concatenate([weight, np.zeros(len(rows))])

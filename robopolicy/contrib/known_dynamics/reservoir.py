@@ -1,8 +1,8 @@
-"""Two reservoirs in a row and a year of uncertain inflow: hydrothermal dispatch in small (Rosemberg et al. 2024).
+"""Two reservoirs in series and a year of uncertain inflow: a small hydrothermal dispatch (Rosemberg et al. 2024).
 
-Every month a policy sets the volumes to reach; a quadratic program runs turbines and spillways. Water through a turbine
-makes energy, the demand that is left is bought at a price that rises with the amount. Much rain falls in the first
-months and little in the last, so who empties the reservoirs early buys dear energy later.
+Every month a policy sets target volumes; a quadratic program controls turbines and spillways. Water through a turbine
+produces energy, and the remaining demand is bought at a price that rises with the amount. Inflow is high in the first
+months and low in the last, so emptying the reservoirs early leads to expensive energy later.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ VOLUME = np.array([100.0, 60.0])  # [hm^3] of the upper and the lower reservoir
 TURBINES = np.array([25.0, 35.0])  # [hm^3/month] through the turbines
 YIELD = np.array([1.0, 0.6])  # [GWh/hm^3]
 DEMAND = 45.0  # [GWh/month]
-PRICE = 0.01  # [cost/GWh^2] an amount e bought costs PRICE * e^2 / 2
-PENALTY = 1.0  # [cost/hm^3] of missing a target: above what a hm^3 can be worth
+PRICE = 0.01  # [cost/GWh^2] buying an amount e costs PRICE * e^2 / 2
+PENALTY = 1.0  # [cost/hm^3] of missing a target, more than the value of a hm^3
 RAIN = np.array([12.0, 6.0])  # [hm^3/month] mean inflow
-SWING, SPREAD = 0.8, 0.4  # share by which the seasons differ, standard deviation of the logarithm
+SWING, SPREAD = 0.8, 0.4  # relative amplitude of the seasons, standard deviation of the logarithm
 
 
 class Reservoir(LinearDynamics):
-    """Controls: water through both turbines, water spilt by both; what leaves the upper enters the lower reservoir."""
+    """Controls: water through both turbines, water spilt by both; the upper reservoir flows into the lower one."""
 
     def __init__(self) -> None:
         names = ("upper_volume [hm^3]", "lower_volume [hm^3]")
@@ -63,7 +63,7 @@ class Reservoir(LinearDynamics):
         )
 
     def inflow(self, seed: int) -> tuple[Array, Array]:
-        """Reservoirs between a fifth and three fifths full, and a year of lognormal inflow."""
+        """Initial volumes between a fifth and three fifths, and a year of lognormal inflow."""
         rng = np.random.default_rng(seed)
         volume = VOLUME * rng.uniform(0.2, 0.6, 2)
         season = 1 + SWING * np.cos(2 * np.pi * np.arange(MONTHS + 1) / MONTHS - np.pi / 2)
@@ -72,7 +72,7 @@ class Reservoir(LinearDynamics):
 
 
 class HoldLevel:
-    """Asks for the volumes there are: what flows in flows out."""
+    """Expert whose targets are the current volumes."""
 
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
         """Return targets `(N, 2)`."""

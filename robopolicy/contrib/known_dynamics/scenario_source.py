@@ -1,4 +1,4 @@
-"""Scenarios of known dynamics, for the algorithms that differentiate through them."""
+"""Data sources of scenarios, for algorithms that differentiate through known dynamics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from robopolicy.training.make_source import DataSource, SourceContext
 class ScenarioSource:
     """Scenarios of known dynamics.
 
-    They come in shuffled passes over a fixed set, or are new ones for every update.
+    They come in shuffled passes over a fixed set, or are new for every update.
     """
 
     whole_episodes: ClassVar[bool] = True
@@ -34,21 +34,21 @@ class ScenarioSource:
         """Draw the scenarios.
 
         Args:
-            sim: Simulator of the task; its number of environments is the size of a batch.
-            algorithm: Who learns from them.
-            device: Where batches go.
+            sim: Simulator of the task; its number of environments is the batch size.
+            algorithm: Algorithm that uses the scenarios.
+            device: Device of the batches.
             scenarios: Size of the fixed set, whose seeds begin at `seed`; 0 draws new ones for every update.
-            obs_horizon: To, observations the policy sees.
+            obs_horizon: To, observations of the policy.
             seed: First episode seed.
 
         Raises:
-            UserError: The task is of another kind, or the set does not fill a batch.
+            UserError: The task has no known dynamics, or the set does not fill a batch.
         """
         self.sim = sim
         if not isinstance(sim, DynamicsSim):
             raise UserError(
                 f"Algorithm '{algorithm.name}' differentiates through known dynamics, which task {sim.spec.task} does "
-                "not offer; choose one of family differentiable ('robopolicy list tasks')."
+                "not have; choose a task of the family differentiable ('robopolicy list tasks')."
             )
         self._check_dynamics(sim, algorithm)
         if 0 < scenarios < sim.num_envs:
@@ -57,10 +57,10 @@ class ScenarioSource:
                 "or lower the other."
             )
         self.dynamics, self.device = sim.dynamics, device
-        self.env_steps = 0  # control steps played so far
+        self.env_steps = 0  # total control steps
         self._next = seed  # seed of the next new scenario
         self._generator = torch.Generator().manual_seed(seed)
-        self._order = torch.zeros(0, dtype=torch.int64)  # what is left of the pass
+        self._order = torch.zeros(0, dtype=torch.int64)  # rest of the pass
         self._passes = 0
         self._pool = sim.dynamics.scenarios(range(seed, seed + scenarios)) if scenarios else None
         first = sim.dynamics.observe(sim.dynamics.scenarios([seed])[0])
@@ -68,7 +68,7 @@ class ScenarioSource:
 
     @classmethod
     def build(cls, context: SourceContext) -> DataSource:
-        """Scenarios as many as the settings say."""
+        """Build the source with the configured number of scenarios."""
         return cls(
             context.sim(),
             context.algorithm,
@@ -79,10 +79,10 @@ class ScenarioSource:
         )
 
     def _check_dynamics(self, sim: DynamicsSim, algorithm: Algorithm) -> None:
-        """Refuse dynamics that the algorithm cannot use; any will do for the gradient."""
+        """Raise `UserError` for dynamics that the algorithm cannot use; the gradient needs nothing in particular."""
 
     def next(self, algorithm: Algorithm) -> Scenarios:
-        """The next batch."""
+        """Return the next batch."""
         state, noise = self._draw(self.sim.num_envs)
         self.env_steps += noise.shape[0] * noise.shape[1]
         return self.kind(self.dynamics, state.to(self.device), noise.to(self.device))  # type: ignore[arg-type]
@@ -99,7 +99,7 @@ class ScenarioSource:
         return state[rows], noise[rows]
 
     def metrics(self) -> dict[str, float]:
-        """Passes over the fixed set that have begun."""
+        """Number of started passes over the fixed set."""
         return {} if self._pool is None else {"data/epoch": float(self._passes)}
 
     def observations(self) -> Observation:
@@ -107,7 +107,7 @@ class ScenarioSource:
         return move(self._first, self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Place in the pass, generator and counts; the scenarios themselves follow from their seeds."""
+        """Position in the pass, generator and counts; seeds determine the scenarios."""
         state = {"order": self._order, "passes": self._passes, "generator": self._generator.get_state()}
         return state | {"next": self._next, "env_steps": self.env_steps}
 
@@ -119,12 +119,12 @@ class ScenarioSource:
         return True
 
     def close(self) -> None:
-        """Free the simulator, whose dynamics were used."""
+        """Close the simulator."""
         self.sim.close()
 
 
 class PlanSource(ScenarioSource):
-    """Scenarios of known linear dynamics, to plan in."""
+    """Scenarios of known linear dynamics, for planning."""
 
     kind: ClassVar[type[Scenarios]] = Plans
 

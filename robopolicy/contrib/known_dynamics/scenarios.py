@@ -1,7 +1,7 @@
-"""Scenarios of known dynamics, and the rollout that can be differentiated through them.
+"""Scenarios of known dynamics, and their differentiable rollout.
 
-A scenario holds everything random of an episode, so the return of a deterministic policy in it is a function of the
-policy's parameters alone, and its gradient is exact: no critic and no likelihood ratio is needed.
+A scenario contains everything random of an episode, so the return of a deterministic policy is a function of the
+policy's parameters, with an exact gradient: no critic and no likelihood ratio is needed.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from robopolicy.contrib.known_dynamics.linear import LinearDynamics
 from robopolicy.sim.contract import Observation
 
 Decide = Callable[[Observation], Tensor]
-"""Chunks `(B, H, A)` for histories `{key: (B, To, ...)}`; differentiable where gradients are wanted."""
+"""Maps histories `{key: (B, To, ...)}` to chunks `(B, H, A)`; differentiable if gradients are needed."""
 
 
 @dataclass(frozen=True)
 class Scenarios:
-    """B episodes that are still to be played."""
+    """B episodes before their rollout."""
 
     dynamics: DifferentiableDynamics
-    state: Tensor  # (B, S) where they start
-    noise: Tensor  # (B, T, W) the disturbances of every control step
+    state: Tensor  # (B, S) initial states
+    noise: Tensor  # (B, T, W) disturbances of every control step
 
 
 @dataclass(frozen=True)
 class Plans(Scenarios):
-    """Scenarios of linear dynamics with convex costs, of which whole episodes can be planned at once."""
+    """Scenarios of linear dynamics with convex costs, which allow plans of whole episodes."""
 
     dynamics: LinearDynamics
 
@@ -42,7 +42,7 @@ class Unrolled:
 
     action: Tensor  # (B, T, A) within the bounds
     reward: Tensor  # (B, T)
-    obs: Observation  # (B * T, 1, ...) what was seen before every step, without gradients
+    obs: Observation  # (B * T, 1, ...) observation before every step, without gradients
 
 
 def unroll(
@@ -53,14 +53,14 @@ def unroll(
     obs_horizon: int = 1,
     step: Callable[[Tensor, Tensor, Tensor], Outcome] | None = None,
 ) -> Unrolled:
-    """Play `scenarios` to their end and keep the graph.
+    """Roll out `scenarios` to their end and keep the graph.
 
     Args:
-        scenarios: What to play.
+        scenarios: Episodes to roll out.
         decide: The policy.
-        action_horizon: Control steps played of each chunk.
-        obs_horizon: To, observations the policy sees; the first is repeated at the start.
-        step: What a control step leads to; that of the dynamics by default.
+        action_horizon: Executed control steps of each chunk.
+        obs_horizon: To, observations of the policy; the first is repeated at the start.
+        step: Step function; the default is the step of the dynamics.
     """
     dynamics, state = scenarios.dynamics, scenarios.state
     step = step or dynamics.step
@@ -79,5 +79,7 @@ def unroll(
         outcome = step(state, actions[-1], scenarios.noise[:, t])
         rewards.append(outcome.reward)
         state = outcome.state
-    seen = {key: torch.stack([obs[key].detach() for obs in history], 1).flatten(0, 1)[:, None] for key in history[0]}
-    return Unrolled(torch.stack(actions, 1), torch.stack(rewards, 1), seen)
+    observed = {
+        key: torch.stack([obs[key].detach() for obs in history], 1).flatten(0, 1)[:, None] for key in history[0]
+    }
+    return Unrolled(torch.stack(actions, 1), torch.stack(rewards, 1), observed)

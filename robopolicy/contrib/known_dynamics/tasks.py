@@ -1,4 +1,4 @@
-"""Makers of the tasks of known dynamics and of their experts."""
+"""Factories of the tasks with known dynamics and of their experts."""
 
 from __future__ import annotations
 

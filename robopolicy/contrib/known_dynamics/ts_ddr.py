@@ -1,17 +1,17 @@
 """TS-DDR: a policy proposes targets, and the duals of a plan train it (Rosemberg et al. 2024).
 
-The policy says which state every step should reach, from what it may know by then: the target before and the
-disturbances so far. A convex program then finds the cheapest feasible controls of the whole episode that come near the
-targets. Its multipliers are the exact gradient of the cost in the targets, so one solution is forward and backward
-pass alike, and limits hold whatever the network says. Played, the policy sees the true state and the program is solved
-step by step (`robopolicy.contrib.known_dynamics.linear.LinearDynamics`).
+The policy sets the target state of every step from the information available: the previous target and the disturbances
+so far. A convex program then finds the cheapest feasible controls of the whole episode near the targets. Its
+multipliers are the exact gradient of the cost in the targets, so one solution gives both forward and backward pass, and
+limits hold for any network output. At run time the policy observes the true state, and the program is solved step by
+step (`robopolicy.contrib.known_dynamics.linear.LinearDynamics`).
 
 Use it for linear systems with hard limits and convex costs: reservoirs, storage, networks, trajectories within force
-limits. The stage-wise form of the paper, whose gradient also runs through the solutions of the steps, is
-`algorithm=hdpo` on the same tasks; it trains exactly what is played, at the price of one program per step.
+limits. The stage-wise form of the paper, whose gradient also passes through the solutions of the steps, is
+`algorithm=hdpo` on the same tasks; it trains the executed policy exactly, at the cost of one program per step.
 
-Deviations from the paper: programs are linear-quadratic, deviation is charged in the 1-norm, feed-forward networks see
-a share of time instead of recurrent ones; windowed plans and constraints that are not convex are not built.
+Deviations from the paper: programs are linear-quadratic, deviation is penalised in the 1-norm, feed-forward networks
+with the elapsed fraction of time replace recurrent ones; windowed plans and non-convex constraints are not implemented.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TSDDRConfig(PathwiseConfig):
 
 
 def plan_loss(cost: Tensor, steps: int) -> tuple[Tensor, Info]:
-    """Mean cost of a step, of plans that cost `(B,)` for `steps` steps each."""
+    """Mean cost of a step for plans with cost `(B,)` over `steps` steps each."""
     return cost.mean() / steps, {"return": -cost.detach().mean()}
 
 
@@ -50,13 +50,13 @@ class TSDDR(Pathwise):
     def loss(self, batch: Plans) -> tuple[Tensor, Unrolled, Info]:
         """Mean cost of the plans that follow the targets of the mode."""
         spec, dynamics = self.policy.spec, batch.dynamics
-        supposed = unroll(
+        unrolled = unroll(
             batch,
             self.policy.mode,
             action_horizon=spec.action_horizon,
             obs_horizon=spec.obs_horizon,
-            step=dynamics.suppose,
+            step=dynamics.step_to_target,
         )
-        cost = dynamics.plan(batch.state, supposed.action, batch.noise)
-        loss, info = plan_loss(cost, supposed.action.shape[1])
-        return loss, supposed, info
+        cost = dynamics.plan(batch.state, unrolled.action, batch.noise)
+        loss, info = plan_loss(cost, unrolled.action.shape[1])
+        return loss, unrolled, info

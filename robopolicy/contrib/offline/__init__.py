@@ -1,1 +1,1 @@
-"""Further offline learners, and synthetic trajectories by diffusion."""
+"""Further offline algorithms, and synthetic trajectories by diffusion."""

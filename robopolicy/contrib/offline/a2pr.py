@@ -1,16 +1,17 @@
-"""A2PR: TD3 on a dataset, pulled towards the better of the data's and a generated action (Liu et al. 2024).
+"""A2PR: TD3 on a dataset, regularised to the better of the data's and a generated action (Liu et al. 2024).
 
-A variational autoencoder (VAE) learns the actions of the data whose advantage is positive. The actor's own chunk,
-passed through it, comes back as one like them. Of that and the batch's chunk the actor is pulled towards the one with
-the greater advantage, and not at all where neither has a positive one: bad data does not hold it back.
+A variational autoencoder (VAE) learns the actions of the data whose advantage is positive. It maps the actor's chunk to
+a similar chunk of the data. The actor is regularised to the one of this and the batch's chunk with the greater
+advantage, and not at all where neither advantage is positive, so that bad data does not constrain it.
 
-Use it for offline data of mixed quality, above all where good actions are the minority. It trains two networks more
-than td3_bc, and its gate is only as good as V and Q. Not for multimodal data that one deterministic actor cannot show.
+Use it for offline data of mixed quality, above all where good actions are the minority. It trains two more networks
+than td3_bc, and its gate depends on the accuracy of V and Q. Do not use it for multimodal data that one deterministic
+actor cannot represent.
 
-Formulas are those of the public code. There the two conditions of the gate are added as booleans, which in torch is
-their "or", and so it is here; written as numbers the sum would double the pull where both hold. Deviations: the target
-of the pull is a constant (there a gradient runs through the VAE into the actor); V and the VAE learn after the critic's
-step, and V has a draw of the next action of its own; chunks replace single actions.
+The formulas follow the public code. It adds the two conditions of the gate as booleans, which is a logical or in torch,
+and the same here; a sum of numbers would double the regulariser where both hold. Deviations: the target of the
+regulariser is a constant (the code: a gradient passes through the VAE into the actor); V and the VAE learn after the
+critic's step, and V draws its own next action; chunks replace single actions.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class ChunkVAEConfig(Validated):
     """Settings of the VAE of good actions."""
 
     hidden: tuple[PositiveInt, ...] = (750, 750)  # of encoder and decoder
-    latent: NonNegativeInt = 0  # latent dimensions; 0 is two per executed number
+    latent: NonNegativeInt = 0  # latent dimensions; 0 means two per number of the executed chunk
     lr: Positive = 1e-3  # learning rate
-    weight: Positive = 1.5  # of the reconstruction beside half the KL; 1 for Hopper and HalfCheetah
+    weight: Positive = 1.5  # of the reconstruction, relative to half the KL; 1 for Hopper and HalfCheetah
     vision: VisionConfig = field(default_factory=VisionConfig)
 
 
@@ -86,14 +87,14 @@ class ChunkVAE(nn.Module):
 
 
 def vae_loss(decoded: Tensor, action: Tensor, good: Tensor, mean: Tensor, log_std: Tensor, weight: float) -> Tensor:
-    """Reconstruction of the rows with `good` `(B,)`, and half the KL of all rows per latent dimension."""
+    """Reconstruction loss of the rows with `good` `(B,)`, plus half the KL of all rows per latent dimension."""
     error = (decoded - action).square().flatten(1).mean(1)
     divergence = 0.5 * (mean.square() + (2 * log_std).exp() - 1 - 2 * log_std).mean()
     return weight * (error * good).mean() + 0.5 * divergence
 
 
 def better_of(generated: Tensor, own: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the generated chunk is at least as good as the data's, and where the better of them is worth the pull.
+    """Masks `(B,)`: whether the generated chunk is at least as good as the data's, and whether the better one is good.
 
     Args:
         generated: (B,) Q of the generated chunks.
@@ -104,7 +105,7 @@ def better_of(generated: Tensor, own: Tensor, value: Tensor) -> tuple[Tensor, Te
 
 
 class A2PR(TD3BC):
-    """TD3 that is pulled towards good actions alone."""
+    """TD3 regularised to good actions only."""
 
     name = "a2pr"
     config_class = A2PRConfig
@@ -114,16 +115,16 @@ class A2PR(TD3BC):
     config: A2PRConfig
 
     def __init__(self, config: A2PRConfig, policy: Policy, *, total_updates: int) -> None:
-        """Build V and the VAE beside TD3's networks, for a squashed Gaussian `policy`."""
+        """Build TD3's networks, V and the VAE for a squashed Gaussian `policy`."""
         super().__init__(config, policy, total_updates=total_updates)
-        self.critic.eval()  # it is read as it stands, without dropout
+        self.critic.eval()  # evaluated without dropout
         self.value = ValueNet.for_policy(config.value, policy)
         self.vae = ChunkVAE(config.vae, policy)
         self.value_optimizer = torch.optim.Adam(self.value.parameters(), lr=config.critic_lr, fused=True)
         self.vae_optimizer = torch.optim.Adam(self.vae.parameters(), lr=config.vae.lr, fused=True)
 
     def fit_models(self, batch: Transitions) -> Info:
-        """A step of V towards the lesser of two targets, and one of the VAE; what to log."""
+        """Take a step of V to the lesser of two targets, and one of the VAE; return the log."""
         value_loss = ((self.value(batch.obs) - self.value_target(batch)).square() * batch.weight).mean()
         optimizer_step(self.value_optimizer, value_loss)
         action = executed_actions(self.policy, batch.chunk)
@@ -135,7 +136,7 @@ class A2PR(TD3BC):
         return {"value_loss": value_loss, "vae_loss": generation_loss, "good": good.float().mean()}
 
     def update(self, batch: Transitions) -> Metrics:
-        """Steps of the critic, V and the VAE on consecutive minibatches, delayed steps of the actor in between."""
+        """Take steps of critic, V and VAE on consecutive minibatches, with delayed actor steps in between."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part) | self.fit_models(part))
@@ -149,36 +150,36 @@ class A2PR(TD3BC):
 
     @torch.no_grad()
     def value_target(self, batch: Transitions) -> Tensor:
-        """Lesser target `(B,)` of the online critic and its slow copy."""
+        """Lesser target `(B,)` of the online and the target critic."""
         chunk = smoothed_chunk(self.target_policy, batch.next_obs, self.config, self.generator)
         online = batch.reward + batch.discount * self.critic(batch.next_obs, chunk).amin(0)
         return torch.minimum(online, self.bootstrap(batch, chunk))
 
     @torch.no_grad()
     def regularization_target(self, batch: Transitions, chunk: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Where `chunk` is pulled to: chunk `(B, n, A)` and mask `(B, n)`; and whether it is pulled at all `(B,)`."""
+        """Target of the regulariser for `chunk`: chunk `(B, n, A)`, mask `(B, n)`, and whether it applies `(B,)`."""
         steps = self.policy.spec.action_horizon
         decoded, _, _ = self.vae(batch.obs, executed_actions(self.policy, chunk), generator=self.generator)
         generated = self.policy.action_normalizer.denormalize(decoded)
         q_generated = q1(self.critic, batch.obs, generated)
         q_own = q1(self.critic, batch.obs, batch.chunk)
         take, gate = better_of(q_generated, q_own, self.value(batch.obs))
-        wanted = torch.where(take[:, None, None], generated, batch.chunk[:, :steps])
-        return wanted, torch.where(take[:, None], 1.0, batch.mask[:, :steps]), gate
+        target = torch.where(take[:, None, None], generated, batch.chunk[:, :steps])
+        return target, torch.where(take[:, None], 1.0, batch.mask[:, :steps]), gate
 
     def penalty(self, batch: Transitions, chunk: Tensor) -> tuple[Tensor, Info]:
         """Squared distance to the better action, 0 where neither is good."""
-        wanted, mask, gate = self.regularization_target(batch, chunk)
-        pulled = gate.to(chunk.dtype)
-        distance = chunk_distance(self.policy, chunk, wanted, mask)
-        return self.config.reg_coef * pulled * distance, {"pulled": pulled.mean()}
+        target, mask, gate = self.regularization_target(batch, chunk)
+        active = gate.to(chunk.dtype)
+        distance = chunk_distance(self.policy, chunk, target, mask)
+        return self.config.reg_coef * active * distance, {"pulled": active.mean()}
 
     def observers(self) -> tuple[Observer, ...]:
-        """The shared ones and V and the VAE."""
+        """The shared observers, V and the VAE."""
         return *super().observers(), self.value, self.vae.encoder
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """TD3's parts, V, the VAE and their optimisers."""
+        """Items of TD3, V, the VAE and their optimisers."""
         return {
             **super().checkpoint_items(),
             "value": self.value,

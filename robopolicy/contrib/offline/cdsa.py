@@ -1,12 +1,12 @@
-"""CDSA: the networks that pull a frozen policy's actions back to the data (Liu et al. 2024).
+"""CDSA: networks that move a frozen policy's actions closer to the data (Liu et al. 2024).
 
 Four small networks are fitted to the transitions of a dataset: the scores of its actions and of its states by denoising
-score matching, an inverse model and a forward model. The policy itself is not touched; what is deployed is the policy
-with corrected actions (`robopolicy.contrib.offline.corrected`), whose formula and limits stand there.
+score matching, an inverse model and a forward model. The policy itself does not change; the deployed policy corrects
+its actions (`robopolicy.contrib.offline.corrected`, which documents formula and limits).
 
-Use it on a policy that plays actions rarely seen in the data, above all after offline reinforcement learning, where
-mistakes are expensive. Not on a policy that was just imitated: there is nothing to pull back. How far to pull is best
-chosen after training, on seeds of their own (`CorrectedPolicy.with_correction`).
+Use it on a policy with out-of-distribution actions, above all after offline reinforcement learning, where mistakes are
+expensive. It has no effect on a policy that was just imitated. Choose the strength of the correction after training, on
+separate seeds (`CorrectedPolicy.with_correction`).
 
 Deviations: reconstructed, no code was published. One noise level per score; an action is the executed part of a chunk,
 and the next state the one after it.
@@ -72,12 +72,12 @@ class CDSA(Algorithm):
     policy: CorrectedPolicy
 
     def __init__(self, config: CDSAConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to correct a frozen copy of `policy`, or to go on with one that is corrected already."""
+        """Prepare to correct a frozen copy of `policy`, or to resume with a corrected one."""
         base, model = policy, None
         if isinstance(policy, CorrectedPolicy):
             base, model = policy.base, policy.model
             if model.config != config.model:
-                raise UserError(f"The policy is corrected by {model.config}; set algorithm.model to that.")
+                raise UserError(f"The policy is corrected by {model.config}; set algorithm.model to the same.")
         if model is None:
             model = DataModel(config.model, base)
         corrected = correct(frozen_copy(base), model, config.correction)
@@ -87,7 +87,7 @@ class CDSA(Algorithm):
         self.optimizer = torch.optim.Adam(model.parameters(), lr=config.lr, fused=True)
 
     def update(self, batch: ChunkBatch) -> Metrics:
-        """One gradient step on a batch of chunks."""
+        """Take one gradient step on a batch of chunks."""
         self.policy.train()
         rate = self.config.lr * warmup_cosine(self.updates, self.config.warmup, self.total_updates)
         self.optimizer.param_groups[0]["lr"] = rate
@@ -98,5 +98,5 @@ class CDSA(Algorithm):
         return metrics | {f"model/{key}": value.item() for key, value in info.items()}
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Policy with its networks, and their optimiser."""
+        """The policy with its networks, and their optimiser."""
         return {"policy": self.policy, "optimizer": self.optimizer}

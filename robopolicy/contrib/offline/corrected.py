@@ -1,18 +1,18 @@
-"""A frozen policy whose actions are pulled back to what a dataset knows (CDSA, Liu et al. 2024).
+"""A frozen policy whose actions are corrected to stay close to a dataset (CDSA, Liu et al. 2024).
 
     a' = clip(a + c1 S_a(s, a) + c2 (I(s, s_next + h S_s(s_next)) - I(s, s_next)))
 
 S_a and S_s are the gradients of the log-density of the data with respect to the action and to the state, I is the
-inverse model (which action leads from s to s'), and s_next is what a forward model expects of the action: the first
-term makes the action more usual, the second makes it lead to a more usual state. All networks together are a
-`DataModel`; `robopolicy.contrib.offline.cdsa` trains it. Actions are in normalised units, an action is the executed
-part of a chunk, and a state is the newest vector observation (images serve as context only).
+inverse model (the action that leads from s to s'), and s_next is the prediction of a forward model. The first term
+makes the action more likely, the second makes it lead to a more likely state. All networks together are a `DataModel`;
+`robopolicy.contrib.offline.cdsa` trains it. Actions are in normalised units, an action is the executed part of a chunk,
+and a state is the newest vector observation (images serve as context only).
 
-Use it on a policy that has left the data: fine-tuned or trained offline. With c1 = c2 = 0 it is the base policy to the
-last bit; no action moves by more than `limit`.
+Use it on a policy that has left the data: fine-tuned or trained offline. With c1 = c2 = 0 it equals the base policy bit
+for bit. No action changes by more than `limit`.
 
-Reconstructed from the abstract: architecture, noise levels, the bound and the use of chunks are ours. Scores are those
-of the data blurred by one small noise level, as denoising score matching gives them.
+Reconstructed from the abstract: architecture, noise levels, the bound and the use of chunks are ours. The scores belong
+to the data blurred by one small noise level, as in denoising score matching.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ class DataModelConfig(Validated):
 
     hidden: tuple[PositiveInt, ...] = (256, 256)
     activation: str = "silu"
-    action_noise: Positive = 0.1  # standard deviation that blurs actions, normalised units; finer needs more data
+    action_noise: Positive = 0.1  # standard deviation that blurs actions, normalised units; smaller needs more data
     state_noise: Positive = 0.1  # standard deviation that blurs states, normalised units
     vision: VisionConfig = field(default_factory=VisionConfig)
 
 
 @dataclass(frozen=True)
 class Correction(Validated):
-    """How far actions are pulled."""
+    """Strength of the correction."""
 
-    action_coef: NonNegative = 0.01  # c1; action_noise^2 moves an action to what data near it are like on average
+    action_coef: NonNegative = 0.01  # c1; action_noise^2 moves an action to the local mean of the data
     state_coef: NonNegative = 0.5  # c2
-    state_step: NonNegative = 0.01  # h; state_noise^2 moves a state to what data near it are like on average
-    limit: Positive = 0.2  # largest change of one action: norm over its dimensions, normalised units
+    state_step: NonNegative = 0.01  # h; state_noise^2 moves a state to the local mean of the data
+    limit: Positive = 0.2  # maximum change of one action: norm over its dimensions, normalised units
 
 
 class DataModel(nn.Module):
-    """What a dataset says about actions, states, and which of them follow each other; all in normalised units."""
+    """Model of a dataset's actions, states and transitions, all in normalised units."""
 
     def __init__(self, config: DataModelConfig, base: Policy) -> None:
         """Build the networks with the normalisers of `base`.
 
         Raises:
-            UserError: Its observations are images alone, or it shows no normalisers.
+            UserError: The policy has image observations only, or no normalisers.
         """
         super().__init__()
         self.config = config
@@ -73,7 +73,7 @@ class DataModel(nn.Module):
         state = self.encoder.vector_dim
         if not state:
             raise UserError(
-                f"Correcting actions needs a vector observation that is the state; policy '{base.name}' sees "
+                f"Correcting actions needs a vector observation as the state; policy '{base.name}' observes "
                 f"{sorted(base.spec.observation)}."
             )
         features = base.spec.obs_horizon * self.encoder.feature_dim
@@ -125,46 +125,46 @@ def data_model_loss(
     generator: Randomness = None,
     executed: Tensor | None = None,
 ) -> tuple[Tensor, Info]:
-    """Denoising score matching of actions and states, and the errors of both models; the sum of the four means.
+    """Denoising score matching of actions and states, plus the errors of both models: the sum of the four means.
 
     Args:
         model: Networks to train.
         obs: Observations `{key: (B, To, ...)}`.
-        chunk: Chunks `(B, H, A)` meant to be played there, in env units.
+        chunk: Intended chunks `(B, H, A)`, in env units.
         next_obs: Observations after the executed part.
         whole: `(B,)` 1 where the executed part ended before the episode did, else 0.
         generator: Of the noise.
-        executed: Chunks `(B, H, A)` that were played, where they were disturbed.
+        executed: Executed chunks `(B, H, A)`, if actions were disturbed.
     """
     features, state, action = model.encode(obs), model.state(obs), model.action(chunk)
-    played = action if executed is None else model.action(executed)
+    performed = action if executed is None else model.action(executed)
     following = model.state(next_obs)
     action_noise = normal(action.shape, generator, action.device)
     state_noise = normal(state.shape, generator, state.device)
     noisy = torch.cat([features, action + model.config.action_noise * action_noise], -1)
     errors = {
         "action_score": model.action_noise(noisy) - action_noise,
-        "inverse": model.action_between(features, following) - played,
-        "forward": model.following(features, state, played) - following,
+        "inverse": model.action_between(features, following) - performed,
+        "forward": model.following(features, state, performed) - following,
     }
     count = whole.sum().clamp(min=1)
     terms = {name: (error.square().mean(1) * whole).sum() / count for name, error in errors.items()}
     denoised = model.state_noise(state + model.config.state_noise * state_noise)
-    terms["state_score"] = (denoised - state_noise).square().mean()  # every state counts, whatever was played there
+    terms["state_score"] = (denoised - state_noise).square().mean()  # every state counts, for any action
     return torch.stack(list(terms.values())).sum(), {name: term.detach() for name, term in terms.items()}
 
 
 @dataclass(frozen=True)
 class CorrectedConfig:
-    """What a `CorrectedPolicy` consists of."""
+    """Components of a `CorrectedPolicy`."""
 
     base: dict[str, Any] = field(default_factory=dict)  # description of the corrected policy, see `nested`
-    model: DataModelConfig = field(default_factory=DataModelConfig)  # networks that know the data
-    correction: Correction = field(default_factory=Correction)  # how far actions are pulled
+    model: DataModelConfig = field(default_factory=DataModelConfig)  # the networks
+    correction: Correction = field(default_factory=Correction)  # strength of the correction
 
 
 class CorrectedPolicy(WrappingPolicy):
-    """A frozen policy with corrected actions; verbs `act`, `sample`, and `decode` where the base has it."""
+    """A frozen policy with corrected actions; methods `act`, `sample`, and `decode` if the base has it."""
 
     name: ClassVar[str] = "corrected"
     config_class = CorrectedConfig
@@ -180,10 +180,10 @@ class CorrectedPolicy(WrappingPolicy):
         """Build the policy.
 
         Args:
-            config: Settings; its descriptions are used where no base and model are given.
-            spec: That of the base policy; taken from it.
+            config: Settings; its descriptions are used if no base and model are given.
+            spec: Ignored; taken from the base policy.
             base: Policy to correct, shared with the caller.
-            model: Networks that know the data, shared with the caller.
+            model: Networks, shared with the caller.
         """
         super().__init__()
         self.base = rebuild(config.base) if base is None else base
@@ -193,21 +193,21 @@ class CorrectedPolicy(WrappingPolicy):
 
     @property
     def is_steerable(self) -> bool:
-        """Whether the base does."""
+        """Whether the base is steerable."""
         return self.base.is_steerable
 
     @property
     def noise_shape(self) -> tuple[int, int]:
-        """That of the base."""
+        """Noise shape of the base."""
         return self.base.noise_shape
 
     @property
     def nfe(self) -> int:
-        """Those of the base, and five of the networks."""
+        """Function evaluations of the base plus five of the networks."""
         return self.base.nfe + 5
 
     def correct(self, obs: Observation, chunk: Tensor) -> Tensor:
-        """`chunk` `(B, H, A)` with its executed actions pulled towards the data."""
+        """Correct the executed actions of `chunk` `(B, H, A)`."""
         by = self.config.correction
         if not by.action_coef and not by.state_coef:
             return chunk
@@ -239,10 +239,10 @@ class CorrectedPolicy(WrappingPolicy):
         return self.correct(obs, self.base.decode(obs, noise))
 
     def update_stats(self, obs: Observation) -> None:
-        """Nothing: base and networks keep the statistics they were trained with."""
+        """Do nothing: base and networks keep the statistics of their training."""
 
     def with_correction(self, correction: Correction) -> CorrectedPolicy:
-        """The same base and networks with another pull."""
+        """Copy with the same base and networks and another correction."""
         return CorrectedPolicy(replace(self.config, correction=correction), base=self.base, model=self.model)
 
     def train(self, mode: bool = True) -> CorrectedPolicy:
@@ -253,32 +253,30 @@ class CorrectedPolicy(WrappingPolicy):
 
 
 def correct(base: Policy, model: DataModel, correction: Correction) -> CorrectedPolicy:
-    """`base` corrected by `model`, both shared.
+    """Correct `base` with `model`, both shared.
 
     Raises:
-        UserError: The model knows other observations or actions.
+        UserError: The model was trained with other observations or actions.
     """
     fresh = DataModel(model.config, base)
     if not same_policy(fresh, model) or fresh.steps != model.steps:
         raise UserError(
-            "The networks that correct know other observations or actions than the policy has; train them around one "
-            f"that sees {base.spec.obs_horizon} step(s) of {sorted(base.spec.observation)} and plays "
-            f"{base.spec.action_horizon} actions at a time."
+            "The correcting networks were trained with other observations or actions; train them around a policy "
+            f"that observes {base.spec.obs_horizon} step(s) of {sorted(base.spec.observation)} and executes "
+            f"{base.spec.action_horizon} actions per chunk."
         )
     config = CorrectedConfig(base=describe(base), model=model.config, correction=correction)
     return CorrectedPolicy(config, base=base, model=model)
 
 
 def correct_composition(policy: Policy, checkpoint: Policy, settings: Mapping[str, Any]) -> CorrectedPolicy:
-    """`policy` corrected by the networks of `checkpoint`; without settings the pull is that of the checkpoint.
+    """Correct `policy` with the networks of `checkpoint`; the default correction is the checkpoint's.
 
     Raises:
         UserError: The checkpoint has no such networks, they do not fit the policy, or a setting is wrong.
     """
     if not isinstance(checkpoint, CorrectedPolicy):
-        raise UserError(
-            f"A policy '{checkpoint.name}' knows no scores of its data; take a checkpoint of algorithm=cdsa."
-        )
+        raise UserError(f"Policy '{checkpoint.name}' has no scores of its data; pass a checkpoint of algorithm=cdsa.")
     given = {**to_dict(Correction()), **settings}
     correction = from_dict(Correction, given, "then.correct") if settings else checkpoint.config.correction
     return correct(policy, checkpoint.model, correction)

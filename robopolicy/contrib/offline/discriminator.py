@@ -1,4 +1,4 @@
-"""Discriminators of adversarial imitation: does a chunk look like a demonstrator's or like the learner's?"""
+"""Discriminators of adversarial imitation, which separate a demonstrator's chunks from the learner's."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class DiscriminatorConfig(Validated):
 
 
 class Discriminator(nn.Module):
-    """D(s, chunk) in (-1, 1), high where demonstrations are.
+    """D(s, chunk) in (-1, 1), high for demonstrations.
 
-    It sees what a critic sees, and a mark of the end: an episode that terminated goes on for ever in a state of its
-    own, which is judged as well (Kostrikov et al. 2018). Otherwise to end would be worth nothing, good or bad according
-    to the sign of the reward alone.
+    Its input is the critic's input plus an end flag: a terminated episode continues forever in an absorbing state,
+    which is scored as well (Kostrikov et al. 2018). Otherwise ending would have the value 0, good or bad depending on
+    the sign of the reward only.
     """
 
     def __init__(self, config: DiscriminatorConfig, policy: CriticInput) -> None:
-        """Build the discriminator of what `policy` sees and executes."""
+        """Build the discriminator for the observations and executed actions of `policy`."""
         super().__init__()
         spec = policy.spec
         self.steps = spec.action_horizon
@@ -42,26 +42,26 @@ class Discriminator(nn.Module):
         self.body = MLP(self.size, config.hidden, 1, activation=config.activation)
 
     def inputs(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
-        """Observations `{key: (B, To, ...)}` and chunks `(B, H, A)` in env units as rows `(B, size)` of numbers."""
+        """Concatenate observations `{key: (B, To, ...)}` and chunks `(B, H, A)` in env units to rows `(B, size)`."""
         action = self.action_normalizer.normalize(chunk[:, : self.steps]).flatten(1)
         features = self.encoder(obs).flatten(1)
         return torch.cat([features, action, features.new_zeros(len(features), 1)], 1)
 
     def ended(self, rows: int) -> Tensor:
-        """What follows the end of an episode, as rows `(B, size)`: nothing but its mark."""
-        mark = next(self.body.parameters()).new_zeros(rows, self.size)
-        mark[:, -1] = 1.0
-        return mark
+        """Absorbing states as rows `(B, size)`: zeros with the end flag."""
+        flag = next(self.body.parameters()).new_zeros(rows, self.size)
+        flag[:, -1] = 1.0
+        return flag
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Judge rows of `inputs` and `ended` `(B, size)`: `(B,)`."""
+        """Score rows of `inputs` and `ended` `(B, size)`: `(B,)`."""
         return self.body(inputs).squeeze(-1).tanh()
 
 
 def reverse_kl_loss(expert: Tensor, learner: Tensor, expert_weight: Tensor, learner_weight: Tensor) -> Tensor:
-    """`E_expert[exp(-D)] + E_learner[D]` of judgements `(E,)` and `(L,)` with weights of the same shapes.
+    """`E_expert[exp(-D)] + E_learner[D]` of scores `(E,)` and `(L,)` with weights of the same shapes.
 
-    Where D is free it is least at `D = log(expert / learner)`, and there 1 - KL(learner || expert).
+    For unrestricted D the minimum 1 - KL(learner || expert) is at `D = log(expert / learner)`.
     """
     first = (expert_weight * (-expert).exp()).sum() / expert_weight.sum()
     return first + (learner_weight * learner).sum() / learner_weight.sum()

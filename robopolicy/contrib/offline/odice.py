@@ -1,18 +1,18 @@
-"""ODICE: V of a dual problem by an orthogonal gradient, and imitation weighted by what follows (Mao et al. 2024).
+"""ODICE: V of a dual problem by an orthogonal gradient, and weighted imitation (Mao et al. 2024).
 
-Distribution correction estimation asks how often the best policy that stays near the data visits each of its pairs. The
-answer is `max(delta, 0)` of the residual `delta = r + gamma V(s') - V(s)` (Pearson's chi-squared), and V minimises
-`(1 - lambda) V(s) + lambda f*(delta)`. Its gradient through V(s) bounds actions; that through V(s') bounds states, but
-where the two conflict it undoes the first. ODICE keeps of the second what is orthogonal to the first. The policy
-imitates with these weights, whatever its head.
+Distribution correction estimation computes how often the best policy near the data visits each of its pairs. The
+solution is `max(delta, 0)` of the residual `delta = r + gamma V(s') - V(s)` (Pearson's chi-squared), and V minimises
+`(1 - lambda) V(s) + lambda f*(delta)`. Its gradient through V(s) constrains actions and the one through V(s') states,
+but where the two conflict the second cancels the first. ODICE projects the second onto the orthogonal complement of the
+first. The policy imitates with these weights, with any head.
 
-Use it for offline data of mixed quality in place of iql: no Q, no action outside the data, and a policy kept away from
-states it has no data for. With `largest_return=0` and `conservatism=0.4` rewards are ignored and it imitates the data
-of an expert. It cannot go beyond what the data shows, and luck in the dynamics counts as advantage.
+Use it for offline data of mixed quality in place of iql: it needs no Q, takes no action outside the data, and keeps the
+policy away from states without data. With `largest_return=0` and `conservatism=0.4` it ignores rewards and imitates the
+data of an expert. It cannot exceed the data, and luck in the dynamics counts as advantage.
 
 Deviations from the public code: rewards are scaled so that the largest discounted return of the dataset's episodes is
-`largest_return` (there: undiscounted ones of locomotion span 1000, about the same at gamma .99), because the scale
-decides how many residuals rise above 0; the policy learns from V after its step; chunks replace single actions.
+`largest_return` (the code: undiscounted ones of locomotion span 1000, about the same at gamma .99), because the scale
+determines how many residuals are positive; the policy learns from V after its step; chunks replace single actions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
-SMALLEST = 1e-10  # squared norm of a gradient below which it has no direction
+SMALLEST = 1e-10  # squared norm of a gradient below which its direction is undefined
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class ODICEConfig(ImitationConfig):
     )
     lr: Positive = 2e-4  # learning rate of the policy
     critic_lr: Positive = 2e-4  # learning rate of V
-    conservatism: OpenFraction = 0.6  # lambda: towards 1 fewer pairs are imitated, the best ones
+    conservatism: OpenFraction = 0.6  # lambda: towards 1 fewer, better pairs are imitated
     eta: NonNegative = 1.0  # weight of the gradient through the next state; 0 is the semi-gradient
-    largest_return: NonNegative = 100.0  # the dataset's largest return after scaling; 0 ignores rewards: imitation
+    largest_return: NonNegative = 100.0  # largest return of the dataset after scaling; 0 ignores rewards (imitation)
     weight_max: Positive = 100.0  # bound on the weights
     weight_decay: NonNegative = 1e-4  # of the policy
 
@@ -59,11 +59,11 @@ class ODICEConfig(ImitationConfig):
         super().__post_init__()
         if not self.largest_return and self.conservatism >= 0.5:
             raise UserError(
-                f"Without rewards every weight is 0 from conservatism=0.5 on, got {self.conservatism:g}; "
+                f"Without rewards every weight is 0 from conservatism=0.5 upwards, got {self.conservatism:g}; "
                 "set algorithm.conservatism=0.4."
             )
         if self.critic.bins:
-            raise UserError("The V of ODICE regresses on nothing, so it has no histogram; set algorithm.critic.bins=0.")
+            raise UserError("V of ODICE has no regression target for a histogram; set algorithm.critic.bins=0.")
 
 
 def chi_square_conjugate(residual: Tensor) -> Tensor:
@@ -78,20 +78,20 @@ def visit_weight(residual: Tensor, largest: float) -> Tensor:
 
 
 def parallel_share(gradient: Tensor, along: Tensor) -> Tensor:
-    """How much of `along` `(P,)` is contained in `gradient` `(P,)`: `<g, a> / |a|^2`, negative where they conflict."""
+    """Coefficient of `along` `(P,)` in `gradient` `(P,)`: `<g, a> / |a|^2`, negative where they conflict."""
     return gradient @ along / (along @ along).clamp(min=SMALLEST)
 
 
 def orthogonal_sum(kept: Tensor, added: Tensor, parameters: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """A loss with the whole gradient of `kept`, and of that of `added` the part orthogonal to it.
+    """A loss with the whole gradient of `kept`, plus the part of the gradient of `added` that is orthogonal to it.
 
-    With `c = <g_a, g_k> / |g_k|^2` the gradient of `(1 - c) kept + added` is `g_k + (g_a - c g_k)`: whatever `added`
-    asks for, a small step lowers `kept` by as much as if it stood alone.
+    With `c = <g_a, g_k> / |g_k|^2` the gradient of `(1 - c) kept + added` is `g_k + (g_a - c g_k)`: a small step lowers
+    `kept` by as much as without `added`.
 
     Args:
         kept: Scalar loss.
         added: Scalar loss.
-        parameters: What both are differentiated in.
+        parameters: Parameters of both gradients.
 
     Returns:
         The loss, and c.
@@ -102,7 +102,7 @@ def orthogonal_sum(kept: Tensor, added: Tensor, parameters: Iterable[Tensor]) ->
 
 
 class StateValues(QEnsemble):
-    """V_m(s), m = 1..M: an ensemble that sees no action."""
+    """V_m(s), m = 1..M: an ensemble without action input."""
 
     def __init__(self, config: CriticConfig, policy: CriticInput) -> None:
         super().__init__(config, policy, steps=0)
@@ -113,7 +113,7 @@ class StateValues(QEnsemble):
 
 
 class ODICE(OffPolicy):
-    """Orthogonal-gradient V, weighted imitation."""
+    """Offline V by orthogonal gradients, with weighted imitation."""
 
     name = "odice"
     config_class = ODICEConfig
@@ -133,24 +133,24 @@ class ODICE(OffPolicy):
         self.optimizer = torch.optim.Adam(
             policy.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
         )
-        self.reward_scale = 1.0 if config.largest_return else 0.0  # until the dataset is known
+        self.reward_scale = 1.0 if config.largest_return else 0.0  # until the dataset is attached
 
     def make_critic(self) -> StateValues:
-        """Twin V."""
+        """Build twin V networks."""
         return StateValues(self.config.critic, self.policy)
 
     def attach_dataset(self, episodes: Episodes) -> None:
         """Scale rewards by the largest return of an episode.
 
         Raises:
-            UserError: No episode earns anything.
+            UserError: All returns are 0.
         """
         if not self.config.largest_return:
             return
         largest = float(np.abs(discounted_returns(episodes, self.config.gamma)).max())
         if not largest:
             raise UserError(
-                f"None of the {episodes.num_episodes} episodes of the dataset earns anything; to imitate them all set "
+                f"All {episodes.num_episodes} episodes of the dataset have return 0; to imitate them all set "
                 "algorithm.largest_return=0 algorithm.conservatism=0.4, or add other data."
             )
         self.reward_scale = self.config.largest_return / largest
@@ -160,7 +160,7 @@ class ODICE(OffPolicy):
         return Sample.unscored(self.policy.act(obs, generator=generator))
 
     def target(self, batch: Transitions) -> Tensor:
-        """Scaled reward and the lesser slow V of the next observation."""
+        """Scaled reward plus the lesser target V of the next observation."""
         return self.reward_scale * batch.reward + batch.discount * self.target_critic.values(batch.next_obs).amin(0)
 
     def residual_losses(self, batch: Transitions) -> tuple[Tensor, Tensor, Tensor]:
@@ -173,7 +173,7 @@ class ODICE(OffPolicy):
         return self.config.conservatism * kept, self.config.conservatism * self.config.eta * added, forward
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
-        """A loss whose gradient is the orthogonal one."""
+        """Loss with the orthogonal gradient."""
         kept, added, residual = self.residual_losses(batch)
         dual, share = orthogonal_sum(kept, added, self.critic.parameters())
         value = self.critic.values(batch.obs)
@@ -193,7 +193,7 @@ class ODICE(OffPolicy):
         return visit_weight(residual, self.config.weight_max).mean(0)
 
     def update(self, batch: Transitions) -> Metrics:
-        """Steps of V on consecutive minibatches, weighted imitation in between."""
+        """Take steps of V on consecutive minibatches, with weighted imitation in between."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
@@ -213,11 +213,11 @@ class ODICE(OffPolicy):
         return self.finish(batch, stats)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared parts and the optimiser of the policy."""
+        """The shared items and the optimiser of the policy."""
         return {**super().checkpoint_items(), "optimizer": self.optimizer}
 
     def state_dict(self) -> dict[str, Any]:
-        """States of all parts and the scale of the rewards."""
+        """States of all items and the scale of the rewards."""
         return {**super().state_dict(), "reward_scale": self.reward_scale}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -227,12 +227,12 @@ class ODICE(OffPolicy):
 
 
 def discounted_returns(episodes: Episodes, gamma: float) -> Array:
-    """What each episode earns in total, discounted per control step from its start `(E,)`.
+    """Discounted return `(E,)` of each episode from its start, per control step.
 
     Raises:
         UserError: The dataset has no rewards.
     """
     if "reward" not in episodes.arrays:
-        raise UserError("The dataset has no 'reward', which value learning needs; collect it anew.")
+        raise UserError("The dataset has no 'reward', which value learning needs; collect it again with rewards.")
     age = np.arange(len(episodes)) - np.repeat(episodes.starts, episodes.lengths)
     return np.add.reduceat(episodes.arrays["reward"].astype(np.float64) * gamma**age, episodes.starts)

@@ -1,11 +1,11 @@
-"""What a policy believes of actions that were seen through noise: the posterior mean, its score carried to clean data.
+"""Posterior mean of noisy actions under a policy, i.e. its score transferred to clean actions.
 
-For a density pi blurred by Gaussian noise of variance v, Tweedie's formula says
+For a density pi blurred by Gaussian noise of variance v, Tweedie's formula gives
 
     E[a | a + sqrt(v) n = y] = y + v * gradient of log (pi * N(0, v)) at y,
 
-so the belief is the policy's score in the units of actions. Gaussian policies know it in closed form, denoising heads
-have learned it (it is what they do), and any other policy counts as a Gaussian around the action it would play.
+so the posterior mean is the policy's score in the units of actions. Gaussian policies have a closed form, denoising
+heads have learned it, and any other policy counts as a Gaussian around its deterministic action.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from robopolicy.policies.heads.gaussian import GaussianPolicy
 
 
 def expected_chunk(policy: Policy, obs: Observation, chunk: Tensor, variance: Tensor, std: Tensor) -> Tensor:
-    """What `policy` expects of its chunk at `obs`, having seen it as `chunk` under noise.
+    """Posterior mean of the chunk of `policy` at `obs`, given the noisy observation `chunk`.
 
     Args:
         policy: Any policy.
         obs: Observations `{key: (B, To, ...)}`.
         chunk: Noisy chunk `(B, H, A)` [env units].
         variance: Of the noise `(A,)` [squared env units].
-        std: Standard deviation `(A,)` that a policy without a density has around its action [env units].
+        std: Standard deviation `(A,)` around the action of a policy without a density [env units].
 
     Returns:
-        `(B, H, A)` [env units]; it lies between `chunk` (no noise) and what the policy does unasked (much noise).
+        `(B, H, A)` [env units], between `chunk` (no noise) and the policy's own action (much noise).
     """
     if isinstance(policy, GaussianPolicy):
         mean, spread = _gaussian(policy, obs)
@@ -42,7 +42,7 @@ def expected_chunk(policy: Policy, obs: Observation, chunk: Tensor, variance: Te
 
 
 def _gaussian(policy: GaussianPolicy, obs: Observation) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation in env units; behind tanh those of its linearisation at the mode."""
+    """Mean and standard deviation in env units; with tanh, of the linearisation at the mode."""
     mean, log_std = policy.distribution(obs)
     spread = log_std.exp() * policy.action_normalizer.scale
     if policy.config.squash:
@@ -51,9 +51,9 @@ def _gaussian(policy: GaussianPolicy, obs: Observation) -> tuple[Tensor, Tensor]
 
 
 def _denoises(policy: Policy) -> bool:
-    """Whether `field` answers for the chunk alone, in units that are known."""
-    known = isinstance(getattr(policy, "action_normalizer", None), Normalizer)
-    return known and type(policy).field is not Policy.field and policy.noise_shape == (*_chunk(policy),)
+    """Whether `field` denoises the chunk only, in units of a normaliser."""
+    normalized = isinstance(getattr(policy, "action_normalizer", None), Normalizer)
+    return normalized and type(policy).field is not Policy.field and policy.noise_shape == (*_chunk(policy),)
 
 
 def _chunk(policy: Policy) -> tuple[int, int]:
@@ -61,7 +61,7 @@ def _chunk(policy: Policy) -> tuple[int, int]:
 
 
 def _denoised(policy: Policy, obs: Observation, chunk: Tensor, variance: Tensor) -> Tensor:
-    """One call of the head; where noise differs between dimensions in its units, their mean counts."""
+    """Evaluate the head once, at the mean noise over the dimensions in its units."""
     normalizer: Normalizer = policy.action_normalizer  # type: ignore[assignment]
     sigma = (variance / normalizer.scale.square()).mean().sqrt()
     t = 1 / (1 + sigma)

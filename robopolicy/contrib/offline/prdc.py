@@ -1,18 +1,19 @@
-"""PRDC: TD3 on a dataset, with an actor pulled to the nearest state-action pair of all data (Ran et al. 2023).
+"""PRDC: TD3 on a dataset, with an actor regularised to the nearest state-action pair of all data (Ran et al. 2023).
 
-TD3+BC asks for the action that the data shows in this very state, however bad it is. PRDC looks the actor's own choice
-up: among all pairs of the dataset it finds the one nearest to `[beta s, pi(s)]`, in a k-d tree, and pulls towards that
-pair's action. So an action is fine wherever the data has one like it in a state like this one, and the actor may leave
-the behaviour of a state without leaving the data.
+TD3+BC regularises to the action of the data in the same state, even if it is bad. PRDC searches all pairs of the
+dataset for the one nearest to `[beta s, pi(s)]`, in a k-d tree, and regularises to this pair's action. So an action has
+no penalty where the data contains a similar action in a similar state, and the actor may differ from the behavior of a
+state without leaving the data.
 
-Use it for offline data of mixed quality that covers its states well, and vectors as observations. Not with few
-demonstrations, in which the nearest pair lies far away, nor with images,
-clouds, entities or embeddings. A large `beta` is td3_bc.
+Use it for offline data of mixed quality that covers its states well, with vector observations. Do not use it with few
+demonstrations, in which the nearest pair is distant, nor with images, clouds, entities or embeddings. With a large
+`beta` it is td3_bc.
 
-`novelty` in the log is the distance to that pair in units of the usual one between pairs of the data: values well above
-1 say that the actor has left it (`robopolicy.contrib.offline.nearest_neighbors`, which needs the extra `neighbours`).
+The metric `novelty` is the distance to this pair relative to the usual one between pairs of the data: values well above
+1 show that the actor has left the data (`robopolicy.contrib.offline.nearest_neighbors`, which needs the extra
+`neighbours`).
 
-Deviations from the public code: states are standardised by the dataset whatever the policy does; a pair holds the
+Deviations from the public code: states are standardised by the dataset, independent of the policy; a pair contains the
 executed part of a chunk.
 """
 
@@ -35,7 +36,7 @@ from robopolicy.data.episodes import Array, Episodes
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy
 
-SLICE = 8192  # frames of the dataset that are read at a time
+SLICE = 8192  # frames of the dataset per read
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class PRDCConfig(TD3BCConfig):
 
 
 class PRDC(TD3BC):
-    """TD3 that stays near pairs of the data."""
+    """TD3 regularised to pairs of the data."""
 
     name = "prdc"
     config_class = PRDCConfig
@@ -59,22 +60,22 @@ class PRDC(TD3BC):
         """Prepare to train a squashed Gaussian `policy`; call `attach_dataset` before the first update.
 
         Raises:
-            UserError: The policy sees what has no distances.
+            UserError: The policy has observations without a distance.
         """
         super().__init__(config, policy, total_updates=total_updates)
         vectors = self.policy.encoder.layout.normalized
         others = [key for key in self.policy.spec.observation if key not in vectors]
         if others:
             raise UserError(
-                f"PRDC measures distances between vectors, but '{policy.name}' sees {others}; name vectors in "
+                f"PRDC measures distances between vectors, but '{policy.name}' observes {others}; name vectors in "
                 "task.obs_keys, or use td3_bc or a2pr."
             )
         self.pairs: NearestPairs | None = None
-        self._chunks = torch.zeros(0)  # (N, n, A) the pairs' executed parts, in the units of the environment
+        self._chunks = torch.zeros(0)  # (N, n, A) the pairs' executed parts, in env units
         self._masks = torch.zeros(0)  # (N, n)
 
     def attach_dataset(self, episodes: Episodes) -> None:
-        """Build the tree; a function of dataset and action normaliser, so a resumed run builds the same one."""
+        """Build the tree; it depends on dataset and action normaliser only, so a resumed run builds the same one."""
         spec = self.policy.spec
         sampler = ChunkSampler(episodes, horizon=spec.action_horizon, obs_horizon=spec.obs_horizon)
         parts = [sampler.take(frames) for frames in torch.arange(len(episodes)).split(SLICE)]
@@ -90,10 +91,10 @@ class PRDC(TD3BC):
         """The data's chunk `(B, n, A)` nearest to `chunk` at `obs`, its mask `(B, n)`, and the novelty `(B,)`.
 
         Raises:
-            UserError: The dataset has not been shown.
+            UserError: No dataset is attached.
         """
         if self.pairs is None:
-            raise UserError("PRDC searches the whole dataset, which it has not seen; call attach_dataset first.")
+            raise UserError("PRDC searches the whole dataset, but none is attached; call attach_dataset first.")
         distance, row = self.pairs.nearest(self._state(obs), _array(executed_actions(self.policy, chunk).flatten(1)))
         index = torch.from_numpy(row).to(chunk.device)
         novelty = torch.from_numpy(self.pairs.novelty(distance)).to(chunk)
@@ -101,15 +102,15 @@ class PRDC(TD3BC):
 
     def penalty(self, batch: Transitions, chunk: Tensor) -> tuple[Tensor, Info]:
         """Squared distance to the action of the nearest pair."""
-        wanted, mask, novelty = self.nearest(batch.obs, chunk)
-        return chunk_distance(self.policy, chunk, wanted, mask), {"novelty": novelty.mean()}
+        target, mask, novelty = self.nearest(batch.obs, chunk)
+        return chunk_distance(self.policy, chunk, target, mask), {"novelty": novelty.mean()}
 
     def _state(self, obs: Observation) -> Array:
-        """The vectors of a history of observations in a row `(B, To * D)`."""
+        """Flatten the vectors of a history of observations `(B, To * D)`."""
         return _array(self.policy.encoder.vectors(obs).flatten(1))
 
     def state_dict(self) -> dict[str, Any]:
-        """States of all parts and the size of the dataset, from which the tree is built anew."""
+        """States of all items and the size of the dataset, from which the tree is rebuilt."""
         return {**super().state_dict(), "pairs": len(self._chunks)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

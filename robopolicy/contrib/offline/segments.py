@@ -1,10 +1,10 @@
-"""Trajectory segments as one table: what was seen, done and earned, L steps in a row.
+"""Trajectory segments as one table: observations, actions and rewards of L successive steps.
 
-A row of the table is `[observations, action, reward, terminated]`, observations in the order of their keys. Whatever
-learns chunks of actions learns segments by taking such rows for actions (`worldmodel/trajectories.py`).
+A row of the table is `[observations, action, reward, terminated]`, with observations in the order of their keys. Any
+model of action chunks becomes a model of segments by taking these rows as actions (`trajectory_diffusion.py`).
 
-A segment never leaves its episode. Where the episode was terminated its last frame is repeated, so that a generator
-learns that nothing follows; where it merely stops, segments stop with it.
+A segment never leaves its episode. After a termination the last frame is repeated, so that a generator learns that
+nothing follows; after a truncation segments stop.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from robopolicy.data.chunks import ChunkBatch, ChunkSampler
 from robopolicy.data.episodes import Array, Episode, Episodes, is_cloud, is_image
 from robopolicy.errors import UserError
 
-NOTHING = "nothing"  # the only observation of a generator that is told nothing
+NOTHING = "nothing"  # the only observation of an unconditional generator
 
 
 @dataclass(frozen=True)
 class TransitionLayout:
-    """Which columns of a transition hold what."""
+    """Columns of a transition."""
 
     keys: tuple[str, ...]  # observations, sorted
     sizes: tuple[int, ...]  # of their vectors
@@ -34,18 +34,19 @@ class TransitionLayout:
 
     @classmethod
     def of(cls, episodes: Episodes) -> TransitionLayout:
-        """The layout of a dataset.
+        """Layout of a dataset.
 
         Raises:
-            UserError: It has no rewards or ends, or shows pictures or clouds.
+            UserError: It has no rewards or terminations, or contains images or clouds.
         """
         for key in ("reward", "terminated"):
             if key not in episodes.arrays:
-                raise UserError(f"The dataset has no '{key}', which trajectories consist of; collect it anew.")
+                raise UserError(f"The dataset has no '{key}', which trajectories need; collect it again.")
         keys = tuple(sorted(episodes.observation_keys))
-        seen = [key for key in keys if is_image(key) or is_cloud(key)]
-        if seen or not keys:
-            raise UserError(f"Trajectories are made of vector observations, but the dataset shows {seen or 'nothing'}.")
+        unsupported = [key for key in keys if is_image(key) or is_cloud(key)]
+        if unsupported or not keys:
+            found = unsupported or "nothing"
+            raise UserError(f"Trajectories need vector observations, but the dataset contains {found}.")
         sizes = tuple(int(np.prod(episodes.arrays[key].shape[1:])) for key in keys)
         return cls(keys, sizes, episodes.arrays["action"].shape[1])
 
@@ -65,7 +66,7 @@ class TransitionLayout:
         return self.observed + self.action_dim + 2
 
     def rows(self, episodes: Episodes) -> NDArray[np.float32]:
-        """The dataset as a table `(F, D)`, with the actions that were played."""
+        """The dataset as a table `(F, D)`, with the executed actions."""
         arrays = episodes.with_executed_actions().arrays
         columns = [arrays[key] for key in (*self.keys, "action", "reward", "terminated")]
         return np.concatenate([column.reshape(len(column), -1).astype(np.float32) for column in columns], 1)
@@ -75,7 +76,7 @@ class TransitionLayout:
         return dict(zip(self.keys, rows[..., : self.observed].split(self.sizes, -1), strict=True))
 
     def episode(self, rows: Tensor, task: str, behaviour: str) -> Episode:
-        """An episode of `rows` `(L, D)`, up to the first that says that it terminated."""
+        """Episode of `rows` `(L, D)` up to the first terminated one."""
         ended = (rows[:, -1] > 0.5).cpu().numpy()
         count = int(ended.argmax()) + 1 if ended.any() else len(rows)
         kept = rows[:count].float().cpu()
@@ -99,7 +100,7 @@ def segment_starts(episodes: Episodes, length: int) -> NDArray[np.int64]:
 
 
 class SegmentSampler(ChunkSampler):
-    """Endless shuffled segments, as chunks `(B, L, D)` of a policy that sees nothing."""
+    """Endless shuffled segments, as chunks `(B, L, D)` of an unconditional policy."""
 
     def __init__(
         self, episodes: Episodes, layout: TransitionLayout, *, length: int, batch_size: int = 256, seed: int = 0
@@ -107,8 +108,8 @@ class SegmentSampler(ChunkSampler):
         """Precompute the tables.
 
         Args:
-            episodes: Source.
-            layout: Its columns.
+            episodes: Episodes to sample from.
+            layout: Columns of the episodes.
             length: L, frames per segment.
             batch_size: B.
             seed: Seed of the shuffling.
@@ -119,12 +120,12 @@ class SegmentSampler(ChunkSampler):
         super().__init__(table, horizon=length, batch_size=batch_size, seed=seed)
 
     def take(self, frames: Tensor) -> ChunkBatch:
-        """The segments that start at `frames` `(B,)`; what repeats the end of an episode counts as well."""
+        """Segments that start at `frames` `(B,)`; frames that repeat the end of an episode count as well."""
         batch = super().take(frames)
         return replace(batch, mask=torch.ones_like(batch.mask))
 
     def first(self, count: int) -> ChunkBatch:
-        """The first `count` segments of the stream, or all where there are fewer, wherever it is now."""
+        """The first `count` segments of the stream, or all if there are fewer, independent of its position."""
         return self.take(self._permutation(0)[:count])
 
     def _permutation(self, epoch: int) -> Tensor:
@@ -133,5 +134,5 @@ class SegmentSampler(ChunkSampler):
 
 
 def nothing(rows: int, device: torch.device | str = "cpu") -> Mapping[str, Tensor]:
-    """The observations of a generator that is told nothing."""
+    """Observations of an unconditional generator."""
     return {NOTHING: torch.zeros(rows, 1, 1, device=device)}

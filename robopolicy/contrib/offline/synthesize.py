@@ -1,4 +1,4 @@
-"""`robopolicy synthesize`: learn the trajectories of a dataset, and write synthetic ones that a policy would take."""
+"""`robopolicy synthesize`: train a trajectory model on a dataset, and write synthetic trajectories of a policy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ examples:
   robopolicy synthesize write runs/mixed_trajectories/checkpoints/best --episodes 2000 --out data/more
   robopolicy synthesize write MODEL --policy runs/lift_iql/checkpoints/best --append-dataset data/mixed --out data/new
 
-After another round of training on what was written the policy is another one: write again, guided by it.
+After training on the written data the policy has changed: write again, guided by the new one.
 """
 
 
@@ -36,9 +36,9 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "synthesize",
-        description="A diffusion model learns whole trajectory segments of a dataset (vector observations, actions, "
-        "rewards, ends). Its draws are a dataset like any other; guided by a policy they show what that policy would "
-        "do, close to the data (policy-guided diffusion).",
+        description="Train a diffusion model of a dataset's trajectory segments (vector observations, actions, "
+        "rewards, terminations), and write synthetic datasets with it. Guided by a policy, the synthetic "
+        "trajectories follow this policy close to the data (policy-guided diffusion).",
         epilog=EXAMPLES,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -59,7 +59,7 @@ def add_parser(subparsers: Any) -> None:
         "--std",
         type=float,
         default=0.5,
-        help="spread of policies without a density, in standard deviations of the data's actions (default: 0.5)",
+        help="standard deviation of policies without a density, relative to the data's actions (default: 0.5)",
     )
     write.add_argument(
         "--append-dataset", metavar="DATASET", help="dataset whose episodes are appended (default: none)"
@@ -116,7 +116,7 @@ def _write(args: argparse.Namespace) -> int:
     if args.policy is not None:
         policy, parent = load_policy(args.policy, args.device)
         if parent.task != manifest.task:
-            raise UserError(f"The policy was trained on {parent.task}, but the trajectories are of {manifest.task}.")
+            raise UserError(f"The policy was trained on {parent.task}, but the trajectory model on {manifest.task}.")
         pull = PolicyPull(model, policy, guidance)
     kept = kept_episodes(args.append_dataset, model.layout, manifest) if args.append_dataset else []
     frames, far = 0, list[torch.Tensor]()
@@ -146,5 +146,5 @@ def _write(args: argparse.Namespace) -> int:
     also = f", and {len(kept)} of {args.append_dataset}" if kept else ""
     print(f"{args.out}: {args.episodes} synthetic episodes ({frames} frames){also}")
     if distance is not None:
-        print(f"Actions lie {distance:.3g} standard deviations of the data from the mean ones of the policy.")
+        print(f"RMS distance to the policy's mean actions: {distance:.3g} standard deviations of the data.")
     return 0

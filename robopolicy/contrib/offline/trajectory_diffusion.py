@@ -1,21 +1,22 @@
-"""A diffusion model of whole trajectory segments, sampled under the guidance of a policy (PGD, Jackson et al. 2024).
+"""Diffusion model of whole trajectory segments, sampled under the guidance of a policy (PGD, Jackson et al. 2024).
 
-A segment is a chunk of transitions `[observations, action, reward, terminated]` (`data/segments.py`), so an EDM head
-that is told nothing learns their distribution p(tau) under the behaviour policy, dynamics included, and draws all steps
-of a segment at once: errors do not add up as in a model that steps. While it draws, guidance pulls the actions, and
-they alone, towards a target policy pi: the draws approach p(tau) prod pi(a|s)^w, likely under both.
+A segment is a chunk of transitions `[observations, action, reward, terminated]` (`segments.py`), so an unconditional
+EDM head learns their distribution p(tau) under the behavior policy, dynamics included. It samples all steps of a
+segment together, so that errors do not accumulate as in a one-step model. During sampling, guidance moves the actions,
+and only these, towards a target policy pi: the samples approach p(tau) prod pi(a|s)^w, likely under both.
 
 At noise level sigma the model expects the clean actions D with variance v = sigma^2 / (1 + sigma^2) (standardised
-actions), and guidance replaces D by what the policy expects of an action seen as D with noise of variance w v
-(`policies/composition/belief.py`). That is the policy's score, blurred by as much as is not known yet. With Gaussians
-and a mean that does not depend on the state the draws then follow p pi^w exactly; no strength overshoots the policy.
+actions). Guidance replaces D by the policy's posterior mean of an action observed as D with noise of variance w v
+(`posterior_mean.py`). This is the policy's score, blurred by the remaining uncertainty. With Gaussians and a mean that
+does not depend on the state the samples follow p pi^w exactly; no guidance scale overshoots the policy.
 
-Use it where an offline learner should see what its policy would do, close to the data. Where the policy wants what the
-dataset never did, segments stay with the dataset, or cease to be plausible as w grows.
+Use it to show an offline learner the actions of its policy, close to the data. Where the policy prefers actions far
+from the dataset, segments stay with the dataset, or become implausible as w grows.
 
-Deviations: the paper adds the gradient of log pi at the noisy action, of unit length and times a coefficient that falls
-with the steps; blurring bounds the pull without either. Policies decide in chunks and see histories. Denoising heads
-guide by their own score, policies without a density as Gaussians. docs/methods/composition.md lists other defaults.
+Deviations: the paper adds the gradient of log pi at the noisy action, of unit length and times a coefficient that
+decreases with the steps; here blurring bounds the guidance without either. Policies decide in chunks and take
+histories. Denoising heads guide by their own score, policies without a density as Gaussians. Other defaults are listed
+in docs/methods/composition.md.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from robopolicy.policies.heads.edm import EDMConfig, EDMPolicy
 from robopolicy.policies.noise import normal
 
 Pull = Callable[[Tensor, float], Tensor]
-"""Clean segments as expected `(B, L, D)` and their variance, to guided ones; both normalised."""
+"""Maps expected clean segments `(B, L, D)` and their variance to guided ones; both normalised."""
 
 
 def _head() -> EDMConfig:
@@ -59,31 +60,29 @@ class TrajectoryConfig(Validated):
     length: AtLeastTwo = 32  # L, transitions per segment
     head: EDMConfig = field(default_factory=_head)  # network, noise levels and solver
     churn: NonNegative = 80.0  # noise added again while sampling, which corrects errors; 0 samples deterministically
-    churn_min: NonNegative = 0.05  # lowest noise level at which it is added
-    churn_max: NonNegative = 50.0  # highest
+    churn_min: NonNegative = 0.05  # minimum noise level at which it is added
+    churn_max: NonNegative = 50.0  # maximum noise level
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.head.action_normalization != "meanstd" or self.head.normalization != "identity":
             raise UserError(
-                "Segments are standardised: head.action_normalization=meanstd, head.normalization=identity."
+                "Segments are standardised; set head.action_normalization=meanstd and head.normalization=identity."
             )
 
 
 @dataclass(frozen=True)
 class PolicyGuidance(Validated):
-    """Pull of a policy on the actions of synthetic segments."""
+    """Guidance of a policy on the actions of synthetic segments."""
 
-    strength: NonNegative = (
-        1.0  # w, guidance scale: exponent of the policy's density; 0 draws from the behaviour policy
-    )
-    std: Positive = 0.5  # of policies without a density, around their action, in those of the data's actions
+    strength: NonNegative = 1.0  # w, guidance scale: exponent of the policy's density; 0 uses the behavior policy
+    std: Positive = 0.5  # of policies without a density, around their action, relative to the data's actions
 
 
 class TrajectoryModel(nn.Module):
     """Generator of segments `(L, D)` in the units of the dataset."""
 
-    low: Tensor  # (A,) range of the dataset's actions, which synthetic ones keep to
+    low: Tensor  # (A,) range of the dataset's actions, which bounds synthetic ones
     high: Tensor  # (A,)
 
     def __init__(self, config: TrajectoryConfig, layout: TransitionLayout) -> None:
@@ -95,7 +94,7 @@ class TrajectoryModel(nn.Module):
         self.register_buffer("high", torch.full((layout.action_dim,), math.inf))
 
     def fit(self, rows: Tensor) -> None:
-        """Take the statistics of a dataset's transitions `(F, D)`."""
+        """Store the statistics of a dataset's transitions `(F, D)`."""
         statistics = {"mean": rows.mean(0), "std": rows.std(0, unbiased=False)}
         self.head.fit_normalizer({"action": statistics})
         actions = rows[:, self.layout.actions]
@@ -132,29 +131,31 @@ class TrajectoryModel(nn.Module):
         return rows
 
     def _churn(self, sigma: float) -> float:
-        """Share by which the noise level rises before the step from `sigma`, as in Karras et al. (2022)."""
+        """Relative rise of the noise level before the step from `sigma`, as in Karras et al. (2022)."""
         config = self.config
         inside = config.churn_min <= sigma <= config.churn_max
         return min(config.churn / config.head.steps, math.sqrt(2) - 1) if inside else 0.0
 
 
 class PolicyPull:
-    """Pull of `policy` on the actions of segments that `model` draws."""
+    """Guidance by `policy` of the actions of segments that `model` samples."""
 
     def __init__(self, model: TrajectoryModel, policy: Policy, guidance: PolicyGuidance) -> None:
-        """Get ready.
+        """Check that the policy fits the segments.
 
         Raises:
-            UserError: The policy needs observations that segments lack, other actions, or a memory.
+            UserError: The policy needs observations that segments lack, has other actions, or is recurrent.
         """
         layout, spec = model.layout, policy.spec
         known = dict(zip(layout.keys, ((size,) for size in layout.sizes), strict=True))
         for key, shape in spec.observation.items():
             if known.get(key) != tuple(shape):
                 found = known.get(key, "nothing")
-                raise UserError(f"The policy sees '{key}' of shape {tuple(shape)}, but segments hold {found} there.")
+                raise UserError(f"The policy observes '{key}' {tuple(shape)}, but segments contain {found}.")
         if spec.action_dim != layout.action_dim:
-            raise UserError(f"The policy plays {spec.action_dim} numbers, but segments have {layout.action_dim}.")
+            raise UserError(
+                f"The policy's actions have {spec.action_dim} dimensions, but segments have {layout.action_dim}."
+            )
         if spec.hidden_dim:
             raise UserError("A recurrent policy cannot guide: segments begin in the middle of episodes.")
         self.model, self.policy, self.guidance = model, policy.eval(), guidance
@@ -164,31 +165,31 @@ class PolicyPull:
         self._future = ahead.clamp(max=model.config.length - 1)  # (N, H)
 
     def __call__(self, data: Tensor, variance: float) -> Tensor:
-        """`data` `(B, L, D)` with guided actions, where `variance` says how little is known of it."""
+        """Guide the actions of `data` `(B, L, D)`, whose uncertainty is `variance`."""
         if not self.guidance.strength:
             return data
         columns, normalizer = self.model.layout.actions, self.model.head.action_normalizer
         scale = normalizer.scale[columns]
         rows = normalizer.denormalize(data)
         wide = self.guidance.strength * variance * scale.square()
-        wanted = self._expected(rows, wide, self.guidance.std * scale)
+        expected = self._expected(rows, wide, self.guidance.std * scale)
         guided = data.clone()
-        guided[..., columns] = (wanted - normalizer.offset[columns]) / scale
+        guided[..., columns] = (expected - normalizer.offset[columns]) / scale
         return guided
 
     @torch.no_grad()
     def distance(self, rows: Tensor) -> Tensor:
-        """How far the actions of `rows` `(B, L, D)` are from the policy's mean ones: RMS `(B,)` [data's deviations]."""
+        """RMS distance `(B,)` of the actions of `rows` `(B, L, D)` to the policy's mean actions [data's deviations]."""
         columns = self.model.layout.actions
         scale = self.model.head.action_normalizer.scale[columns]
-        wanted = self._expected(rows, 1e6 * scale.square(), self.guidance.std * scale)
-        return ((rows[..., columns] - wanted) / scale).square().mean((1, 2)).sqrt()
+        expected = self._expected(rows, 1e6 * scale.square(), self.guidance.std * scale)
+        return ((rows[..., columns] - expected) / scale).square().mean((1, 2)).sqrt()
 
     def _expected(self, rows: Tensor, variance: Tensor, std: Tensor) -> Tensor:
-        """What the policy expects of the actions `(B, L, A)` of `rows` `(B, L, D)`, all in env units."""
+        """Posterior mean of the actions `(B, L, A)` of `rows` `(B, L, D)` under the policy, all in env units."""
         layout, spec, batch = self.model.layout, self.policy.spec, len(rows)
-        seen = layout.observations(rows[:, self._history].flatten(0, 1))  # {key: (B N, To, n)}
-        obs = {key: seen[key] for key in spec.observation}
+        observed = layout.observations(rows[:, self._history].flatten(0, 1))  # {key: (B N, To, n)}
+        obs = {key: observed[key] for key in spec.observation}
         chunk = rows[:, self._future][..., layout.actions].flatten(0, 1)  # (B N, H, A)
         found = expected_chunk(self.policy, obs, chunk, variance, std)[:, : spec.action_horizon]
         return found.unflatten(0, (batch, -1)).flatten(1, 2)[:, : rows.shape[1]]

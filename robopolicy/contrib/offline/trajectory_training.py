@@ -1,4 +1,4 @@
-"""Runs that train a trajectory model (`worldmodel/trajectories.py`), its checkpoints, and datasets written by it."""
+"""Training runs of trajectory models (`trajectory_diffusion.py`), their checkpoints and their synthetic datasets."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from robopolicy.training.model_runs import ModelRunComponents, ModelRunConfig, r
 from robopolicy.training.sources import DatasetSource
 from robopolicy.worldmodel.videos import split_episodes
 
-SCHEMA = 1  # raise it with every change that an older reader would misunderstand
+SCHEMA = 1  # increase it with every change that breaks older readers
 KIND = ModelKind("trajectory model", "synthesize")
 SYNTHETIC = "synthetic"  # behaviour of generated episodes
 
 
 @dataclass(frozen=True)
 class TrajectoryEvaluationConfig(Validated):
-    """Periodic tests on the episodes held back."""
+    """Periodic evaluation on held-out episodes."""
 
-    every: NonNegativeInt = 0  # updates between tests; 0 is a tenth of the budget
-    segments: PositiveInt = 512  # segments whose loss is measured
+    every: NonNegativeInt = 0  # updates between evaluations; 0 is a tenth of the budget
+    segments: PositiveInt = 512  # segments of the evaluation
 
 
 @dataclass(frozen=True)
 class TrajectoryTrainConfig(ModelRunConfig):
-    """One run that trains a trajectory model on a folder of episodes with rewards."""
+    """A run that trains a trajectory model on a folder of episodes with rewards."""
 
     model: TrajectoryConfig = field(default_factory=TrajectoryConfig)
     learner: BCConfig = field(default_factory=BCConfig)
@@ -55,7 +55,7 @@ class TrajectoryTrainConfig(ModelRunConfig):
 
 @dataclass(frozen=True)
 class TrajectoryManifest:
-    """Everything but the numbers of a trajectory model."""
+    """Metadata of a trajectory model."""
 
     schema: int  # version of this layout
     trajectories: dict[str, Any]  # `TransitionLayout`
@@ -72,10 +72,10 @@ class TrajectoryManifest:
 def save_trajectories(
     folder: Path, model: TrajectoryModel, manifest: TrajectoryManifest, state: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a checkpoint folder atomically, with the training state where there is one.
+    """Write a checkpoint folder atomically, with the training state if given.
 
     Raises:
-        UserError: The weights are not finite, the place holds something else, or writing failed.
+        UserError: The weights are not finite, the folder contains something else, or writing failed.
     """
     save_model(folder, model, manifest, state, "model")
 
@@ -97,7 +97,7 @@ def load_trajectories(
     """Load a trajectory model strictly, in evaluation mode.
 
     Raises:
-        UserError: One sentence that says what is wrong with the checkpoint.
+        UserError: The checkpoint is invalid.
     """
     return load_model(path, device, read_trajectory_manifest, _described)
 
@@ -109,7 +109,7 @@ def _described(manifest: TrajectoryManifest, folder: Path) -> TrajectoryModel:
 
 @dataclass
 class TrajectoryRunComponents(ModelRunComponents):
-    """Everything a run consists of."""
+    """Components of a run."""
 
     config: TrajectoryTrainConfig
     model: TrajectoryModel
@@ -120,15 +120,15 @@ class TrajectoryRunComponents(ModelRunComponents):
 
     @property
     def total_updates(self) -> int:
-        """Budget."""
+        """Budget of updates."""
         return self.config.updates
 
 
 def build(config: TrajectoryTrainConfig) -> TrajectoryRunComponents:
-    """Read the dataset and build what learns from it.
+    """Read the dataset and build model and algorithm.
 
     Raises:
-        UserError: The dataset cannot be learnt from.
+        UserError: The dataset is not suitable for training.
     """
     seed_everything(cast(Any, config))
     device = usable_device(config.device)
@@ -149,7 +149,7 @@ def start_trajectories(config: TrajectoryTrainConfig) -> TrajectoryTrainer:
     """Prepare a new run in `config.out / config.name`.
 
     Raises:
-        UserError: The configuration cannot be built, or the folder is taken or cannot be written.
+        UserError: The configuration is invalid, or the folder exists or cannot be written.
     """
     if not config.dataset:
         raise UserError("No dataset is given; pass a folder with rewards, e.g. one of 'robopolicy collect'.")
@@ -167,14 +167,14 @@ def resume_trajectories(folder: Path) -> TrajectoryTrainer:
 
 
 class TrajectoryTrainer(Trainer):
-    """The training loop, with the loss on segments held back in place of played episodes."""
+    """Training loop that evaluates the loss on held-out segments instead of episodes."""
 
     def __init__(self, parts: TrajectoryRunComponents, folder: Path, resume_at: int = 0) -> None:
         self.trajectories = parts
         super().__init__(cast(Any, parts), folder, resume_at)
 
     def _evaluate(self) -> Summary | None:
-        """Loss of the averaged network on the same noise every time; the lowest is kept as the best."""
+        """Evaluate the averaged network with fixed noise; the lowest loss is kept as the best checkpoint."""
         head, parts = self.algorithm.inference_policy(), self.trajectories
         batch = move(parts.validation.first(parts.config.evaluation.segments), parts.source.device)
         generator = torch.Generator().manual_seed(parts.config.seed)
@@ -190,7 +190,7 @@ class TrajectoryTrainer(Trainer):
 
     def _save(self, name: str, state: Mapping[str, Any], policy: Any = None) -> None:
         parts = self.trajectories
-        model = copy.deepcopy(parts.model)  # a new one would draw weights, and so disturb the run
+        model = copy.deepcopy(parts.model)  # a new one would draw weights and change the random state of the run
         model.head.load_state_dict(self.algorithm.inference_policy().state_dict())
         manifest = TrajectoryManifest(
             schema=SCHEMA,
@@ -212,21 +212,21 @@ class TrajectoryTrainer(Trainer):
 def synthetic_segments(
     model: TrajectoryModel, count: int, *, pull: Pull | None = None, seed: int = 0, batch: int = 64
 ) -> Iterator[Tensor]:
-    """`count` generated segments, up to `batch` `(B, L, D)` at a time, with noise of `seed`, guided by `pull`."""
+    """Generate `count` segments, up to `batch` `(B, L, D)` at a time, with noise of `seed`, guided by `pull`."""
     generator = torch.Generator().manual_seed(seed)
     for start in range(0, count, batch):
         yield model.generate(min(batch, count - start), pull=pull, generator=generator)
 
 
 def kept_episodes(folder: str, layout: TransitionLayout, manifest: TrajectoryManifest) -> list[Episode]:
-    """Episodes of a dataset with the keys of synthetic ones.
+    """Episodes of a dataset, with the keys of synthetic ones.
 
     Raises:
-        UserError: The dataset is not like that of the trajectories.
+        UserError: The dataset does not match the trajectory model.
     """
     episodes = read_lerobot(folder).without_closing_frames()
     if TransitionLayout.of(episodes) != layout or episodes.control_dt != manifest.control_dt:
-        raise UserError(f"{folder} has other observations, actions or control steps than the trajectory model.")
+        raise UserError(f"{folder} does not match the trajectory model's observations, actions or control step.")
     keys = (*layout.keys, "action", "reward", "terminated")
     found = [episodes.episode(index) for index in range(episodes.num_episodes)]
     return [replace(episode, arrays={key: episode.arrays[key] for key in keys}) for episode in found]

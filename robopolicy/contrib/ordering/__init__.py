@@ -1,1 +1,1 @@
-"""Orders of visits (pick lists, inspection tours): exact for few places, by a network for many."""
+"""Visit orders (pick lists, inspection tours): exact for few points, by a network for many."""

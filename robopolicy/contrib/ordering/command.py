@@ -1,4 +1,4 @@
-"""`robopolicy visits`: learn in which order to visit points, from shortest ways through a few of them (BQ-NCO)."""
+"""Implement `robopolicy visits`, which trains a network that orders visits by imitation of shortest paths (BQ-NCO)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from robopolicy.cli.options import check_numbers
 
-COUNTS = (20, 50)  # visits for which the table tells how long the ways are, besides the number that was trained on
+COUNTS = (20, 50)  # visits of the table, in addition to the number in training
 
 EXAMPLES = """\
 examples:
@@ -22,17 +22,17 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "visits",
-        description="Train a network that orders visits, and say how much longer its ways are than those of the "
-        "nearest neighbour (below 1 is better) and, where it can be known, than the shortest ones. `order_visits` of "
+        description="Train a network that orders visits, and report the length of its paths relative to the nearest "
+        "neighbour heuristic (below 1 is better) and, for few visits, to the shortest path. `order_visits` of "
         "robopolicy.contrib.ordering.visits plans with the result.",
         epilog=EXAMPLES,
     )
     parser.add_argument("--dim", type=int, default=2, help="coordinates of a point (default: 2)")
     parser.add_argument("--visits", type=int, default=8, help="points per training instance (default: 8)")
     parser.add_argument("--updates", type=int, default=5000, help="gradient steps (default: 5000)")
-    parser.add_argument("--width", type=int, default=64, help="of the transformer (default: 64)")
-    parser.add_argument("--layers", type=int, default=3, help="of the transformer (default: 3)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and instances (default: 0)")
+    parser.add_argument("--width", type=int, default=64, help="width of the transformer (default: 64)")
+    parser.add_argument("--layers", type=int, default=3, help="layers of the transformer (default: 3)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and instances (default: 0)")
     parser.add_argument("--out", type=Path, default=Path("runs/visits"), help="folder to write (default: runs/visits)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

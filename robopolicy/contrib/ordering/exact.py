@@ -1,7 +1,7 @@
-"""Shortest ways through a few points, by dynamic programming (Held and Karp 1962), and the length of any way.
+"""Shortest paths through a few points, by dynamic programming (Held and Karp 1962), and path lengths.
 
-Points are `(B, n, d)` with Euclidean distances; every way begins at `start` `(B, d)` and, where one is given, ends at
-`end` `(B, d)`. An order `(B, n)` names the points in the order of their visits.
+Points are `(B, n, d)` with Euclidean distances; every path begins at `start` `(B, d)` and ends at `end` `(B, d)`, if
+given. An order `(B, n)` contains the indices of the points in the order of their visits.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 
-MOST = 12  # points that are ordered exactly
+MOST = 12  # maximum number of points
 
 
 def path_length(points: Tensor, order: Tensor, start: Tensor, end: Tensor | None = None) -> Tensor:
-    """Length `(B,)` of the way from `start` through the points in `order`, and on to `end`."""
+    """Length `(B,)` of the path from `start` through the points in `order`, and to `end`."""
     stops = [start[:, None], points.gather(1, order[..., None].expand(-1, -1, points.shape[-1]))]
     way = torch.cat([*stops, *([end[:, None]] if end is not None else [])], 1)
     return way.diff(dim=1).norm(dim=-1).sum(1)
 
 
 def nearest_orders(points: Tensor, start: Tensor) -> Tensor:
-    """Order `(B, n)` that always goes on to the nearest point: the baseline."""
+    """Order `(B, n)` of the nearest neighbour heuristic, the baseline."""
     here, left = start, torch.ones(points.shape[:2], dtype=torch.bool, device=points.device)
     order: list[Tensor] = []
     for _ in range(points.shape[1]):
@@ -35,10 +35,10 @@ def nearest_orders(points: Tensor, start: Tensor) -> Tensor:
 
 
 def shortest_orders(points: Tensor, start: Tensor, end: Tensor | None = None) -> Tensor:
-    """Order `(B, n)` of the shortest way.
+    """Order `(B, n)` of the shortest path.
 
     Raises:
-        UserError: There are more than `MOST` points, for which it would take too long.
+        UserError: There are more than `MOST` points, which would take too long.
     """
     rows, count = points.shape[:2]
     if count > MOST:
@@ -48,7 +48,7 @@ def shortest_orders(points: Tensor, start: Tensor, end: Tensor | None = None) ->
     between = torch.cdist(points, points)  # (B, n, n)
     first = (points - start[:, None]).norm(dim=-1)  # (B, n)
     last = torch.zeros_like(first) if end is None else (points - end[:, None]).norm(dim=-1)
-    # cost[visited][:, j]: shortest way through the set `visited` that ends at j, which is in it
+    # cost[visited][:, j]: shortest path through the set `visited` that ends at its element j
     cost = points.new_full((1 << count, rows, count), torch.inf)
     before = torch.zeros(1 << count, rows, count, dtype=torch.long, device=points.device)
     for j in range(count):

@@ -1,9 +1,9 @@
-"""The network that chooses the next visit from what is left (BQ-NCO, Drakulic et al. 2023).
+"""Network that selects the next visit (BQ-NCO, Drakulic et al. 2023).
 
-Its input is a reduced state: where one is, the points that are left, and where the way is to end. Points visited before
-are not in it, as the best way on does not depend on them (bisimulation quotienting); nor is the frame, as coordinates
-count from where one is and are scaled by the farthest point. Tokens carry no position, so the order of the points does
-not matter either.
+Its input is a reduced state: the current position, the remaining points, and the end of the path. It omits visited
+points, because the best continuation does not depend on them (bisimulation quotienting). It omits the frame:
+coordinates are relative to the current position and scaled by the farthest point. Tokens carry no position, so the
+order of the points does not matter.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class VisitConfig(Validated):
 
 
 class VisitPolicy(nn.Module):
-    """Scores of the points that are left."""
+    """Scores of the remaining points."""
 
     def __init__(self, config: VisitConfig) -> None:
         super().__init__()
         self.config = config
         self.embed = nn.Linear(config.dim, config.width)
-        self.roles = nn.Parameter(0.1 * torch.randn(2, config.width))  # of where one is, of where the way is to end
+        self.roles = nn.Parameter(0.1 * torch.randn(2, config.width))  # of the current position, of the end
         self.blocks = nn.ModuleList(AttentionBlock(config.width, config.heads) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
         self.score = nn.Linear(config.width, 1)
@@ -53,9 +53,9 @@ class VisitPolicy(nn.Module):
         """Scores `(B, n)` of the points `(B, n, d)` as the next visit.
 
         Args:
-            points: What is left to visit.
-            here: `(B, d)` where one is.
-            end: `(B, d)` where the way is to end after them; None: anywhere.
+            points: Remaining points.
+            here: `(B, d)` current position.
+            end: `(B, d)` end of the path; None: anywhere.
         """
         stops = points if end is None else torch.cat([points, end[:, None]], 1)
         relative = stops - here[:, None]
@@ -74,7 +74,7 @@ def save_visits(policy: VisitPolicy, folder: str | Path) -> None:
     """Write weights and sizes as a folder.
 
     Raises:
-        UserError: Something else is there.
+        UserError: The folder contains something else.
     """
     place = Path(folder)
     check_owned(place, FACTS, "a network for visits")
@@ -85,21 +85,21 @@ def save_visits(policy: VisitPolicy, folder: str | Path) -> None:
 
 
 def load_visits(folder: str | Path) -> VisitPolicy:
-    """Read what `save_visits` wrote, in evaluation mode.
+    """Read the folder of `save_visits`, in evaluation mode.
 
     Raises:
-        UserError: It is damaged or of another version.
+        UserError: The folder is damaged or has another version.
     """
     place = Path(folder)
     try:
         facts = parse_json((place / FACTS).read_text(encoding="utf-8"))
         if facts["version"] != VERSION:
-            raise UserError(f"{place} has version {facts['version']!r}, this robopolicy reads {VERSION}; train anew.")
+            raise UserError(f"{place} has version {facts['version']!r}, expected {VERSION}; train it again.")
         policy = VisitPolicy(from_dict(VisitConfig, facts["config"], str(place / FACTS)))
         policy.load_state_dict(load_file(place / MODEL), strict=True)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"{place} holds no network for visits ({reason}); train one by robopolicy.contrib.ordering.example."
+            f"{place} is not a network for visits ({reason}); train one with 'robopolicy visits'."
         ) from error
     return policy.eval()

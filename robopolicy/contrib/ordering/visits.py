@@ -1,18 +1,18 @@
-"""Ordering visits with a network, and its training by imitation of shortest ways (BQ-NCO, Drakulic et al. 2023).
+"""Visit orders by a network, and its training by imitation of shortest paths (BQ-NCO, Drakulic et al. 2023).
 
     policy = train_visits(VisitConfig(), updates=2000)
     order = order_visits(points, start, end, policy=policy)
 
-After every visit the rest is an instance of its own: one starts where one is, with the points that are left. So the end
-of a shortest way is a shortest way, and one solved instance of n points teaches n - 1 steps. The network learns which
-point comes next by cross-entropy; in use the best is taken, and no search follows.
+After every visit the remaining problem is an instance of the same kind, with a new start and fewer points. The end of a
+shortest path is a shortest path, so one solved instance of n points gives n - 1 training steps. The network learns the
+next point by cross-entropy; at run time the best one is taken, without a search.
 
-Use it above a policy: it says where to go next, the policy goes there. Up to twelve visits are ordered exactly and
-faster; a network is for more, or for many at once.
+Use it above a policy: it selects the next goal, and the policy moves there. Up to twelve visits are ordered exactly,
+which is faster; use the network for more, or for large batches.
 
-Deviations: Euclidean ways with a free or a given end only, not the paper's asymmetric, capacitated, orienteering and
-knapsack problems; labels are exact ways through few points instead of a solver's through a hundred; pre-norm blocks
-instead of ReZero; coordinates count from where one is, in units of the farthest point.
+Deviations: Euclidean paths with a free or a given end only, not the paper's asymmetric, capacitated, orienteering and
+knapsack problems; labels are exact paths through few points instead of a solver's through a hundred; pre-norm blocks
+instead of ReZero; coordinates are relative to the current position, in units of the farthest point.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ from robopolicy.contrib.ordering.exact import MOST, nearest_orders, path_length,
 from robopolicy.contrib.ordering.network import VisitConfig, VisitPolicy
 from robopolicy.errors import UserError
 
-INSTANCES = 2048  # solved at once; a training run draws from so many
+INSTANCES = 2048  # solved instances of a training run
 
 
 @torch.no_grad()
 def order_visits(
     points: Tensor, start: Tensor, end: Tensor | None = None, *, policy: VisitPolicy | None = None
 ) -> Tensor:
-    """The order in which to visit points: indices `(n,)`, or `(B, n)` for a batch.
+    """Order points for a visit: indices `(n,)`, or `(B, n)` for a batch.
 
     Args:
         points: `(n, d)` or `(B, n, d)`, in any unit.
-        start: `(d,)` or `(B, d)` where one is.
-        end: `(d,)` or `(B, d)` where to be in the end; None: at any of the points. For a round trip pass `start`.
-        policy: Who chooses the next one; None: the shortest way, for few points.
+        start: `(d,)` or `(B, d)` current position.
+        end: `(d,)` or `(B, d)` final position; None: at any of the points. For a round trip pass `start`.
+        policy: Trained network; None: the shortest path, for few points.
 
     Raises:
-        UserError: Shapes do not fit, numbers are not finite, or there are too many points for the exact way.
+        UserError: Shapes do not fit, numbers are not finite, or there are too many points for the exact solution.
     """
     given = [points, start, *([] if end is None else [end])]
     batched = points.dim() == 3
-    wanted = points.shape[:-2] + points.shape[-1:]
-    if points.dim() not in (2, 3) or any(value.shape != wanted for value in given[1:]):
+    expected = points.shape[:-2] + points.shape[-1:]
+    if points.dim() not in (2, 3) or any(value.shape != expected for value in given[1:]):
         found = " and ".join(str(tuple(value.shape)) for value in given)
-        raise UserError(f"Visits need points (n, d) or (B, n, d), start and end (d,) or (B, d), found {found}.")
+        raise UserError(f"Visits need points (n, d) or (B, n, d), start and end (d,) or (B, d), got {found}.")
     if not all(bool(value.isfinite().all()) for value in given):
-        raise UserError("Visits need finite coordinates.")
+        raise UserError("Visits need finite coordinates; remove NaN and infinite ones.")
     if policy is not None and points.shape[-1] != policy.config.dim:
-        raise UserError(f"The policy orders points of {policy.config.dim} coordinates, found {points.shape[-1]}.")
+        raise UserError(f"The policy orders points of {policy.config.dim} coordinates, got {points.shape[-1]}.")
     if not batched:
         points, start, end = points[None], start[None], None if end is None else end[None]
-    order = shortest_orders(points, start, end) if policy is None else _rolled_out(policy, points, start, end)
+    order = shortest_orders(points, start, end) if policy is None else _roll_out(policy, points, start, end)
     return order if batched else order[0]
 
 
-EXACT = 8  # visits up to which the shortest ways are worked out for the table
+EXACT = 8  # maximum visits for which the table contains shortest paths
 
 
-def _rolled_out(policy: VisitPolicy, points: Tensor, start: Tensor, end: Tensor | None) -> Tensor:
-    """Visit after visit, each in the state that the one before has left."""
+def _roll_out(policy: VisitPolicy, points: Tensor, start: Tensor, end: Tensor | None) -> Tensor:
+    """Select one visit after the other."""
     rows, count = points.shape[:2]
     row = torch.arange(rows, device=points.device)
     left = torch.arange(count, device=points.device).expand(rows, -1)  # (B, points left)
@@ -80,16 +80,16 @@ def _rolled_out(policy: VisitPolicy, points: Tensor, start: Tensor, end: Tensor 
 
 
 def optimal_steps(points: Tensor, order: Tensor, start: Tensor, done: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What is left after the first `done` visits of a way, where one is then, and which point comes next.
+    """State after the first `done` visits of a path, and the index of the next point.
 
     Args:
         points: `(B, n, d)`.
-        order: `(B, n)` shortest ways.
+        order: `(B, n)` shortest paths.
         start: `(B, d)`.
-        done: Visits made, less than n.
+        done: Completed visits, less than n.
 
     Returns:
-        Points `(B, n - done, d)` in the order of their numbers, position `(B, d)`, place `(B,)` of the next one.
+        Remaining points `(B, n - done, d)` in index order, position `(B, d)`, index `(B,)` of the next point.
     """
     left = order[:, done:].sort(1).values
     rest = points.gather(1, left[..., None].expand(-1, -1, points.shape[-1]))
@@ -108,22 +108,22 @@ def train_visits(
     seed: int = 0,
     progress: Callable[[int, float], None] | None = None,
 ) -> VisitPolicy:
-    """A policy that has learned the steps of shortest ways through points drawn from the unit cube.
+    """Train a policy on shortest paths through points drawn from the unit cube.
 
     Args:
-        config: Its size.
-        updates: Gradient steps of Adam, whose rate falls to 0 along a cosine.
-        visits: Points per instance; half of the instances end anywhere, the others at a given point.
-        batch: Steps per update, all with as many points left.
-        lr: Learning rate at the start.
+        config: Size of the network.
+        updates: Gradient steps of Adam, with cosine decay to 0.
+        visits: Points per instance; half of the instances have a free end, the others a given one.
+        batch: Steps per update, all with the same number of remaining points.
+        lr: Initial learning rate.
         seed: Of weights, instances and batches.
         progress: Called after every update with their number and the loss.
 
     Raises:
-        UserError: There are too many points to know the shortest way, or too few to choose.
+        UserError: There are too many points for exact paths, or fewer than two.
     """
     if not 2 <= visits <= MOST or min(updates, batch) < 1:
-        raise UserError(f"Training needs 2 to {MOST} visits, updates and batch of at least 1, got {visits}.")
+        raise UserError(f"Training needs 2 to {MOST} visits, updates and batch >= 1, got {visits}, {updates}, {batch}.")
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -149,7 +149,7 @@ def train_visits(
 
 
 def ratios(policy: VisitPolicy, count: int, instances: int = 128, seed: int = 1) -> tuple[float, float | None]:
-    """Mean length of the policy's ways over that of the nearest neighbour's and, up to `EXACT` visits, the shortest."""
+    """Mean path length relative to the nearest neighbour's and, up to `EXACT` visits, to the shortest path's."""
     generator = torch.Generator().manual_seed(seed)
     points = torch.rand(instances, count, policy.config.dim, generator=generator)
     start = torch.rand(instances, policy.config.dim, generator=generator)

@@ -1,1 +1,1 @@
-"""Learned masks that cover what a camera policy should not rely on."""
+"""Learned masks that reduce a camera policy's reliance on single image regions."""

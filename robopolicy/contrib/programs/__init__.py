@@ -1,1 +1,1 @@
-"""Behaviour trees and Python programs as policies, and their search by a language model."""
+"""Behavior trees and Python programs as policies, and their search with a language model."""

@@ -1,4 +1,4 @@
-"""What programs of `robopolicy program` are written in: how one becomes a policy, who writes others, how one looks."""
+"""Languages of `robopolicy program`: the conversion to policies, proposers of new programs, and printing."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 from robopolicy.contrib.programs.program import ProgramConfig, ProgramPolicy
 from robopolicy.contrib.programs.refine import (
-    PythonChanges,
+    PythonMutation,
     TextProposer,
     Write,
     python_briefing,
     tree_briefing,
     written_by,
 )
-from robopolicy.contrib.programs.search import Proposer, TreeChanges
-from robopolicy.contrib.programs.tree import TreePolicy, grow
+from robopolicy.contrib.programs.search import Proposer, TreeMutation
+from robopolicy.contrib.programs.tree import TreePolicy, make_tree_policy
 from robopolicy.contrib.programs.trees.nodes import parse_tree
-from robopolicy.contrib.programs.trees.outline import outline
+from robopolicy.contrib.programs.trees.outline import to_text
 from robopolicy.errors import UserError
 from robopolicy.evaluation.result import EvalResult
 from robopolicy.policies.base import Policy, PolicySpec
@@ -30,38 +30,38 @@ from robopolicy.text.task import KEY
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.worldmodel.success_detectors.vlm import ServedVLM
 
-TOKEN = "ROBOPOLICY_AUTHOR_TOKEN"  # environment variable that holds the token of a served author
-LONGEST = 4096  # tokens that a served author may write
+TOKEN = "ROBOPOLICY_AUTHOR_TOKEN"  # environment variable with the token of a served model
+LONGEST = 4096  # maximum tokens of a served model
 
 
 class Language(ABC):
-    """A language for one task."""
+    """A program language for one task."""
 
-    file: str  # what the program is called in a checkpoint
+    file: str  # file name of the program in a checkpoint
 
     @abstractmethod
     def policy(self, text: str) -> Policy:
-        """A program as a policy.
+        """Convert a program to a policy.
 
         Raises:
-            UserError: It is none.
+            UserError: The program is invalid.
         """
 
     @abstractmethod
     def proposer(self, write: Write | None, strategy: str) -> Proposer:
-        """Who writes others: a model, or chance."""
+        """Create a proposer of programs: a language model, or random changes."""
 
     @abstractmethod
     def shown(self, text: str) -> str:
-        """The program for people."""
+        """Format the program for reading."""
 
-    def complaints(self, policy: Policy) -> list[str]:
-        """What went wrong while the policy played."""
+    def errors(self, policy: Policy) -> list[str]:
+        """Errors since the last call."""
         return []
 
 
 class TreeLanguage(Language):
-    """Behaviour trees over skills."""
+    """Behavior trees over skills."""
 
     file = "tree.json"
 
@@ -70,22 +70,22 @@ class TreeLanguage(Language):
         specs = [skill.spec for skill in skills.values()]
         horizon = min([spec.horizon for spec in specs], default=1)
         action_horizon = min([horizon, *(spec.action_horizon for spec in specs)])
-        self.spec = PolicySpec(_shown(sim), sim.action_dim, horizon, action_horizon)
+        self.spec = PolicySpec(_shapes(sim), sim.action_dim, horizon, action_horizon)
 
     def policy(self, text: str) -> TreePolicy:
-        """The tree, with the skills that it calls."""
-        return grow(parse_tree(text), self.skills, self.spec, rest=self.rest)
+        """Build the tree with the skills that it calls."""
+        return make_tree_policy(parse_tree(text), self.skills, self.spec, rest=self.rest)
 
     def proposer(self, write: Write | None, strategy: str) -> Proposer:
-        """A model that is told what the numbers mean, or random changes."""
+        """A model that is prompted with the meaning of the numbers, or random changes."""
         if write is None:
-            return TreeChanges(self.policy, tuple(self.skills))
+            return TreeMutation(self.policy, tuple(self.skills))
         briefing = tree_briefing(self.sim.task, _meanings(self.sim), self.sim.action_names, tuple(self.skills))
         return TextProposer(write, briefing, self.policy, strategy=strategy)
 
     def shown(self, text: str) -> str:
         """One line per node."""
-        return outline(parse_tree(text))
+        return to_text(parse_tree(text))
 
 
 class Python(Language):
@@ -95,34 +95,34 @@ class Python(Language):
 
     def __init__(self, sim: SimSpec) -> None:
         self.sim = sim
-        self.spec = PolicySpec(_shown(sim), sim.action_dim)
+        self.spec = PolicySpec(_shapes(sim), sim.action_dim)
 
     def policy(self, text: str) -> ProgramPolicy:
-        """The program."""
+        """Build the program."""
         return ProgramPolicy(ProgramConfig(source=text), self.spec)
 
     def proposer(self, write: Write | None, strategy: str) -> Proposer:
-        """A model that is told what the numbers mean, or random changes."""
+        """A model that is prompted with the meaning of the numbers, or random changes."""
         if write is None:
-            return PythonChanges(self.policy)
+            return PythonMutation(self.policy)
         text = KEY in self.sim.observation
         briefing = python_briefing(self.sim.task, _meanings(self.sim), self.sim.action_names, text=text)
         return TextProposer(write, briefing, self.policy, strategy=strategy)
 
     def shown(self, text: str) -> str:
-        """As it is."""
+        """Return the source."""
         return text
 
-    def complaints(self, policy: Policy) -> list[str]:
-        """What the sandbox reported."""
-        return policy.take_faults() if isinstance(policy, ProgramPolicy) else []
+    def errors(self, policy: Policy) -> list[str]:
+        """Errors reported by the sandbox."""
+        return policy.take_errors() if isinstance(policy, ProgramPolicy) else []
 
 
-def author(name: str, device: str) -> Write:
-    """The model called `name`: MODEL@URL of a served one, or the folder of a text policy's checkpoint.
+def load_llm(name: str, device: str) -> Write:
+    """Load a language model: MODEL@URL of a server, or the checkpoint folder of a text policy.
 
     Raises:
-        UserError: There is none.
+        UserError: The model does not exist or writes no text.
     """
     model, at, url = name.partition("@")
     if at:
@@ -130,21 +130,21 @@ def author(name: str, device: str) -> Write:
         return lambda prompt, seed: served(prompt, [], seed)
     policy = load_policy(Path(name), device)[0]
     if not isinstance(policy, TextPolicy):
-        raise UserError(f"{name} is a policy '{policy.name}', which writes no text; take one of a text task.")
+        raise UserError(f"{name} is a policy '{policy.name}', which writes no text; pass the policy of a text task.")
     return written_by(policy)
 
 
-def feedback(result: EvalResult, complaints: list[str]) -> str:
-    """What an author should know of the episodes that its program played."""
+def feedback(result: EvalResult, errors: list[str]) -> str:
+    """Summarise the episodes of a program as feedback to its author."""
     lines = [] if result.success is None else [f"success in {int(result.success.sum())} of {result.n} episodes"]
     lines.append(f"mean return {result.returns.mean():.3g}, mean length {result.lengths.mean():.3g} steps")
     if result.success is not None and not result.success.all():
         missed = result.lengths[~result.success]
         lines.append(f"failures last {missed.mean():.3g} steps on average")
-    return "; ".join([*lines, *complaints[:3]])
+    return "; ".join([*lines, *errors[:3]])
 
 
-def _shown(sim: SimSpec) -> dict[str, tuple[int, ...]]:
+def _shapes(sim: SimSpec) -> dict[str, tuple[int, ...]]:
     return {key: tuple(entry.shape) for key, entry in sim.observation.items()}
 
 

@@ -1,4 +1,4 @@
-"""Programs: continue a table of numbers with a Python expression in `x`, which runs in a process of its own."""
+"""Text task `text/program`: complete a table of numbers with a Python expression in `x`, checked in the sandbox."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS = 2.0
 
 
 class Program(TextTask):
-    """Linear functions; an expression is judged on values that the prompt does not show."""
+    """Linear functions; an expression is scored on values that the prompt omits."""
 
     name = "text/program"
     prompt_bytes, completion_bytes = 40, 12
@@ -26,8 +26,8 @@ class Program(TextTask):
         """The table of a x + b."""
         a, b = np.random.default_rng(seed).integers(1, 10, 2).tolist()
         prompt = " ".join(f"{x}->{a * x + b}" for x in SHOWN) + ":"
-        wanted = [a * x + b for x in HELD_OUT]
-        return SingleTurn(prompt, lambda completion: _verify(completion, wanted), f"{a}*x+{b}", _is_expression)
+        expected = [a * x + b for x in HELD_OUT]
+        return SingleTurn(prompt, lambda completion: _verify(completion, expected), f"{a}*x+{b}", _is_expression)
 
 
 def _is_expression(completion: str) -> bool:
@@ -38,10 +38,10 @@ def _is_expression(completion: str) -> bool:
     return True
 
 
-def _verify(completion: str, wanted: list[int]) -> float:
+def _verify(completion: str, expected: list[int]) -> float:
     program = f"f = lambda x: ({completion.strip()})\nfor x in {HELD_OUT}:\n    print(f(x))\n"
     ran = run_python(program, seconds=SECONDS)
-    return float(ran.ok and ran.output.split() == [str(value) for value in wanted])
+    return float(ran.ok and ran.output.split() == [str(value) for value in expected])
 
 
 def make_program(options: SimOptions) -> TextSim:

@@ -1,12 +1,13 @@
-"""Who writes programs and behaviour trees for `samplers.programs`: a language model, or chance.
+"""Proposers of Python programs and behavior trees: a language model, or random changes.
 
-Sources: Aravindan et al. 2025, IPP, and Xu et al. 2025, PORTAL. A language model is told the language, what the task
-shows and takes, and the best programs so far with their scores and the feedback of running them; its answer's last
-fenced block is the next candidate. With `pseudocode` it first writes down a plan, which the program then follows.
-Chance changes constants, comparisons, operators and the order of statements of a Python program; the changes of trees
-are in `samplers.programs`.
+Sources: Aravindan et al. 2025, IPP, and Xu et al. 2025, PORTAL. The prompt of the language model contains the language,
+observations and actions of the task, and the best programs so far with their scores and feedback. The last fenced block
+of its answer is the next candidate. With `pseudocode` it first writes a plan, which the program then follows. Random
+changes affect constants, comparisons, operators and the order of statements of a Python program; `search.py` has the
+changes of trees.
 
-Deviation from Aravindan et al. 2025: the curriculum of prompts is left out, as its stages are not in the abstract.
+Deviation from Aravindan et al. 2025: the curriculum of prompts is omitted, because the abstract does not list its
+stages.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from robopolicy.contrib.programs.search import WORST, Trial
+from robopolicy.contrib.programs.search import WORST, ScoredProgram
 from robopolicy.errors import UserError
 from robopolicy.text.policy import TextPolicy
 
@@ -27,11 +28,11 @@ Write = Callable[[str, int], str]
 
 STRATEGIES = ("direct", "pseudocode")
 _BLOCK = re.compile(r"```[\w-]*\n(.*?)```", re.S)
-_SPREAD, _SHIFT = 0.5, 0.5  # of a changed number: of its logarithm, and of what is added
+_SPREAD, _SHIFT = 0.5, 0.5  # of a changed number: of its logarithm, and of the added value
 
 
 def written_by(policy: TextPolicy, tokens: int = 1024) -> Write:
-    """A text policy as author of texts of at most `tokens` tokens."""
+    """Use a text policy as a writer of at most `tokens` tokens."""
 
     def write(prompt: str, seed: int) -> str:
         generator = torch.Generator().manual_seed(seed)
@@ -42,29 +43,29 @@ def written_by(policy: TextPolicy, tokens: int = 1024) -> Write:
 
 
 class TextProposer:
-    """A language model that proposes programs."""
+    """Proposes programs with a language model."""
 
     def __init__(
         self, write: Write, briefing: str, accept: Callable[[str], object], *, strategy: str = "direct"
     ) -> None:
-        """Get ready.
+        """Create the proposer.
 
         Args:
             write: The model.
             briefing: Language and task, see `tree_briefing` and `python_briefing`.
-            accept: Raises `UserError` where a program cannot be played.
+            accept: Raises `UserError` for a program that cannot run.
             strategy: direct | pseudocode.
 
         Raises:
-            UserError: There is no such strategy.
+            UserError: The strategy is unknown.
         """
         if strategy not in STRATEGIES:
             raise UserError(f"The strategy must be one of {', '.join(STRATEGIES)}, got '{strategy}'.")
         self.write, self.briefing, self.accept, self.strategy = write, briefing, accept, strategy
-        self.refusal = ""  # why the last answer was none; the model hears of it
+        self.refusal = ""  # error of the last answer, for the next prompt
 
-    def propose(self, best: Sequence[Trial], rng: np.random.Generator) -> str | None:
-        """What the model answers, None where it cannot be played."""
+    def propose(self, best: Sequence[ScoredProgram], rng: np.random.Generator) -> str | None:
+        """Answer of the model, None if it cannot run."""
         prompt = self.prompt(best)
         if self.strategy == "pseudocode":
             plan = self.write(f"{prompt}\nFirst describe in pseudocode what it should do.", _seed(rng))
@@ -78,20 +79,20 @@ class TextProposer:
         self.refusal = ""
         return program
 
-    def prompt(self, best: Sequence[Trial]) -> str:
-        """Briefing, the best so far from the worst to the best, and what to do."""
+    def prompt(self, best: Sequence[ScoredProgram]) -> str:
+        """Briefing, the best programs in ascending order, and the instruction."""
         parts = [self.briefing]
         for trial in reversed(best):
             score = "could not be scored" if trial.score == WORST else f"scored {trial.score:.3g}"
             parts.append(f"This one {score}; {trial.feedback or 'nothing to report'}:\n```\n{trial.program}\n```")
         if self.refusal:
-            parts.append(f"Your last answer could not be played: {self.refusal}")
+            parts.append(f"Your last answer could not be run: {self.refusal}")
         parts.append("Write a better one." if best else "Write one.")
         return "\n\n".join(parts)
 
 
 def last_block(answer: str) -> str:
-    """The last fenced block of an answer, or all of it where there is none."""
+    """The last fenced block of an answer, or the whole answer without one."""
     blocks = _BLOCK.findall(answer)
     return (blocks[-1] if blocks else answer).strip()
 
@@ -99,13 +100,13 @@ def last_block(answer: str) -> str:
 def tree_briefing(
     task: str, meanings: Mapping[str, Sequence[str]], actions: Sequence[str], skills: Sequence[str]
 ) -> str:
-    """What a model needs to know to write behaviour trees.
+    """Prompt for a model that writes behavior trees.
 
     Args:
-        task: What it is called.
-        meanings: Vector observations and what their numbers mean.
-        actions: What the numbers of an action mean.
-        skills: Names of the policies at hand.
+        task: Name of the task.
+        meanings: Vector observations and the meaning of their numbers.
+        actions: Meaning of the numbers of an action.
+        skills: Names of the available policies.
     """
     return "\n".join(
         [
@@ -122,7 +123,7 @@ def tree_briefing(
 
 
 def python_briefing(task: str, meanings: Mapping[str, Sequence[str]], actions: Sequence[str], *, text: bool) -> str:
-    """What a model needs to know to write Python programs; arguments as in `tree_briefing`, `text`: a text task."""
+    """Prompt for a model that writes Python programs; arguments as in `tree_briefing`; `text` selects a text task."""
     if text:
         form = "act(messages): the world's and your messages in turn, the world's first; return your next message."
         return f"Write a Python function for the text task '{task}'.\n{form}"
@@ -138,15 +139,15 @@ def _meanings(meanings: Mapping[str, Sequence[str]], actions: Sequence[str]) -> 
     return [*lines, f"Actions: {', '.join(actions) or 'without names'}."]
 
 
-class PythonChanges:
+class PythonMutation:
     """Random changes of the best Python programs, for a search without a model."""
 
     def __init__(self, accept: Callable[[str], object], most: int = 2) -> None:
-        """Get ready; `accept` raises `UserError` where a program cannot be played, `most` is the number of changes."""
+        """Create the proposer; `accept` raises `UserError` for a program that cannot run, `most` bounds the changes."""
         self.accept, self.most = accept, most
 
-    def propose(self, best: Sequence[Trial], rng: np.random.Generator) -> str | None:
-        """A changed program; better ones are changed more often."""
+    def propose(self, best: Sequence[ScoredProgram], rng: np.random.Generator) -> str | None:
+        """Change a program at random; better ones are selected more often."""
         weight = 0.5 ** np.arange(len(best))
         tree = ast.parse(best[int(rng.choice(len(best), p=weight / weight.sum()))].program)
         for _ in range(int(rng.integers(1, self.most + 1))):
@@ -169,7 +170,7 @@ def _number(tree: ast.Module, rng: np.random.Generator) -> None:
 
 
 def _texts(tree: ast.Module, rng: np.random.Generator) -> None:
-    """Let two texts change places."""
+    """Swap two texts."""
     texts = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
     if len(texts) > 1:
         first, second = (texts[i] for i in rng.choice(len(texts), 2, replace=False))
@@ -177,7 +178,7 @@ def _texts(tree: ast.Module, rng: np.random.Generator) -> None:
 
 
 def _operators(tree: ast.Module, rng: np.random.Generator) -> None:
-    """Another comparison or another sum or product."""
+    """Replace a comparison, or an operator of a sum or product."""
     found = [n for n in ast.walk(tree) if isinstance(n, ast.Compare | ast.BinOp)]
     if found:
         node = found[rng.integers(len(found))]
@@ -188,7 +189,7 @@ def _operators(tree: ast.Module, rng: np.random.Generator) -> None:
 
 
 def _order(tree: ast.Module, rng: np.random.Generator) -> None:
-    """Let two statements of one block change places."""
+    """Swap two statements of one block."""
     bodies = [n.body for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.If | ast.For | ast.While)]
     bodies = [body for body in bodies if len(body) > 1]
     if bodies:

@@ -1,8 +1,8 @@
-"""Python code from a model, in a process of its own with limits on time, memory, files and imports.
+"""Sandbox for Python code of a model: a separate process with limits on time, memory, files and imports.
 
-The process starts isolated (`python -I`), with an empty environment in an empty folder, loses the right to open
-sockets and files beyond the modules it may import by an audit hook, and is killed with its children at the time limit.
-This stops accidents and idle mischief of a model in training. It is no wall against an attacker: run foreign models in
+The process starts isolated (`python -I`), with an empty environment in an empty folder. An audit hook forbids sockets
+and all files except the modules that it may import. The process is killed with its children at the time limit. The
+sandbox stops accidents and careless code of a model in training. It does not stop an attacker: run untrusted models in
 a container.
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 IMPORTS = ("math", "itertools", "functools", "collections", "string", "re", "fractions", "statistics")
 LONGEST = 10_000  # characters of output that are kept
 
-# Runs first in the child: import what is allowed, then forbid the rest.
+# Runs first in the child: import the allowed modules, then forbid the rest.
 _GUARD = """
 import sys
 import json
@@ -45,19 +45,19 @@ def watch(event, arguments):
         raise PermissionError(f"{event} is not allowed")
 """
 
-# Then one program, which arrives on standard input.
+# Then a single program, read from standard input.
 _ONCE = """
 code = compile(sys.stdin.read(), "<program>", "exec")
 sys.addaudithook(watch)
 exec(code, {"__name__": "__main__"})
 """
 
-# Or a program whose functions are called: a line of questions in, a line of answers out, and nothing kept between.
+# Or a program whose function is called: one line of inputs in, one line of results out, without state in between.
 _ANSWERS = """
 source, function = json.loads(sys.stdin.readline())
 code = compile(source, "<program>", "exec")
 sys.addaudithook(watch)
-read, say, run = sys.stdin.readline, print, exec
+read, write, run = sys.stdin.readline, print, exec
 def answer(given):
     try:
         space = {"__name__": "program", "print": lambda *given, **named: None}
@@ -66,17 +66,17 @@ def answer(given):
     except Exception as error:
         return [None, f"{type(error).__name__}: {error}"[:200]]
 while line := read():
-    say(json.dumps([answer(given) for given in json.loads(line)]), flush=True)
+    write(json.dumps([answer(given) for given in json.loads(line)]), flush=True)
 """
 
 
 @dataclass(frozen=True)
-class Ran:
-    """How a program ended."""
+class SandboxResult:
+    """Result of a program."""
 
-    ok: bool  # it ended by itself without an exception
-    output: str  # what it printed
-    error: str  # last line of its complaint, "timed out" included
+    ok: bool  # it ended without an exception
+    output: str  # its standard output
+    error: str  # last line of its standard error, or "timed out"
 
 
 def run_python(
@@ -86,7 +86,7 @@ def run_python(
     memory_mib: int = 256,
     imports: Sequence[str] = IMPORTS,
     longest: int = LONGEST,
-) -> Ran:
+) -> SandboxResult:
     """Run a program.
 
     Args:
@@ -102,15 +102,15 @@ def run_python(
             output, error = process.communicate(source.encode(), timeout=seconds)
         except subprocess.TimeoutExpired:
             _kill(process)
-            return Ran(False, "", "timed out")
-    return Ran(process.returncode == 0, output.decode(errors="replace")[:longest], _last_line(error))
+            return SandboxResult(False, "", "timed out")
+    return SandboxResult(process.returncode == 0, output.decode(errors="replace")[:longest], _last_line(error))
 
 
-class Answerer:
-    """A function of a program, called again and again in one process with the same limits.
+class SandboxWorker:
+    """A function of a program that is called repeatedly in one process with the same limits.
 
-    The program is run anew for every question, so that no answer depends on an earlier one. A process that hangs, grows
-    or ends is replaced for the next call.
+    The program runs from scratch for every input, so that no result depends on an earlier one. A process that hangs,
+    exceeds its limits or ends is replaced for the next call.
     """
 
     def __init__(
@@ -123,35 +123,35 @@ class Answerer:
         imports: Sequence[str] = IMPORTS,
         longest: int = 1 << 20,
     ) -> None:
-        """Get ready; the process starts with the first call. Arguments as of `run_python`; `seconds` is per call."""
+        """Configure the worker, whose process starts at the first call; `seconds` is per call, see `run_python`."""
         self.source, self.function, self.seconds = source, function, seconds
         self.memory_mib, self.imports, self.longest = memory_mib, tuple(imports), longest
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Answerer:
+    def __deepcopy__(self, memo: dict[int, Any]) -> SandboxWorker:
         limits = {"seconds": self.seconds, "memory_mib": self.memory_mib, "longest": self.longest}
-        return Answerer(self.source, self.function, imports=self.imports, **limits)
+        return SandboxWorker(self.source, self.function, imports=self.imports, **limits)
 
-    def ask(self, questions: Sequence[Any]) -> list[tuple[Any, str]]:
-        """Answers as plain values, each with a complaint, empty where there is none.
+    def call(self, inputs: Sequence[Any]) -> list[tuple[Any, str]]:
+        """Results as plain values, each with an error message, empty if there is none.
 
         Raises:
-            RuntimeError: The process came to an end: what it complained of, "timed out" included.
+            RuntimeError: The process ended; the last line of its standard error, or "timed out".
         """
         if self._process is None:
             self._folder = tempfile.TemporaryDirectory()
             self._process = _start(_ANSWERS, self._folder.name, self.imports, self.memory_mib, None)
             self._write([self.source, self.function])
-        self._write(list(questions))
+        self._write(list(inputs))
         try:
-            answers = json.loads(self._line())
-            return [(answer, str(complaint)) for answer, complaint in answers]
+            results = json.loads(self._line())
+            return [(result, str(error)) for result, error in results]
         except (ValueError, TypeError) as error:
-            raise RuntimeError(self.close() or "it answered something else than it was asked") from error
+            raise RuntimeError(self.close() or "it returned invalid output") from error
 
     def close(self) -> str:
-        """End the process; returns the last line of its complaint. May be called twice."""
+        """End the process; return the last line of its standard error. Repeated calls have no effect."""
         error = b""
         if self._process is not None:
             error = _kill(self._process)
@@ -161,17 +161,17 @@ class Answerer:
         return _last_line(error)
 
     def __del__(self) -> None:
-        with suppress(Exception):  # at exit there may be nothing left to close with
+        with suppress(Exception):  # at exit, modules may already be gone
             self.close()
 
     def _write(self, content: Any) -> None:
         assert self._process is not None and self._process.stdin is not None
-        with suppress(BrokenPipeError):  # then reading finds out why
+        with suppress(BrokenPipeError):  # the next read reports the reason
             self._process.stdin.write(json.dumps(content).encode() + b"\n")
             self._process.stdin.flush()
 
     def _line(self) -> bytes:
-        """What it says, up to the end of a line; less where it ends."""
+        """Read the output up to the end of a line, or to its end."""
         assert self._process is not None and self._process.stdout is not None
         handle, found, end = self._process.stdout.fileno(), b"", time.monotonic() + self.seconds
         while not found.endswith(b"\n"):
@@ -189,7 +189,7 @@ class Answerer:
 def _start(
     then: str, folder: str, imports: Sequence[str], memory_mib: int, cpu_seconds: int | None
 ) -> subprocess.Popen[bytes]:
-    """A child under limits, which runs the guard and then the code `then`."""
+    """Start a child with limits, which runs the guard and then the code `then`."""
 
     def limit() -> None:
         size = memory_mib << 20
@@ -212,9 +212,9 @@ def _start(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> bytes:
-    """End a child with its children; returns what it complained of."""
+    """End a child with its children; return its standard error."""
     if process.poll() is None:
-        with suppress(subprocess.TimeoutExpired):  # one that has failed ends by itself, and says why
+        with suppress(subprocess.TimeoutExpired):  # a failed process ends by itself with an error message
             return process.communicate(timeout=0.2)[1] or b""
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

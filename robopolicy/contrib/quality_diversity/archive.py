@@ -1,4 +1,4 @@
-"""The policies that a run of `dcg_map_elites` or `stax` leaves behind, and each as a checkpoint of its own."""
+"""Archives of finished runs of `dcg_map_elites` or `stax`, and their elites as checkpoints."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from robopolicy.training.compose import read_config
 from robopolicy.training.config import section
 
 LAST = Path("checkpoints", "last")
-KEEPERS: dict[str, type[DCGMAPElites] | type[STAX]] = {DCGMAPElites.name: DCGMAPElites, STAX.name: STAX}
+ALGORITHMS: dict[str, type[DCGMAPElites] | type[STAX]] = {DCGMAPElites.name: DCGMAPElites, STAX.name: STAX}
 
 
-def read_repertoire(run: Path) -> DCGMAPElites | STAX:
-    """The learner of a run, as its last resume point holds it.
+def read_archive(run: Path) -> DCGMAPElites | STAX:
+    """Load the algorithm of a run from its last resume point.
 
     Raises:
-        UserError: The folder is no run, or one of another algorithm.
+        UserError: The folder is no run, or a run of another algorithm.
     """
     if not (run / "config.yaml").is_file() or not (run / LAST).is_dir():
         raise UserError(f"{run} is not a run with a resume point; pass a folder such as runs/arm_dcg_map_elites.")
     config = read_config(run / "config.yaml")
     name, settings = section("algorithm", config.algorithm)
-    if name not in KEEPERS:
+    if name not in ALGORITHMS:
         raise UserError(
-            f"Run {run} was trained by '{name}', which keeps no archive; pass one of {' or '.join(KEEPERS)}."
+            f"Run {run} was trained by '{name}', which has no archive; pass a run of {' or '.join(ALGORITHMS)}."
         )
     policy, _ = load_policy(run / LAST)
-    learner = KEEPERS[name](settings, policy, total_updates=1)
+    learner = ALGORITHMS[name](settings, policy, total_updates=1)
     learner.load_state_dict(load_training_state(run / LAST)["algorithm"])
     return learner
 
@@ -43,23 +43,23 @@ def nearest(run: Path, learner: DCGMAPElites | STAX, descriptor: list[float]) ->
     """The elite whose descriptor is nearest to `descriptor`.
 
     Raises:
-        UserError: The behaviours of this run have no names, are another number, or lie outside [0, 1].
+        UserError: The run learned its descriptors, or the descriptor has another size or lies outside [0, 1].
     """
     if isinstance(learner, STAX):
-        raise UserError(f"Run {run} learned its behaviours itself, so nobody can name one; pass --rank.")
+        raise UserError(f"Run {run} learned its descriptors, which have no meaning to users; pass --rank.")
     size = learner.population.descriptor_dim
     if len(descriptor) != size:
         raise UserError(f"The archive of {run} has descriptors of {size} numbers, got {len(descriptor)}.")
     if not all(0 <= number <= 1 for number in descriptor):
-        raise UserError(f"Behaviours lie between 0 and 1 in every number, got {', '.join(map(str, descriptor))}.")
+        raise UserError(f"Descriptors lie in [0, 1], got {', '.join(map(str, descriptor))}.")
     return learner.archive.nearest(torch.tensor(descriptor))
 
 
 def ranked(run: Path, learner: DCGMAPElites | STAX, rank: int) -> Elites:
-    """The elite of which `rank - 1` others earn more.
+    """The elite of rank `rank` by fitness; 1 is the best.
 
     Raises:
-        UserError: There are not so many.
+        UserError: There are fewer elites.
     """
     elites = learner.elites()
     if not 1 <= rank <= len(elites):
@@ -71,7 +71,7 @@ def save_elite(run: Path, learner: DCGMAPElites | STAX, elite: Elites, out: Path
     """Write an elite of a run as a checkpoint into `out`.
 
     Raises:
-        UserError: The network cannot be taken out.
+        UserError: The network cannot be extracted.
     """
     policy: GaussianPolicy = learner.extract_policy(elite.solution[0])
     generator, spec = torch.Generator().manual_seed(0), policy.spec

@@ -1,8 +1,8 @@
-"""A planar arm whose hand may end anywhere: the smallest task for archives of diverse policies.
+"""Planar arm whose hand position is the behavior: the smallest task for archives of diverse policies.
 
-Eight links of equal length, together 1 m, start stretched out along x but for a little noise. The action is the speed
-of every joint. The reward is 1 minus the mean squared action, so rest is best. The behavior of an episode is the place
-of the hand at its end: the best way to reach a point turns all joints a little.
+Eight links of equal length, together 1 m, start stretched along x with a little noise. The action is the velocity of
+every joint. The reward is 1 minus the mean squared action, so a resting arm gets the most. The behavior of an episode
+is the final position of the hand: the best solution for a point turns all joints a little.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STEPS = 20  # control steps per episode
 
 
 class ArmSim(TorchVectorEnv):
-    """N arms, stepped in torch."""
+    """N arms, simulated in torch."""
 
     def __init__(self, options: SimOptions) -> None:
         """Build `options.num_envs` environments."""
@@ -61,12 +61,12 @@ class ArmSim(TorchVectorEnv):
         )
 
     def observe(self) -> Observation:
-        """Angles, and how much of the episode has passed."""
+        """Joint angles and the elapsed fraction of the episode."""
         passed = self.episode_step[:, None] / self.spec.max_episode_steps
         return {"state": torch.cat([self._angles, passed], 1)}
 
     def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
-        """Stretch the arms out again."""
+        """Reset arms to the stretched pose with noise."""
         angles = self._angles.clone()
         for row, seed in zip(rows.tolist(), seeds, strict=True):
             angles[row] = torch.from_numpy(np.random.default_rng(seed).uniform(-NOISE, NOISE, LINKS)).float()

@@ -1,4 +1,4 @@
-"""An autoencoder of vectors, trained until it stops getting better on vectors that it has not seen."""
+"""Autoencoder of vectors with early stopping on held-out vectors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from robopolicy.nets.mlp import MLP
 
-HELD_BACK = 0.2  # share of the vectors
-PATIENCE = 3  # epochs in which the error on those may rise
+HELD_BACK = 0.2  # fraction of the vectors
+PATIENCE = 3  # epochs in which the held-out error may rise
 
 
 class Autoencoder(nn.Module):
-    """`(..., V)` -> codes `(..., C)` -> `(..., V)`; vectors are standardised as they were in training."""
+    """`(..., V)` -> codes `(..., C)` -> `(..., V)`, with vectors standardised by their training statistics."""
 
     mean: Tensor
     std: Tensor
@@ -31,15 +31,15 @@ class Autoencoder(nn.Module):
         return self.encoder(self._standard(views))
 
     def error(self, views: Tensor) -> Tensor:
-        """Mean squared error `(...)` of what is decoded from the codes, in standard deviations."""
+        """Mean squared reconstruction error `(...)`, in standard deviations."""
         views = self._standard(views)
         return (self.decoder(self.encoder(views)) - views).square().mean(-1)
 
     def fit(self, views: Tensor, *, epochs: int, batch_size: int, lr: float, generator: torch.Generator) -> float:
-        """Go on training on vectors `(K, V)`, of which some are held back to see when to stop.
+        """Continue training on vectors `(K, V)`, of which some are held out for early stopping.
 
         Returns:
-            Error on those held back.
+            Error on the held-out vectors.
         """
         order = torch.randperm(len(views), generator=generator)
         held = max(1, int(HELD_BACK * len(views)))
@@ -47,14 +47,14 @@ class Autoencoder(nn.Module):
         self.mean, self.std = data.mean(0), data.std(0, correction=0).clamp(min=1e-6)
         optimizer = torch.optim.Adam(self.parameters(), lr=lr)
         before, risen = float("inf"), 0
-        found = self._measured(tests)
+        found = self._mean_error(tests)
         for _ in range(epochs):
             for rows in torch.randperm(len(data), generator=generator).split(batch_size):
                 loss = self.error(data[rows]).mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-            found = self._measured(tests)
+            found = self._mean_error(tests)
             risen = risen + 1 if found > before else 0
             if risen > PATIENCE:
                 break
@@ -62,7 +62,7 @@ class Autoencoder(nn.Module):
         return found
 
     @torch.no_grad()
-    def _measured(self, views: Tensor) -> float:
+    def _mean_error(self, views: Tensor) -> float:
         return float(self.error(views).mean())
 
     def _standard(self, views: Tensor) -> Tensor:

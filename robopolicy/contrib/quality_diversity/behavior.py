@@ -1,7 +1,7 @@
-"""Descriptors of behavior: a few numbers of an episode that tell ways of solving a task apart.
+"""Behavior descriptors: a few numbers of an episode that distinguish solutions of a task.
 
-Archives of diverse policies are spread over them, e.g. over the shares of time that each foot is on the ground. A step
-has features; the descriptor of an episode is their last or mean value, brought to [0, 1].
+Archives of diverse policies are spread over them, e.g. over the fractions of time that each foot is on the ground. A
+step has features; the descriptor of an episode is their last or mean value, scaled to [0, 1].
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 from robopolicy.errors import UserError
 
 DESCRIPTOR = "descriptor"
-"""Observation with the descriptor that an episode is to show, and key of `Step.info` with the one that it shows."""
+"""Observation with the target descriptor of an episode, and key of `Step.info` with the achieved one."""
 
 SUMMARIES = ("last", "mean")
 
 
 @dataclass(frozen=True)
 class BehaviorDescriptor:
-    """Features of a step, and how they are summed up over an episode."""
+    """Features of a step, and their aggregation over an episode."""
 
     names: tuple[str, ...]  # one per feature, with units
     low: Sequence[float]  # value that becomes 0
@@ -32,7 +32,7 @@ class BehaviorDescriptor:
     def __post_init__(self) -> None:
         sizes = {len(self.names), len(self.low), len(self.high)}
         if len(sizes) != 1 or not self.names or any(a >= b for a, b in zip(self.low, self.high, strict=False)):
-            raise UserError(f"A behavior needs low < high per feature, got {self.names}, {self.low}, {self.high}.")
+            raise UserError(f"A behavior needs names with low < high, got {self.names}, {self.low}, {self.high}.")
         if self.summary not in SUMMARIES:
             raise UserError(f"A behavior is the last or the mean value of its features, got '{self.summary}'.")
 

@@ -1,4 +1,4 @@
-"""Table of the tasks whose behavior is measured: its descriptor, and the features of a control step.
+"""Table of behavior descriptors by task, with the features of a control step.
 
 Packages add rows through the entry points `robopolicy.behaviors`: name of the task -> "module:attribute" of a
 `TaskBehavior`.
@@ -25,11 +25,11 @@ class TaskBehavior:
 
     descriptor: BehaviorDescriptor
     of_step: Callable[[Step], Tensor] | None = None  # features (N, D) of a step, on any backend
-    of_state: Callable[[BatchState], Array] | None = None  # of the state that a step ends in, on native MuJoCo alone
+    of_state: Callable[[BatchState], Array] | None = None  # of the state after a step, on native MuJoCo only
 
     def __post_init__(self) -> None:
         if (self.of_step is None) == (self.of_state is None):
-            raise ValueError("Give either `of_step` or `of_state`.")
+            raise ValueError("Set exactly one of `of_step` and `of_state`.")
 
 
 def hand(angles: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ def hand(angles: Tensor) -> Tensor:
 
 
 def position_behavior(axes: tuple[str, str], reach: float, of_step: Callable[[Step], Tensor]) -> TaskBehavior:
-    """Final position in the plane, of which `of_step` gives x and y `(N, 2)`, up to `reach` [m] from the origin."""
+    """Final position in the plane, up to `reach` [m] from the origin; `of_step` returns x and y `(N, 2)`."""
     return TaskBehavior(BehaviorDescriptor(axes, (-reach, -reach), (reach, reach)), of_step=of_step)
 
 
@@ -50,7 +50,7 @@ def root_behavior(reach: float) -> TaskBehavior:
 
 
 def feet_behavior(*feet: str) -> TaskBehavior:
-    """Share of time that each of the `feet`, geoms of a planar MuJoCo robot, is on the ground."""
+    """Fraction of time that each of the `feet`, geoms of a planar MuJoCo robot, is on the ground."""
     names = tuple(f"{foot} on the ground [share of time]" for foot in feet)
     descriptor = BehaviorDescriptor(names, [0.0] * len(names), [1.0] * len(names), "mean")
     return TaskBehavior(descriptor, of_state=lambda state: PlanarFeet(state.model, feet).touching(state.qpos))

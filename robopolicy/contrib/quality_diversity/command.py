@@ -1,4 +1,4 @@
-"""`robopolicy elite`: take a policy out of the archive of a run."""
+"""Implement `robopolicy elite`, which extracts a policy from the archive of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from robopolicy.contrib.quality_diversity.dcg_map_elites import DCGMAPElites
     from robopolicy.contrib.quality_diversity.stax import STAX
 
-SHOWN = 6  # numbers of a descriptor in a line
+SHOWN = 6  # displayed numbers of a descriptor
 
 EXAMPLES = """\
 examples:
@@ -29,33 +29,33 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "elite",
         description="Show the archive of a run of dcg_map_elites or stax, or write one of its policies as a "
-        "checkpoint: the one nearest to a descriptor, which ignores the descriptor that it is asked for, or the one of "
-        "a rank by what it earned.",
+        "checkpoint: the one nearest to a descriptor (the policy then ignores its descriptor observation), or the one "
+        "at a rank by return.",
         epilog=EXAMPLES,
     )
     parser.add_argument("run", type=Path, help="folder of the run")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        "--descriptor", type=float, nargs="+", metavar="X", help="behaviour that is wanted, from 0 to 1 each"
+        "--descriptor", type=float, nargs="+", metavar="X", help="target descriptor, each number in [0, 1]"
     )
-    which.add_argument("--rank", type=int, help="1 is the one that earned most")
+    which.add_argument("--rank", type=int, help="rank by return, 1 is the highest")
     parser.add_argument("--out", type=Path, help="checkpoint to write")
     add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show the archive, or take an elite out of it."""
-    from robopolicy.contrib.quality_diversity.archive import LAST, nearest, ranked, read_repertoire, save_elite
+    """Show the archive, or extract an elite."""
+    from robopolicy.contrib.quality_diversity.archive import LAST, nearest, ranked, read_archive, save_elite
     from robopolicy.files import check_new_folder
     from robopolicy.training.manifest import MANIFEST
 
     if (args.descriptor is None and args.rank is None) != (args.out is None):
-        raise UserError("--descriptor or --rank and --out belong together; pass both, or none to see the archive.")
+        raise UserError("--out needs --descriptor or --rank, and vice versa; pass both, or none to show the archive.")
     check_overwrite(args, "--out")
     if args.out is not None:
         check_new_folder(args.out, "a checkpoint", MANIFEST, overwrite=args.overwrite, sources=[args.run / LAST])
-    learner = read_repertoire(args.run)
+    learner = read_archive(args.run)
     if args.out is None:
         return _show(args, learner)
     if args.rank is not None:

@@ -1,25 +1,25 @@
-"""DCG-MAP-Elites: an archive of diverse policies, and one that shows all of their behaviours (Faldor et al. 2023).
+"""DCG-MAP-Elites: an archive of diverse policies, distilled into one conditional policy (Faldor et al. 2023).
 
-The archive keeps the best policy of every cell of behaviours. Each generation plays candidates of three kinds,
-and admits those that are better than what their cell holds:
+The archive keeps the best policy of every cell of the descriptor space. Each generation evaluates candidates of three
+kinds, and admits those that are better than the elite of their cell:
 
-* *mutants* of elites (iso+line): `x1 + iso * noise + line * number * (x2 - x1)`;
-* *climbers*, elites after some gradient steps up the critic at their own descriptor d, `mean Q(s, pi(s) | d)`;
-* the *actor* pi(s | d') asked for descriptors d' of elites.
+* *mutants* of elites (iso+line): `x1 + iso * noise + line * number * (x2 - x1)`; * *gradient offspring*, elites after
+gradient steps on the critic at their own descriptor d, `mean Q(s, pi(s) | d)`; * the *actor* pi(s | d') conditioned on
+descriptors d' of elites.
 
-Critic and actor are TD3's, conditioned on the wanted descriptor d' through the observation `descriptor`. Their reward
-is `r exp(-|d - d'| / length)`, d being what the episode achieved: behaving as asked pays, everything else does not. So
-the actor, which is what the run deploys, becomes the whole archive in one policy at no further episode.
+Critic and actor are TD3's, conditioned on the target descriptor d' through the observation `descriptor`. Their reward
+is `r exp(-|d - d'| / length)`, with d the achieved descriptor of the episode, so that only the target behavior is
+rewarded. The actor, which the run deploys, thus learns the whole archive in one policy without further episodes.
 
 Use it for repertoires of gaits, recoveries and motions, from scratch, in fast simulation and with a few numbers that
-tell behaviours apart (`task.wrappers=[descriptor]`). Not for one task that is to be solved as well as possible (td3,
-sac), and not where rewards are mostly negative: what is scaled down is then preferred.
+describe behavior (`task.wrappers=[descriptor]`). Do not use it to maximise performance on one task (td3, sac), or where
+rewards are mostly negative: scaling them down would then be rewarded.
 
-Deviations from the public code: cells come from pyribs; every candidate of the actor competes for the archive, where
-the code plays separate ones for experience alone; a member is the network of the actor with a constant in place of the
-descriptor, so that injecting the actor costs nothing; all climbers of a step see the same states. Observations must not
-be normalised by running statistics, under which old elites would change. `utd`, `num_steps`, `noise` and
-`exploration_noise_max` are not read.
+Deviations from the public code: cells come from pyribs; every candidate of the actor competes for the archive (the
+code: separate ones collect experience only); a member is the network of the actor with a constant descriptor, so that
+injecting the actor is free; all gradient offspring of a step use the same states. Observations must not be normalised
+by running statistics, which would change old elites. `utd`, `num_steps`, `noise` and `exploration_noise_max` are not
+used.
 """
 
 from __future__ import annotations
@@ -58,50 +58,50 @@ class DCGMAPElitesConfig(TD3Config):
     )
     policy_delay: PositiveInt = 2  # critic steps per actor step
     cells: PositiveInt = 1024  # of the archive
-    fitness_floor: Finite = 0.0  # return that counts as nothing in the QD score
+    fitness_floor: Finite = 0.0  # return that counts as 0 in the QD score
     ga_offspring: NonNegativeInt = 128  # candidates of a generation by mutation
-    pg_offspring: NonNegativeInt = 128  # by gradient steps
-    actors: NonNegativeInt = 64  # by asking the actor
+    pg_offspring: NonNegativeInt = 128  # candidates by gradient steps
+    actors: NonNegativeInt = 64  # candidates from the actor
     critic_steps: PositiveInt = 3000  # per generation
-    pg_steps: NonNegativeInt = 150  # of every climber
+    pg_steps: NonNegativeInt = 150  # gradient steps of each offspring
     pg_lr: Positive = 5e-3  # their learning rate
     iso: NonNegative = 0.005  # standard deviation of the mutation of every weight
     line: NonNegative = 0.05  # standard deviation of the step along the line to another elite
-    length: Positive = 0.1  # distance of descriptors, from 0 to 1 each, at which the reward has fallen to 1 / e
+    length: Positive = 0.1  # distance of descriptors, in [0, 1] each, at which the reward has fallen to 1 / e
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.ga_offspring + self.pg_offspring + self.actors < 1:
-            raise UserError("algorithm.ga_offspring, pg_offspring and actors must be at least 1 together, got 0.")
+            raise UserError("The sum of algorithm.ga_offspring, pg_offspring and actors must be at least 1, got 0.")
 
 
 def conditioned(windows: Transitions, length: float) -> Transitions:
-    """Windows in which the wanted descriptor is seen, and the reward pays for coming near it."""
-    achieved, wanted = windows.record["achieved"], windows.record["wanted"]
-    similarity = torch.exp(-(achieved - wanted).norm(dim=1) / length)
+    """Windows conditioned on the target descriptor, with rewards scaled by the similarity to it."""
+    achieved, target = windows.record["achieved"], windows.record["wanted"]
+    similarity = torch.exp(-(achieved - target).norm(dim=1) / length)
     return replace(
         windows,
-        obs=condition_on(windows.obs, wanted),
-        next_obs=condition_on(windows.next_obs, wanted),
+        obs=condition_on(windows.obs, target),
+        next_obs=condition_on(windows.next_obs, target),
         rewards=windows.rewards * similarity[:, None],
         reward=windows.reward * similarity,
     )
 
 
-def condition_on(obs: Observation, wanted: Tensor) -> Observation:
-    """`obs` `{key: (B, To, ...)}` with descriptors `(B, C)` in all of its history."""
-    return {**obs, DESCRIPTOR: wanted[:, None].expand(-1, obs[DESCRIPTOR].shape[1], -1)}
+def condition_on(obs: Observation, descriptor: Tensor) -> Observation:
+    """Set descriptors `(B, C)` in the whole history of `obs` `{key: (B, To, ...)}`."""
+    return {**obs, DESCRIPTOR: descriptor[:, None].expand(-1, obs[DESCRIPTOR].shape[1], -1)}
 
 
 def iso_line_crossover(first: Tensor, second: Tensor, iso: float, line: float, generator: torch.Generator) -> Tensor:
-    """Children `(K, D)` of parents `(K, D)`: noise on every number, and one step each along the line between both."""
+    """Children `(K, D)` of parents `(K, D)`: noise on every number, plus a random step along the line between both."""
     noise = torch.randn(first.shape, generator=generator)
     step = torch.randn(len(first), 1, generator=generator)
     return first + iso * noise + line * step * (second - first)
 
 
 def missing_settings(policy: Policy) -> list[str]:
-    """What has to be set for `policy` to become the actor of a repertoire."""
+    """Settings that `policy` needs to become the actor of an archive."""
     gaussian = isinstance(policy, GaussianPolicy)
     lacks = {
         "policy=squashed_gaussian": not gaussian or not policy.config.squash,
@@ -112,7 +112,7 @@ def missing_settings(policy: Policy) -> list[str]:
 
 
 class DCGMAPElites(TD3):
-    """MAP-Elites whose variations follow a descriptor-conditioned critic."""
+    """MAP-Elites with variation by a descriptor-conditioned critic."""
 
     name = "dcg_map_elites"
     config_class = DCGMAPElitesConfig
@@ -120,15 +120,15 @@ class DCGMAPElites(TD3):
     heads = ("squashed_gaussian",)
     reference = "faldor2023dcgmapelites"
     config: DCGMAPElitesConfig
-    chunk_starts_only: ClassVar[bool] = True  # records say which behaviour a window belongs to
+    chunk_starts_only: ClassVar[bool] = True  # records contain the descriptors of a window's episode
 
     def __init__(self, config: DCGMAPElitesConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to train a squashed Gaussian `policy` that sees a descriptor."""
+        """Prepare to train a squashed Gaussian `policy` that observes a descriptor."""
         missing = missing_settings(policy)
         if missing:
             raise UserError(
-                "A repertoire needs a squashed Gaussian that sees a descriptor, and goes on seeing the same, got "
-                f"'{policy.name}'; pass {' '.join(missing)}, on a task whose behavior is measured, e.g. task=arm."
+                "DCG-MAP-Elites needs a squashed Gaussian that observes a descriptor, with fixed normalization, got "
+                f"'{policy.name}'; pass {' '.join(missing)}, on a task with a behavior descriptor, e.g. task=arm."
             )
         super().__init__(config, policy, total_updates=total_updates)
         self.population = Population(self.policy)
@@ -136,34 +136,34 @@ class DCGMAPElites(TD3):
         self.archive = EliteArchive(
             size + behaviours, behaviours, config.cells, floor=config.fitness_floor, seed=config.seed
         )
-        self.candidates = self._first()  # of the coming generation
+        self.candidates = self._initial_candidates()  # of the next generation
 
-    def _first(self) -> EvaluationBatch:
-        """The policy and fresh networks, at random descriptors."""
+    def _initial_candidates(self) -> EvaluationBatch:
+        """The policy and new networks, at random descriptors."""
         config, count = self.config, self.config.ga_offspring + self.config.pg_offspring + self.config.actors
         weights = self.population.fresh(count, config.seed)
-        with torch.device("cpu"):  # that of the generator, whatever the network is built on
+        with torch.device("cpu"):  # device of the generator, independent of the network's
             constants = torch.rand(count, self.population.descriptor_dim, generator=self.generator)
             asked = torch.zeros(count, dtype=torch.bool)
         return EvaluationBatch(torch.cat([weights, constants.to(weights.device)], 1), asked)
 
     def update(self, batch: PopulationBatch) -> Metrics:
-        """Selection, steps of critic and actor, and the candidates of the next generation."""
+        """Select, take steps of critic and actor, and vary the elites to the next candidates."""
         candidates, scores = batch.candidates, batch.scores
         admitted = self.archive.add(candidates.members, scores.fitness, scores.descriptor)
         metrics = {f"archive/{key}": value for key, value in self.archive.metrics().items()}
-        metrics |= self._shares(candidates, admitted)
+        metrics |= self._admission_rates(candidates, admitted)
         if bool(candidates.asked.any()):
             asked = candidates.asked.to(scores.descriptor.device)
-            wanted = self.population.split(candidates.members)[1].to(scores.descriptor)
-            metrics["actor/descriptor_error"] = float((scores.descriptor - wanted)[asked].norm(dim=1).mean())
+            target = self.population.split(candidates.members)[1].to(scores.descriptor)
+            metrics["actor/descriptor_error"] = float((scores.descriptor - target)[asked].norm(dim=1).mean())
         windows = conditioned(batch.windows, self.config.length)
         metrics |= super().update(windows)
-        self.candidates = self._bred(windows.obs)
+        self.candidates = self._next_candidates(windows.obs)
         return metrics
 
-    def _shares(self, candidates: EvaluationBatch, admitted: Tensor) -> Metrics:
-        """Which share of each kind of candidates was admitted; of the first generation, of all."""
+    def _admission_rates(self, candidates: EvaluationBatch, admitted: Tensor) -> Metrics:
+        """Admitted fraction of each kind of candidates; in the first generation, of all."""
         if not self.updates:
             return {"archive/admitted": float(admitted.double().mean())}
         counts = [self.config.ga_offspring, self.config.pg_offspring, self.config.actors]
@@ -172,15 +172,15 @@ class DCGMAPElites(TD3):
 
     # Variation.
 
-    def _bred(self, obs: Observation) -> EvaluationBatch:
-        """Mutants, climbers and the actor, in this order; `obs` are states to climb at."""
+    def _next_candidates(self, obs: Observation) -> EvaluationBatch:
+        """Mutants, gradient offspring and the actor, in this order; `obs` are states for the gradient steps."""
         config, device = self.config, self.policy.device
-        pg_offspring = self._climbed(self.archive.sample(config.pg_offspring, self.generator), obs)
-        wanted = self.archive.sample(config.actors, self.generator).descriptor.float()
-        members = torch.cat([self._mutated().to(device), pg_offspring, self.population.member(wanted)])
+        pg_offspring = self._gradient_offspring(self.archive.sample(config.pg_offspring, self.generator), obs)
+        target = self.archive.sample(config.actors, self.generator).descriptor.float()
+        members = torch.cat([self._mutants().to(device), pg_offspring, self.population.member(target)])
         return EvaluationBatch(members, torch.arange(len(members)) >= config.ga_offspring + config.pg_offspring)
 
-    def _mutated(self) -> Tensor:
+    def _mutants(self) -> Tensor:
         count = self.config.ga_offspring
         first, second = (self.archive.sample(count, self.generator).solution for _ in range(2))
         size = self.population.weight_dim
@@ -189,46 +189,46 @@ class DCGMAPElites(TD3):
         )
         return torch.cat([children, first[:, size:]], 1)
 
-    def _climbed(self, parents: Elites, obs: Observation) -> Tensor:
-        """Parents after gradient steps up the critic at their own descriptors; every one climbs by itself."""
+    def _gradient_offspring(self, parents: Elites, obs: Observation) -> Tensor:
+        """Parents after separate gradient steps on the critic at their own descriptors."""
         device = self.policy.device
         weights, constants = (part.clone() for part in self.population.split(parents.solution.to(device)))
         if not len(parents):
             return torch.cat([weights, constants], 1)
-        wanted = parents.descriptor.to(weights)
+        target = parents.descriptor.to(weights)
         weights.requires_grad_()
         optimizer = torch.optim.Adam([weights], lr=self.config.pg_lr)
         rows = len(next(iter(obs.values())))
         for _ in range(self.config.pg_steps):
             index = torch.randint(rows, (self.config.batch_size,), generator=self.generator).to(device)
-            seen = {key: value[index] for key, value in obs.items()}
-            optimizer_step(optimizer, -self.values(weights, constants, wanted, seen).mean(1).sum())
+            states = {key: value[index] for key, value in obs.items()}
+            optimizer_step(optimizer, -self.values(weights, constants, target, states).mean(1).sum())
         return torch.cat([weights.detach(), constants], 1)
 
-    def values(self, weights: Tensor, constants: Tensor, wanted: Tensor, obs: Observation) -> Tensor:
-        """First critic's values `(K, B)` of what K members play at the same B observations `{key: (B, To, ...)}`.
+    def values(self, weights: Tensor, constants: Tensor, target: Tensor, obs: Observation) -> Tensor:
+        """First critic's values `(K, B)` of the actions of K members at the same B observations `{key: (B, To, ...)}`.
 
         Args:
             weights: (K, D).
-            constants: (K, C) seen as descriptor.
-            wanted: (K, C) descriptors at which they are judged.
-            obs: Theirs is replaced.
+            constants: (K, C) descriptor observation of the members.
+            target: (K, C) descriptor condition of the critic.
+            obs: Observations; their descriptor is replaced.
         """
         count, rows = len(weights), len(next(iter(obs.values())))
         spread = {key: value.expand(count, *value.shape) for key, value in obs.items()}
         chunks = self.population.modes(weights, constants, spread).flatten(0, 1)
         flat = {key: value.flatten(0, 1) for key, value in spread.items()}
-        return q1(self.critic, condition_on(flat, wanted.repeat_interleave(rows, 0)), chunks).view(count, rows)
+        return q1(self.critic, condition_on(flat, target.repeat_interleave(rows, 0)), chunks).view(count, rows)
 
-    # What a run leaves behind.
+    # Results of a run.
 
     def elites(self) -> Elites:
-        """Everybody in the archive."""
+        """All elites of the archive."""
         return self.archive.elites()
 
     @torch.no_grad()
     def extract_policy(self, member: Tensor) -> GaussianPolicy:
-        """A member `(D + C,)` as a policy that ignores what it is asked for.
+        """Extract a member `(D + C,)` as a policy that ignores its descriptor observation.
 
         Raises:
             UserError: The network is not a plain MLP on vectors.
@@ -236,15 +236,15 @@ class DCGMAPElites(TD3):
         policy = copy.deepcopy(self.policy)
         encoder = policy.encoder
         if not isinstance(policy.actor, DirectMLP) or encoder.feature_dim != encoder.vector_dim:
-            raise UserError("Elites can be taken out of networks with policy.backbone=mlp that see vectors alone.")
+            raise UserError("Extracting an elite needs policy.backbone=mlp and vector observations only.")
         member = member.to(policy.device)
         self.population.put(member, policy)
         constant = member[self.population.weight_dim :]
         start = sum(encoder.sizes[key] for key in encoder.layout.vectors if key < DESCRIPTOR)
         columns = slice(start, start + len(constant))
-        seen = torch.zeros(encoder.feature_dim, device=policy.device)
-        seen[columns] = constant
-        features = encoder.normalizer.normalize(seen)[columns].repeat(policy.spec.obs_horizon)
+        values = torch.zeros(encoder.feature_dim, device=policy.device)
+        values[columns] = constant
+        features = encoder.normalizer.normalize(values)[columns].repeat(policy.spec.obs_horizon)
         first = next(layer for layer in policy.actor.modules() if isinstance(layer, nn.Linear))
         weight = first.weight.view(first.out_features, policy.spec.obs_horizon, encoder.feature_dim)
         first.bias.data.add_(weight[:, :, columns].flatten(1) @ features)
@@ -252,11 +252,11 @@ class DCGMAPElites(TD3):
         return policy
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Those of TD3 and the archive."""
+        """Items of TD3 and the archive."""
         return {**super().checkpoint_items(), "archive": self.archive}
 
     def state_dict(self) -> dict[str, object]:
-        """Those of the parts, and who is played next."""
+        """States of the items and the next candidates."""
         return {**super().state_dict(), "candidates": dict(vars(self.candidates))}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:

@@ -1,7 +1,7 @@
-"""An archive of elites: the best solution found in every cell of a space of descriptors (MAP-Elites; pyribs).
+"""Archive of elites: the best solution in every cell of a descriptor space (MAP-Elites; pyribs).
 
 The cells are the Voronoi regions of centroids that k-means spreads over [0, 1]^C (Vassiliades et al. 2016). A solution
-is a vector, its descriptor says which cell it competes in, and its fitness whether it stays.
+is a vector; its descriptor determines its cell, and its fitness whether it is kept.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 from robopolicy.errors import UserError
 from robopolicy.optional import require
 
-SAMPLES = 20  # points per cell from which k-means makes the cells
+SAMPLES = 20  # k-means samples per cell
 
 
 @dataclass(frozen=True)
 class Elites:
-    """K solutions with what is known of them, in the order of their cells."""
+    """K solutions with fitness and descriptor, in the order of their cells."""
 
     solution: Tensor  # (K, D) float32
     fitness: Tensor  # (K,) float64
@@ -36,18 +36,18 @@ class Elites:
 
 
 class EliteArchive:
-    """At most one elite per cell; on the CPU."""
+    """Archive with at most one elite per cell; on the CPU."""
 
     def __init__(
         self, solution_dim: int, descriptor_dim: int, cells: int, *, floor: float = 0.0, seed: int = 0
     ) -> None:
-        """Make the cells.
+        """Create the cells.
 
         Args:
             solution_dim: D.
             descriptor_dim: C.
             cells: Number of cells.
-            floor: Fitness that counts as nothing in the QD score.
+            floor: Fitness that counts as 0 in the QD score.
             seed: Of the cells.
 
         Raises:
@@ -75,35 +75,35 @@ class EliteArchive:
         )
 
     def __len__(self) -> int:
-        """Cells that have an elite."""
+        """Number of filled cells."""
         return len(self._cells)
 
     def add(self, solution: Tensor, fitness: Tensor, descriptor: Tensor) -> Tensor:
-        """Let solutions `(K, D)` compete; returns which of them `(K,)` bool beat what their cell held before.
+        """Add solutions `(K, D)` if they improve their cells; returns which `(K,)` bool did.
 
         Args:
             solution: (K, D).
-            fitness: (K,), higher is better; what is not finite is not admitted.
-            descriptor: (K, C), from 0 to 1.
+            fitness: (K,), higher is better; non-finite solutions are rejected.
+            descriptor: (K, C), in [0, 1].
         """
-        sound = (fitness.isfinite() & solution.isfinite().all(1) & descriptor.isfinite().all(1)).cpu()
+        valid = (fitness.isfinite() & solution.isfinite().all(1) & descriptor.isfinite().all(1)).cpu()
         admitted = torch.zeros(len(fitness), dtype=torch.bool)
-        if bool(sound.any()):
-            rows = [value.detach().cpu()[sound].double().numpy() for value in (solution, fitness, descriptor)]
-            admitted[sound] = torch.from_numpy(self._cells.add(*rows)["status"] > 0)
+        if bool(valid.any()):
+            rows = [value.detach().cpu()[valid].double().numpy() for value in (solution, fitness, descriptor)]
+            admitted[valid] = torch.from_numpy(self._cells.add(*rows)["status"] > 0)
         return admitted
 
     def elites(self) -> Elites:
-        """All of them."""
+        """All elites."""
         data = self._cells.data(["solution", "objective", "measures", "index"])
         order = np.argsort(data["index"], kind="stable")
         return Elites(*(torch.from_numpy(data[key][order]) for key in ("solution", "objective", "measures")))
 
     def sample(self, count: int, generator: torch.Generator) -> Elites:
-        """`count` elites, each drawn from all alike.
+        """`count` elites, drawn uniformly.
 
         Raises:
-            UserError: There are none.
+            UserError: The archive is empty.
         """
         elites = self.elites()
         if not len(elites):
@@ -116,7 +116,7 @@ class EliteArchive:
         return elites[(elites.descriptor - descriptor.cpu()).norm(dim=1).argmin().reshape(1)]
 
     def metrics(self) -> dict[str, float]:
-        """QD score (sum of the fitness above the floor), share of the cells that are filled, and greatest fitness."""
+        """QD score (sum of the fitness above the floor), fraction of filled cells, and maximum fitness."""
         stats = self._cells.stats
         return {
             "qd_score": float(stats.qd_score),

@@ -1,4 +1,4 @@
-"""Experience of a population: who was played, what came of it, and what algorithms learn from beside that."""
+"""Data of a population: candidates, their scores, and windows for gradient steps."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from robopolicy.data.batches import Transitions
 
 @dataclass(frozen=True)
 class EvaluationBatch:
-    """P members to be played for one episode each."""
+    """P members to be evaluated for one episode each."""
 
-    members: Tensor  # (P, D + C) weights, and the constant seen as descriptor
-    asked: Tensor  # (P,) bool, whether that constant is the behaviour that is wanted of it
+    members: Tensor  # (P, D + C) weights and constant descriptor
+    asked: Tensor  # (P,) bool, whether this constant is the target descriptor
 
     def __len__(self) -> int:
         return len(self.members)
 
     def rows(self, rows: slice) -> EvaluationBatch:
-        """Some of them."""
+        """A slice of the members."""
         return EvaluationBatch(self.members[rows], self.asked[rows])
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What the episodes of P candidates were worth, and how they behaved."""
+    """Fitness and descriptors of P candidates."""
 
     fitness: Tensor  # (P,) float64, undiscounted return
-    descriptor: Tensor  # (P, C), from 0 to 1
+    descriptor: Tensor  # (P, C), in [0, 1]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Whole episodes of every candidate, for the algorithms that vary and select policies."""
+"""Data sources of complete episodes for algorithms that vary and select policies."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.contrib.quality_diversity.dcg_map_elites import DCGMAPElites
 from robopolicy.contrib.quality_diversity.generation import PopulationBatch
-from robopolicy.contrib.quality_diversity.individuals import Individuals
-from robopolicy.contrib.quality_diversity.population import PopulationSampler, ViewSampler
+from robopolicy.contrib.quality_diversity.individuals import EvaluatedPolicies
+from robopolicy.contrib.quality_diversity.population import ObservationSampler, PopulationSampler
 from robopolicy.contrib.quality_diversity.stacked_policies import Population
 from robopolicy.contrib.quality_diversity.stax import STAX
 from robopolicy.device import move
@@ -24,22 +24,22 @@ from robopolicy.training.make_source import DataSource, SourceContext
 from robopolicy.training.replay_source import make_replay
 
 
-class PlayedPopulation:
-    """What the sources of populations have in common."""
+class EvaluationSource:
+    """Base of the population sources."""
 
     whole_episodes: ClassVar[bool] = True
-    sampler: PopulationSampler | ViewSampler
+    sampler: PopulationSampler | ObservationSampler
 
     def __init__(self, sim: ChunkedSim, device: torch.device, population: Population, seed: int) -> None:
         self.sim, self.device, self.population = sim, device, population
         self._first = sim.reset(seed)
 
     def _act(self, members: Tensor, obs: Observation) -> Tensor:
-        return self.population.play(move(members, self.device), move(obs, self.device))
+        return self.population.act(move(members, self.device), move(obs, self.device))
 
     @property
     def env_steps(self) -> int:
-        """Control steps played so far."""
+        """Total control steps."""
         return self.sampler.env_steps
 
     def metrics(self) -> dict[str, float]:
@@ -64,25 +64,25 @@ class PlayedPopulation:
         self.sim.sim.close()
 
 
-class PopulationSource(PlayedPopulation):
-    """Generations of policies, and windows of everything that they ever played."""
+class PopulationSource(EvaluationSource):
+    """Generations of policies, with windows of all stored episodes."""
 
     sampler: PopulationSampler
 
     def __init__(
         self, sim: ChunkedSim, device: torch.device, algorithm: DCGMAPElites, *, settings: ReplayConfig, seed: int
     ) -> None:
-        """Get ready.
+        """Create the source.
 
         Args:
-            sim: Simulator that shows and measures descriptors.
-            device: Where batches go.
-            algorithm: Says who is played and what is sampled.
-            settings: Size of the memory.
+            sim: Simulator with descriptors.
+            device: Device of the batches.
+            algorithm: Algorithm that provides candidates and the sample specification.
+            settings: Replay settings.
             seed: First episode seed, and seed of the sampling.
         """
         if settings.prioritized:
-            raise UserError("What a population played is not drawn from by priority; set replay.prioritized=0.")
+            raise UserError("Population replay does not support priorities; set replay.prioritized=0.")
         super().__init__(sim, device, algorithm.population, seed)
         self.sample_spec = algorithm.sample_spec
         self._generator = torch.Generator().manual_seed(seed)
@@ -90,21 +90,21 @@ class PopulationSource(PlayedPopulation):
 
     @classmethod
     def build(cls, context: SourceContext) -> DataSource:
-        """Generations of the algorithm's repertoire."""
+        """Build the source for the algorithm's population."""
         algorithm = context.algorithm
         assert isinstance(algorithm, DCGMAPElites)
         settings = context.config.replay
         return cls(context.chunked_sim(), context.device, algorithm, settings=settings, seed=context.seed)
 
     def next(self, algorithm: Algorithm) -> PopulationBatch:
-        """Play the candidates, and sample the windows of the next gradient steps."""
+        """Evaluate the candidates, and sample the windows of the next gradient steps."""
         assert isinstance(algorithm, DCGMAPElites)
-        scores = self.sampler.play(self._act, algorithm.candidates)
+        scores = self.sampler.evaluate(self._act, algorithm.candidates)
         windows = self.sampler.replay.sample(self.sample_spec, self._generator, batches=algorithm.config.critic_steps)
         return move(PopulationBatch(algorithm.candidates, scores, windows), self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Seeds, memory and generator."""
+        """States of sampler and generator."""
         return {**super().state_dict(), "generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -113,23 +113,23 @@ class PopulationSource(PlayedPopulation):
         return super().load_state_dict(state)
 
 
-class ViewSource(PlayedPopulation):
-    """Members that all play the same episodes, with what they saw on the way."""
+class ObservationSource(EvaluationSource):
+    """Evaluations of all members on the same episodes, with observations."""
 
-    sampler: ViewSampler
+    sampler: ObservationSampler
 
     def __init__(self, sim: ChunkedSim, device: torch.device, algorithm: STAX, *, seed: int) -> None:
         super().__init__(sim, device, algorithm.population, seed)
         config = algorithm.config
-        self.sampler = ViewSampler(sim, views=config.views, starts=config.starts, seed=seed)
+        self.sampler = ObservationSampler(sim, views=config.views, starts=config.starts, seed=seed)
 
     @classmethod
     def build(cls, context: SourceContext) -> DataSource:
-        """Members that the algorithm asks for."""
+        """Build the source for the algorithm's candidates."""
         assert isinstance(context.algorithm, STAX)
         return cls(context.chunked_sim(), context.device, context.algorithm, seed=context.seed)
 
-    def next(self, algorithm: Algorithm) -> Individuals:
-        """Play who is asked for."""
+    def next(self, algorithm: Algorithm) -> EvaluatedPolicies:
+        """Evaluate the candidates."""
         assert isinstance(algorithm, STAX)
-        return self.sampler.play(self._act, algorithm.candidates)
+        return self.sampler.evaluate(self._act, algorithm.candidates)

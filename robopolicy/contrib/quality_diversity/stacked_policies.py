@@ -1,8 +1,8 @@
-"""Many policies of one architecture at once: every row of a batch is played by weights of its own.
+"""Batched policies of one architecture: every row of a batch uses its own weights.
 
-A *member* is a vector: the weights of the network and, of networks that see an observation `descriptor`, the constant
-that stands there. A policy for any descriptor is then the member of whatever descriptor it is asked for, and a plain
-policy one whose constant never changes, so that both kinds vary, compete and are played alike.
+A *member* is a vector: the weights of the network and, for networks with an observation `descriptor`, its constant
+value. A descriptor-conditioned policy is a member for each descriptor, and a plain policy has a fixed constant, so that
+both kinds are varied, selected and evaluated in the same way.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Population:
         self._mode = _Mode(policy)
 
     def weights(self, policy: nn.Module | None = None) -> Tensor:
-        """Weights `(D,)` of `policy` or, of that of this population."""
+        """Weights `(D,)` of `policy`, by default of the population's policy."""
         return torch.cat([p.detach().flatten() for p in (policy or self.policy).parameters()])
 
     def member(self, descriptor: Tensor) -> Tensor:
-        """The policy asked for descriptors `(K, C)`, as members `(K, D + C)`."""
+        """The policy at descriptors `(K, C)`, as members `(K, D + C)`."""
         return torch.cat([self.weights().expand(len(descriptor), -1), descriptor.to(self.policy.device)], 1)
 
     def split(self, members: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,12 +41,12 @@ class Population:
         return members[:, : self.weight_dim], members[:, self.weight_dim :]
 
     def modes(self, weights: Tensor, constants: Tensor, obs: Observation) -> Tensor:
-        """Chunks `(K, B, H, A)` that K members play at B observations each `{key: (K, B, To, ...)}`; differentiable.
+        """Chunks `(K, B, H, A)` of K members at B observations each, `{key: (K, B, To, ...)}`; differentiable.
 
         Args:
             weights: (K, D).
             constants: (K, C).
-            obs: Their own `descriptor` takes the place of the one in it.
+            obs: Observations; their `descriptor` is replaced by the constants.
         """
         rows = next(iter(obs.values())).shape[1]
         if self.descriptor_dim:
@@ -54,13 +54,13 @@ class Population:
         return vmap(self._one)(weights, obs)
 
     @torch.no_grad()
-    def play(self, members: Tensor, obs: Observation) -> Tensor:
-        """Chunks `(N, H, A)` that members `(N, D + C)` play at one observation `{key: (N, To, ...)}` each."""
-        seen = {key: value[:, None] for key, value in obs.items()}
-        return self.modes(*self.split(members), seen)[:, 0]
+    def act(self, members: Tensor, obs: Observation) -> Tensor:
+        """Chunks `(N, H, A)` of members `(N, D + C)` at one observation `{key: (N, To, ...)}` each."""
+        batched = {key: value[:, None] for key, value in obs.items()}
+        return self.modes(*self.split(members), batched)[:, 0]
 
     def fresh(self, count: int, seed: int) -> Tensor:
-        """Weights `(count, D)`: the policy and fresh networks of its kind."""
+        """Weights `(count, D)`: the policy and newly initialised networks."""
         kind: type[GaussianPolicy] = type(self.policy)
         with torch.random.fork_rng(), torch.device(self.policy.device):
             torch.manual_seed(seed)
@@ -76,14 +76,14 @@ class Population:
 
     @torch.no_grad()
     def put(self, member: Tensor, policy: nn.Module) -> None:
-        """Give `policy`, one of this architecture, the weights of a member `(D + C,)`."""
+        """Copy the weights of a member `(D + C,)` to `policy`, which has this architecture."""
         parts = member[: self.weight_dim].split([shape.numel() for shape in self._shapes.values()])
         for parameter, part in zip(policy.parameters(), parts, strict=True):
             parameter.copy_(part.view_as(parameter))
 
 
 class _Mode(nn.Module):
-    """The mode of a policy as a forward pass, which is what `functional_call` calls."""
+    """Module whose forward pass is the mode of a policy, for `functional_call`."""
 
     def __init__(self, policy: GaussianPolicy) -> None:
         super().__init__()

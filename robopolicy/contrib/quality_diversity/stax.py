@@ -1,27 +1,27 @@
-"""STAX: search for rewards that are hardly ever paid, in a space of behaviours learned on the way (Paolo et al. 2021).
+"""STAX: search for sparse rewards in a learned behavior space (Paolo et al. 2021).
 
-Nobody says which behaviours there are: an autoencoder learns to compress what policies see at a few moments of an
-episode, and its code is the behaviour. Two processes take turns, a chunk of episodes each.
+An autoencoder compresses observations at a few steps of an episode, and its code is the behavior. Two processes
+alternate, a chunk of episodes each.
 
-* *Exploration* mutates a population of policies and keeps those whose behaviour is unlike that of others (novelty: mean
-  distance to the nearest) or badly reconstructed (surprise); which of the two counts is drawn anew every generation, or
-  with `selection=pareto` both do. Some policies of every generation go into an archive, on which the autoencoder is
-  trained, every time a chunk later than the time before.
-* *Exploitation* climbs from every policy that was paid, in a small population of its own, an emitter. One gets a trial
-  of six generations first, those that promise unlike behaviour before others; of those that improved one goes on, drawn
+* *Exploration* mutates a population of policies and keeps those with the highest novelty (mean distance to the nearest
+  behaviors) or surprise (reconstruction error). One of the two is drawn every generation, or both count with
+  `selection=pareto`. Some policies of every generation enter an archive, on which the autoencoder is trained, at
+  intervals that grow by one chunk.
+* *Exploitation* improves every rewarded policy in a small population of its own, an emitter. An emitter first has a
+  trial of six generations, starting with the most novel ancestors. Of the emitters that improved, one continues, drawn
   from the best by improvement and novelty.
 
-Policies that were paid are kept apart, and the run deploys the one that earned most. All policies play the same
-`starts` episodes, so that behaviour tells policies apart and not starts.
+Rewarded policies are stored separately, and the run deploys the one with the highest return. All policies run the same
+`starts` episodes, so that behavior depends on the policy and not on the start.
 
-Use it from scratch where reward is sparse or deceptive, nobody can say which behaviour leads to it, and simulation is
-fast. Not where rewards are dense (every policy is paid: ppo, sac), for starts that differ much (raise `starts`), and
-not for networks of many thousand weights, which nothing but mutation changes.
+Use it from scratch where reward is sparse or deceptive, the relevant behavior is unknown, and simulation is fast. Do
+not use it where rewards are dense (every policy gets one: ppo, sac), for very different starts (raise `starts`), or for
+networks of many thousand weights, because it only mutates them.
 
 Deviations from the public code: policies are neural networks of any size, so that the step of an emitter, a third of
-the distance to the nearest other policy, is per weight (root mean square) and emitters end after `patience` generations
-without progress (there: 120 + 20 D / 6, for a few tens of weights). Views are vectors and small images, standardised,
-where the code reconstructs images of 64 x 64 by convolutions. `together` emitters may step at once.
+the distance to the nearest other policy, is per weight (root mean square), and emitters end after `patience`
+generations without progress (the code: 120 + 20 D / 6, for a few tens of weights). Views are vectors and small images,
+standardised (the code reconstructs images of 64 x 64 by convolutions). `together` emitters may step in parallel.
 """
 
 from __future__ import annotations
@@ -40,41 +40,41 @@ from robopolicy.contrib.quality_diversity.autoencoder import Autoencoder
 from robopolicy.contrib.quality_diversity.behavior import DESCRIPTOR
 from robopolicy.contrib.quality_diversity.elites import Elites
 from robopolicy.contrib.quality_diversity.emitters import Emitter, mutated
-from robopolicy.contrib.quality_diversity.individuals import Individuals, view_dim
-from robopolicy.contrib.quality_diversity.novelty import front_numbers, novelty, spread_out
+from robopolicy.contrib.quality_diversity.individuals import EvaluatedPolicies, view_dim
+from robopolicy.contrib.quality_diversity.novelty import novelty, pareto_ranks, select_diverse
 from robopolicy.contrib.quality_diversity.stacked_policies import Population
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 
 SELECTIONS = ("alternate", "pareto")
-NEAR = 3.0  # steps of an emitter to the nearest other policy
+NEAR = 3.0  # an emitter's step is this fraction of the distance to the nearest other policy
 
 
 @dataclass(frozen=True)
 class STAXConfig(Validated):
     """Settings of STAX; defaults are the public code's."""
 
-    population: PositiveInt = 100  # policies that are varied in exploration
+    population: PositiveInt = 100  # policies of the exploration
     offspring: PositiveInt = 2  # of each of them per generation
     sigma: Positive = 0.05  # standard deviation of the mutation of every weight
-    limit: Positive = 5.0  # largest absolute weight
-    neighbours: PositiveInt = 15  # nearest behaviours that novelty looks at
+    limit: Positive = 5.0  # maximum absolute weight
+    neighbours: PositiveInt = 15  # neighbours of the novelty
     selection: str = "alternate"  # novelty or surprise, drawn every generation; pareto: both
-    archived: NonNegativeInt = 5  # policies of a generation that go into the archive
-    chunk: PositiveInt = 1000  # policies played in one turn of exploration or exploitation
+    archived: NonNegativeInt = 5  # policies of a generation that enter the archive
+    chunk: PositiveInt = 1000  # policies evaluated in one turn of exploration or exploitation
     emitter: PositiveInt = 6  # members of an emitter
-    together: PositiveInt = 1  # emitters that step at once; more fill simulators of many environments
+    together: PositiveInt = 1  # emitters that step in parallel; more of them fill simulators of many environments
     patience: NonNegativeInt = 120  # generations without progress after which an emitter ends
-    floor: Finite = 0.0  # return above which a policy counts as paid
-    starts: PositiveInt = 1  # episodes that every policy plays, the same for all
-    views: PositiveInt = 5  # moments of an episode that are looked at, evenly spaced, the last included
-    code: PositiveInt = 10  # numbers per moment that the autoencoder makes of them
+    floor: Finite = 0.0  # return above which a policy counts as rewarded
+    starts: PositiveInt = 1  # episodes of every policy, the same for all
+    views: PositiveInt = 5  # stored observations of an episode, evenly spaced, including the last
+    code: PositiveInt = 10  # code size per stored observation
     hidden: tuple[PositiveInt, ...] = (64, 32)  # layers of its encoder
-    epochs: NonNegativeInt = 100  # of its training, at most
+    epochs: NonNegativeInt = 100  # maximum epochs of each training
     autoencoder_lr: Positive = 1e-3  # its learning rate
-    batch_size: PositiveInt = 128  # its batches
-    seed: NonNegativeInt = 0  # of all that is drawn
+    batch_size: PositiveInt = 128  # its batch size
+    seed: NonNegativeInt = 0  # of all random draws
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,47 +83,50 @@ class STAXConfig(Validated):
 
 
 class STAX(Algorithm):
-    """Novelty search in a learned space, and emitters where something was paid."""
+    """Novelty search in a learned space, with emitters around rewarded policies."""
 
     name = "stax"
     config_class = STAXConfig
     data_source = "individuals"
     heads = ("gaussian", "squashed_gaussian")
     reference = "paolo2021stax"
-    may_regress: ClassVar[bool] = True  # who earns most on its own starts is not always best on others
+    may_regress: ClassVar[bool] = True  # the best policy on its starts is not always the best on others
 
     def __init__(self, config: STAXConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to search with the architecture of a Gaussian `policy`, whose weights take part."""
+        """Prepare to search with the architecture of a Gaussian `policy`, which is the first candidate."""
         super().__init__(policy, total_updates=total_updates, seed=config.seed)
         if not isinstance(policy, GaussianPolicy):
             raise UserError(f"stax varies the weights of a gaussian policy, got '{policy.name}'; pass policy=gaussian.")
         if policy.encoder.normalizer.mode == "running":
-            raise UserError("What is kept must go on seeing what it saw; pass policy.normalization=identity.")
+            raise UserError("stax needs fixed normalization of observations; pass policy.normalization=identity.")
         if DESCRIPTOR in policy.spec.observation:
-            raise UserError("stax learns behaviours itself; leave the wrapper 'descriptor' out.")
+            raise UserError("stax learns descriptors; remove the wrapper 'descriptor'.")
         self.config = config
         self.policy: GaussianPolicy = policy
         self.population = Population(policy)
-        with torch.random.fork_rng(), torch.device("cpu"):  # individuals are kept there
+        with torch.random.fork_rng(), torch.device("cpu"):  # individuals are stored on the CPU
             torch.manual_seed(config.seed)
             views = view_dim(policy.spec.observation)
             self.autoencoder = Autoencoder(views, config.code, config.hidden)
-            nobody = Individuals.none(self.population.weight_dim, config.starts * config.views, views)
-            self.sown = torch.zeros(0, dtype=torch.bool)  # which parents have an emitter already
-        self.parents = self.children = self.archive = self.paid = nobody
+            empty = EvaluatedPolicies.none(self.population.weight_dim, config.starts * config.views, views)
+            self.sown = torch.zeros(0, dtype=torch.bool)  # which parents already have an emitter
+        self.parents = self.children = self.archive = self.paid = empty
         self.emitters: list[Emitter] = []
-        self.playing: list[int] = []  # places of the emitters whose members are asked for
+        self.playing: list[int] = []  # indices of the emitters whose members are evaluated
         self.exploring, self.left = True, config.chunk
-        self.chunks, self.interval = 0, 1  # of exploration since the autoencoder was trained, and until it is again
-        self.candidates = self.population.fresh(config.population, config.seed).cpu()  # (P, D) weights to play
+        self.chunks, self.interval = (
+            0,
+            1,
+        )  # chunks since the last training of the autoencoder, and between trainings
+        self.candidates = self.population.fresh(config.population, config.seed).cpu()  # (P, D) weights to evaluate
 
-    def update(self, batch: Individuals) -> Metrics:
-        """Selection by what became of the candidates, and the next ones."""
+    def update(self, batch: EvaluatedPolicies) -> Metrics:
+        """Select by the results of the candidates, and create the next ones."""
         self.left -= len(batch)
-        metrics = self._explored(batch) if self.exploring else self._exploited(batch)
+        metrics = self._explore(batch) if self.exploring else self._exploit(batch)
         if self.left <= 0:
-            metrics |= self._turned()
-        self.candidates = self._asked()
+            metrics |= self._switch_phase()
+        self.candidates = self._next_candidates()
         self._deploy()
         self.updates += 1
         best = float(torch.cat([self.paid.fitness, self.parents.fitness]).max())
@@ -136,40 +139,40 @@ class STAX(Algorithm):
         }
 
     @torch.no_grad()
-    def behaviours(self, individuals: Individuals) -> Tensor:
-        """Codes `(K, S * code)` of what they saw."""
+    def behaviours(self, individuals: EvaluatedPolicies) -> Tensor:
+        """Codes `(K, S * code)` of their views."""
         return self.autoencoder.encode(individuals.views).flatten(1)
 
     # Exploration.
 
-    def _explored(self, found: Individuals) -> Metrics:
-        """Keep of parents and children those that are least like others."""
+    def _explore(self, found: EvaluatedPolicies) -> Metrics:
+        """Keep the most novel or surprising of parents and children."""
         config = self.config
         if not len(self.parents):
             self.parents, self.sown = found, torch.zeros(len(found), dtype=torch.bool)
             return {}
         self.children = found
         everyone = self.parents + found
-        sown = self._sow(everyone, torch.cat([self.sown, torch.zeros(len(found), dtype=torch.bool)]))
-        unlike = novelty(self.behaviours(everyone), self.behaviours(self._others()), config.neighbours)
+        sown = self._spawn_emitters(everyone, torch.cat([self.sown, torch.zeros(len(found), dtype=torch.bool)]))
+        novel = novelty(self.behaviours(everyone), self.behaviours(self._reference()), config.neighbours)
         with torch.no_grad():
             surprise = self.autoencoder.error(everyone.views).sum(1)
         drawn = torch.randperm(len(found), generator=self.generator)[: config.archived]
         self.archive = self.archive + found[drawn]
         if config.selection == "pareto":
-            kept = spread_out(unlike, surprise, config.population)
+            kept = select_diverse(novel, surprise, config.population)
         else:
             by_novelty = bool(torch.randint(2, (), generator=self.generator))
-            kept = (unlike if by_novelty else surprise).argsort(descending=True, stable=True)[: config.population]
+            kept = (novel if by_novelty else surprise).argsort(descending=True, stable=True)[: config.population]
         self.parents, self.sown = everyone[kept], sown[kept]
-        return {"search/novelty": float(unlike.mean()), "search/surprise": float(surprise.mean())}
+        return {"search/novelty": float(novel.mean()), "search/surprise": float(surprise.mean())}
 
-    def _others(self) -> Individuals:
-        """Everybody that behaviours are compared with."""
+    def _reference(self) -> EvaluatedPolicies:
+        """Policies that behaviours are compared with."""
         return self.parents + self.children + self.archive + self.paid
 
-    def _sow(self, everyone: Individuals, sown: Tensor) -> Tensor:
-        """An emitter for each of those that were paid and have none."""
+    def _spawn_emitters(self, everyone: EvaluatedPolicies, sown: Tensor) -> Tensor:
+        """Create an emitter for each rewarded policy that has none."""
         rows = ((everyone.fitness > self.config.floor) & ~sown).nonzero().flatten()
         for row in rows.tolist():
             distance = (everyone.weights - everyone.weights[row]).square().mean(1).sqrt()
@@ -185,65 +188,65 @@ class STAX(Algorithm):
 
     # Exploitation.
 
-    def _exploited(self, found: Individuals) -> Metrics:
-        """Tell emitters what became of their members."""
+    def _exploit(self, found: EvaluatedPolicies) -> Metrics:
+        """Pass the results of their members to the emitters."""
         config = self.config
-        unlike = novelty(self.behaviours(found), self.behaviours(self._others()), config.neighbours, within=False)
+        novel = novelty(self.behaviours(found), self.behaviours(self._reference()), config.neighbours, within=False)
         start, ended = 0, list[int]()
         for place in self.playing:
             emitter = self.emitters[place]
             rows = slice(start, start + emitter.count)
             start += emitter.count
             emitter.tell(found[rows])
-            emitter.note(found[rows], unlike[rows])
+            emitter.record_novel(found[rows], novel[rows])
             self.paid = self.paid + emitter.fresh(config.floor)
             emitter.rate()
-            if emitter.tried and (emitter.improvement <= 0 or emitter.stale(config.patience)):
+            if emitter.is_evaluated and (emitter.improvement <= 0 or emitter.stale(config.patience)):
                 drawn = torch.randperm(len(emitter.novel), generator=self.generator)[: config.archived]
                 self.archive = self.archive + emitter.novel[drawn]
                 ended.append(place)
         moved = {place: number for number, place in enumerate(p for p in range(len(self.emitters)) if p not in ended)}
         self.emitters = [self.emitters[place] for place in moved]
-        going = [moved[place] for place in self.playing if place in moved]
-        self.playing = [place for place in going if not self.emitters[place].just_tried]
+        continuing = [moved[place] for place in self.playing if place in moved]
+        self.playing = [place for place in continuing if not self.emitters[place].just_evaluated]
         return {}
 
-    def _chosen(self) -> list[int]:
-        """Emitters to go on with beside those that play: first untried ones, then the most promising ones."""
+    def _select_emitters(self) -> list[int]:
+        """Emitters to run in addition to the current ones: first those without a trial, then the best ones."""
         idle = [place for place in range(len(self.emitters)) if place not in self.playing]
         room = self.config.together - len(self.playing)
         places: list[int] = []
         while idle and len(places) < room:
-            untried = [place for place in idle if not self.emitters[place].tried]
-            if self.left <= self.config.chunk / 3:  # what is left of a turn is for those that have shown promise
+            untried = [place for place in idle if not self.emitters[place].is_evaluated]
+            if self.left <= self.config.chunk / 3:  # the rest of a turn is for promising emitters
                 untried = []
-            able = untried or [place for place in idle if self.emitters[place].tried]
+            able = untried or [place for place in idle if self.emitters[place].is_evaluated]
             if not able:
                 break
-            unlike = self._apart(able)
+            distance = self._distance(able)
             if untried:
-                place = able[int(unlike.argmax())]
+                place = able[int(distance.argmax())]
             else:
                 gains = torch.tensor([self.emitters[place].improvement for place in able])
-                front = (front_numbers(unlike, gains) == 0).nonzero().flatten()
+                front = (pareto_ranks(distance, gains) == 0).nonzero().flatten()
                 place = able[int(front[torch.randint(len(front), (), generator=self.generator)])]
             places.append(place)
             idle.remove(place)
         return places
 
-    def _apart(self, places: Sequence[int]) -> Tensor:
-        """Novelty `(K,)` of the ancestors of emitters among all that were paid."""
+    def _distance(self, places: Sequence[int]) -> Tensor:
+        """Novelty `(K,)` of the ancestors of emitters among all rewarded policies."""
         ancestors = torch.cat([self.behaviours(self.emitters[place].ancestor) for place in places])
         return novelty(ancestors, self.behaviours(self.paid), self.config.neighbours)
 
-    # Turns.
+    # Phases.
 
-    def _turned(self) -> Metrics:
-        """The other process begins; after enough chunks of exploration the autoencoder is trained."""
+    def _switch_phase(self) -> Metrics:
+        """Switch between exploration and exploitation; after enough chunks of exploration train the autoencoder."""
         metrics: Metrics = {}
         self.chunks += self.exploring
         if self.exploring and self.chunks == self.interval:
-            views = self._others().views.flatten(0, 1)
+            views = self._reference().views.flatten(0, 1)
             settings = {"epochs": self.config.epochs, "batch_size": self.config.batch_size}
             lr = self.config.autoencoder_lr
             error = self.autoencoder.fit(views, lr=lr, generator=self.generator, **settings)
@@ -252,31 +255,31 @@ class STAX(Algorithm):
         self.exploring, self.left, self.playing = not self.exploring, self.config.chunk, []
         return metrics
 
-    def _asked(self) -> Tensor:
+    def _next_candidates(self) -> Tensor:
         """Weights `(P, D)` of the next candidates."""
         if not self.exploring:
-            self.playing += self._chosen()
+            self.playing += self._select_emitters()
             if self.playing:
                 return torch.cat([self.emitters[place].ask(self.generator) for place in self.playing])
-            self._turned()  # nobody has been paid yet
+            self._switch_phase()  # no policy has a reward yet
         parents = self.parents.weights.repeat_interleave(self.config.offspring, 0)
         return mutated(parents, self.config.sigma, self.config.limit, self.generator)
 
-    # What a run leaves behind.
+    # Results of a run.
 
     def _deploy(self) -> None:
-        """Give the policy the weights that earned most; before anybody was paid it stays as it was."""
+        """Copy the weights with the highest return to the policy; without rewarded policies it does not change."""
         if len(self.paid):
             self.population.put(self.paid.weights[self.paid.fitness.argmax()].to(self.policy.device), self.policy)
 
     def elites(self) -> Elites:
-        """Policies that were paid, with their behaviours, best first."""
+        """Rewarded policies with their behaviours, best first."""
         order = self.paid.fitness.argsort(descending=True, stable=True)
         paid = self.paid[order]
         return Elites(paid.weights, paid.fitness, self.behaviours(paid).double())
 
     def extract_policy(self, member: Tensor) -> GaussianPolicy:
-        """A policy of its own with the weights `(D,)`."""
+        """Copy of the policy with the weights `(D,)`."""
         policy = copy.deepcopy(self.policy)
         self.population.put(member.to(policy.device), policy)
         return policy
@@ -286,7 +289,7 @@ class STAX(Algorithm):
         return {"autoencoder": self.autoencoder}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everybody who is kept, and whose turn it is."""
+        """Stored policies and the state of the search."""
         people = {name: getattr(self, name).state_dict() for name in PEOPLE}
         plain = {name: getattr(self, name) for name in PLAIN}
         emitters = [emitter.state_dict() for emitter in self.emitters]
@@ -296,7 +299,7 @@ class STAX(Algorithm):
         """Restore `state_dict`."""
         super().load_state_dict(state)
         for name in PEOPLE:
-            setattr(self, name, Individuals.load(state["people"][name]))
+            setattr(self, name, EvaluatedPolicies.load(state["people"][name]))
         for name in PLAIN:
             value = state[name]
             setattr(self, name, value.clone() if isinstance(value, Tensor) else value)

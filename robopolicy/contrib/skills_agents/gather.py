@@ -1,13 +1,12 @@
-"""Point masses that have to meet: the smallest task with several agents, whose number differs from world to world.
+"""Rendezvous of point masses: the smallest task with several agents, whose number differs between worlds.
 
-Every row of the simulator is one agent, so that one policy moves all of them, each by what it sees itself: its own
-velocity and the set `entities.others` of where the others are and how they move, zeros for places that are empty.
-Worlds of 2, 3 and 4 agents take turns (`toy/gather`), or all have 6 (`toy/gather_more`, to play policies among more
-agents than they have met). Success, and the end of the world's episode, is that all are within 15 cm of their centre;
-they share the reward.
+Every row of the simulator is one agent, so that one policy controls all of them by local observations: the agent's
+velocity and the set `entities.others` of relative positions and velocities of the others, with zeros in empty slots.
+Worlds of 2, 3 and 4 agents alternate (`toy/gather`), or all have 6 (`toy/gather_more`, to evaluate policies among more
+agents than in training). A world succeeds and ends when all agents are within 15 cm of their centre; they share the
+reward.
 
-A row's fate depends on the actions of others, so episodes are not functions of their seeds and rows do not stand still
-alone.
+A row depends on the actions of others, so seeds do not determine episodes, and single rows cannot be paused.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.vector_env import TorchVectorEnv
 
 DT = 0.1  # [s] per control step
-RADIUS = 0.15  # [m] of the circle in which they meet
-MOST = 6  # agents of a world
+RADIUS = 0.15  # [m] of the circle in which they have to meet
+MAX_AGENTS = 6  # maximum agents of a world
 SIZES = {"toy/gather": (2, 3, 4), "toy/gather_more": (6,)}
 OTHERS = "entities.others"
 
 
 class GatherSim(TorchVectorEnv):
-    """Worlds of point masses, one row per agent, stepped in torch."""
+    """Worlds of point masses, one row per agent, simulated in torch."""
 
     def __init__(self, task: str, options: SimOptions) -> None:
-        """Fill `options.num_envs` rows with worlds of the task's sizes in turn; the last one may be smaller."""
+        """Fill `options.num_envs` rows with worlds of alternating sizes; the last one may be smaller."""
         options.reject_cameras(task)
         spec = SimSpec(
             task=task,
             observation={
                 "velocity": TensorSpec((2,), names=("vx [m/s]", "vy [m/s]")),
-                OTHERS: TensorSpec((MOST - 1, 4), names=("x [m]", "y [m]", "vx [m/s]", "vy [m/s]")),
+                OTHERS: TensorSpec((MAX_AGENTS - 1, 4), names=("x [m]", "y [m]", "vx [m/s]", "vy [m/s]")),
             },
             action_low=-torch.ones(2),
             action_high=torch.ones(2),
@@ -51,7 +50,7 @@ class GatherSim(TorchVectorEnv):
             supports_masked_step=False,
         )
         super().__init__(spec, options.num_envs)
-        self.world = worlds(self.num_envs, SIZES[task])  # (N,) of each agent
+        self.world = assign_worlds(self.num_envs, SIZES[task])  # (N,) of each agent
         self._together = self.world[:, None] == self.world[None]  # (N, N)
         self._shaped = options.reward == "shaped"
         self._state = torch.zeros(self.num_envs, 4)  # x, y, vx, vy
@@ -72,17 +71,17 @@ class GatherSim(TorchVectorEnv):
         return Step(self.observe(), reward, success, truncated, final, {"success": success})
 
     def observe(self) -> Observation:
-        """What each agent sees: its velocity, and the others of its world relative to itself."""
-        others = torch.zeros(self.num_envs, MOST - 1, 4)
+        """Observation of each agent: its velocity, and the relative states of the others in its world."""
+        others = torch.zeros(self.num_envs, MAX_AGENTS - 1, 4)
         for row in range(self.num_envs):
-            seen = self._together[row].clone()
-            seen[row] = False
-            relative = self._state[seen] - torch.cat([self._state[row, :2], torch.zeros(2)])
+            visible = self._together[row].clone()
+            visible[row] = False
+            relative = self._state[visible] - torch.cat([self._state[row, :2], torch.zeros(2)])
             others[row, : len(relative)] = relative
         return {"velocity": self._state[:, 2:].clone(), OTHERS: others}
 
     def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
-        """Draw where masses are; they rest."""
+        """Draw positions of masses at rest."""
         state = self._state.clone()
         for row, seed in zip(rows.tolist(), seeds, strict=True):
             draws = np.random.default_rng(seed).uniform(-1.0, 1.0, 2)
@@ -105,7 +104,7 @@ class GatherSim(TorchVectorEnv):
 
 
 class GatherExpert:
-    """Proportional-derivative controller towards the centre of all that an agent sees, itself included."""
+    """Proportional-derivative controller towards the centre of all visible agents, including the agent itself."""
 
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
         """Return accelerations `(N, 2)`."""
@@ -115,14 +114,14 @@ class GatherExpert:
         return (3.0 * centre - 1.5 * obs["velocity"]).clamp(-1.0, 1.0)
 
 
-def worlds(agents: int, sizes: Sequence[int]) -> Tensor:
-    """(N,) number of the world of each agent, where worlds of `sizes` take turns; nobody is alone of several."""
+def assign_worlds(agents: int, sizes: Sequence[int]) -> Tensor:
+    """World index `(N,)` of each agent for alternating world sizes; the last world is never a single agent."""
     numbers: list[int] = []
     while len(numbers) < agents:
         number = numbers[-1] + 1 if numbers else 0
         numbers += [number] * min(sizes[number % len(sizes)], agents - len(numbers))
     last = numbers[-1]
-    if last and numbers.count(last) == 1:  # the one before gives an agent away, or takes the last one in
+    if last and numbers.count(last) == 1:  # take an agent from the previous world, or join it
         if numbers.count(last - 1) > 2:
             numbers[-2] = last
         else:

@@ -1,15 +1,14 @@
-"""A simulator with messages beside its observations: a probe of what useless or hostile channels do to learning.
+"""Simulator wrapper that adds useless or hostile messages to the observations, to test their effect on learning.
 
-In a *cheap talk* process (Lu et al. 2022) somebody appends `size` numbers to what the learner observes and has no
-other influence: the true observation stays visible, dynamics and rewards are untouched, and the message is a fixed
-function of the observation alone, as an unauthenticated topic or a useless sensor may be. Compare training with and
-without it:
+In a *cheap talk* process (Lu et al. 2022) another agent appends `size` numbers to the learner's observation and has no
+other influence: the true observation stays visible, dynamics and rewards do not change, and the message is a fixed
+function of the observation, like an unauthenticated topic or a useless sensor. Compare training with and without it:
 
-* `constant`: zeros, which must not change anything;
-* `random`: `2 pi tanh(m(o))`, m being a random network with two hidden layers of 64 units (random features of o);
-* `high_frequency`: `2 pi sin(w o)` with weights so large that near observations get unlike messages.
+* `constant`: zeros, which must not change anything; * `random`: `2 pi tanh(m(o))` with a random network m with two
+hidden layers of 64 units (random features of o); * `high_frequency`: `2 pi sin(w o)` with weights so large that similar
+observations get different messages.
 
-The observation is called `message.<kind>`, so that a policy is evaluated with the kind that it was trained with.
+The observation is named `message.<kind>`, so that a policy is evaluated with the kind of its training.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from robopolicy.sim.wrappers.base import SimWrapper, single_key
 
 PREFIX = "message."
 MESSAGES = ("constant", "random", "high_frequency")
-SCALE = 2 * math.pi  # largest message
+SCALE = 2 * math.pi  # maximum absolute message
 FREQUENCY = 100.0  # standard deviation of w
-SEED = 171  # of the networks: every run with a kind, a size and an observation sees the same function
+SEED = 171  # of the networks: runs with equal kind, size and observation use the same function
 
 
 @dataclass(frozen=True)
@@ -50,26 +49,26 @@ class MessageConfig(Validated):
 
 
 class MessageSim(SimWrapper):
-    """Another simulator and the observation `message.<kind>`."""
+    """Adds the observation `message.<kind>` to another simulator."""
 
     name = "message"
     config_class = MessageConfig
-    order: ClassVar[int] = 40  # speaks about what the other wrappers add
+    order: ClassVar[int] = 40  # after the other wrappers, to include their observations
 
     def __init__(self, sim: VectorSim, config: MessageConfig) -> None:
         """Wrap `sim`.
 
         Raises:
-            UserError: It has no vector among its observations.
+            UserError: It has no vector observation.
         """
         pictures = (IMAGE_PREFIX, CLOUD_PREFIX)
-        self._spoken = sorted(key for key in sim.spec.observation if not key.startswith(pictures))
-        if not self._spoken:
-            raise UserError(f"Task {sim.spec.task} shows pictures alone, about which no message can be made.")
+        self._vectors = sorted(key for key in sim.spec.observation if not key.startswith(pictures))
+        if not self._vectors:
+            raise UserError(f"The wrapper 'message' needs vector observations, but task {sim.spec.task} has none.")
         super().__init__(sim, config)
         (self.key,) = self.observation(sim.spec, config)
-        width = sum(math.prod(sim.spec.observation[key].shape) for key in self._spoken)
-        self._message = speaker(config.kind, width, config.size, self.device)
+        width = sum(math.prod(sim.spec.observation[key].shape) for key in self._vectors)
+        self._message = message_function(config.kind, width, config.size, self.device)
 
     @classmethod
     def observation(cls, spec: SimSpec, config: MessageConfig) -> dict[str, TensorSpec]:
@@ -84,11 +83,11 @@ class MessageSim(SimWrapper):
         return None if key is None else {"kind": key.removeprefix(PREFIX), "size": observation[key][0]}
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
-        """Start every environment anew."""
+        """Reset the simulator and add the message."""
         return self._with(self.sim.reset(seed))
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        """Step the simulator and speak."""
+        """Step the simulator and add the message."""
         step = self.sim.step(action, active)
         return replace(step, obs=self._with(step.obs), final_obs=self._with(step.final_obs))
 
@@ -97,14 +96,14 @@ class MessageSim(SimWrapper):
         return self._with(super().load_state_dict(state))
 
     def _with(self, obs: Observation) -> Observation:
-        vectors = torch.cat([obs[key].flatten(1).float() for key in self._spoken], 1)
+        vectors = torch.cat([obs[key].flatten(1).float() for key in self._vectors], 1)
         return {**obs, self.key: self._message(vectors)}
 
 
-def speaker(kind: str, width: int, size: int, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """The function from observations `(N, width)` to messages `(N, size)`; equal arguments give equal functions.
+def message_function(kind: str, width: int, size: int, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """Create the function from observations `(N, width)` to messages `(N, size)`; equal arguments give equal functions.
 
-    Products are taken in double precision: the last digit of single ones may depend on the number of rows.
+    Products use double precision, because the last digit in single precision may depend on the number of rows.
     """
     if kind == "constant":
         return lambda vectors: vectors.new_zeros(len(vectors), size)
@@ -119,10 +118,10 @@ def speaker(kind: str, width: int, size: int, device: torch.device) -> Callable[
     sizes = (width, 64, 64, size)
     weights = [layer(a, b, 1 / math.sqrt(a)) for a, b in pairwise(sizes)]
 
-    def speak(vectors: Tensor) -> Tensor:
+    def message(vectors: Tensor) -> Tensor:
         hidden = vectors.double()
         for weight in weights[:-1]:
             hidden = nn.functional.relu(hidden @ weight)
         return SCALE * (hidden @ weights[-1]).tanh().float()
 
-    return speak
+    return message

@@ -1,9 +1,9 @@
-"""Decoder of skills: which of K codes a behaviour was conditioned on, and the bonus for telling it (Zhang et al. 2021).
+"""Skill decoder, which infers the code of a behavior, and its bonus (Zhang et al. 2021).
 
-A policy that sees a code z, one of K drawn alike, is a set of policies. Its behaviour depends on the code as much as
-the code can be told from what it does: the mutual information I(z; o, a) is at least the mean of
-`log q(z | o, a) + log K` for any decoder q (Barber and Agakov 2003). Paid as a reward it makes the codes different
-skills, as in DIAYN (Eysenbach et al. 2018).
+A policy conditioned on a code z, drawn uniformly from K codes, is a set of policies. The dependence of the behavior on
+the code is measured by the mutual information I(z; o, a), which is at least the mean of `log q(z | o, a) + log K` for
+any decoder q (Barber and Agakov 2003). As a reward it makes the codes distinct skills, as in DIAYN (Eysenbach et al.
+2018).
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class SkillDecoder(nn.Module):
         nn.init.zeros_(self.body[-1].bias)  # type: ignore[arg-type]
 
     def forward(self, behaviour: Tensor) -> Tensor:
-        """Logits of the codes; alike before anything is learnt."""
+        """Logits of the codes, initially uniform."""
         return self.body(self.normalizer.normalize(behaviour))
 
     def bonus(self, behaviour: Tensor, skill: Tensor) -> Tensor:
-        """`log q(z | o, a) + log K` `(B,)` of codes `(B,)`: 0 where q knows nothing, log K where it is certain."""
+        """`log q(z | o, a) + log K` `(B,)` of codes `(B,)`: 0 for a uniform q, log K for a certain one."""
         return _chosen(self(behaviour).log_softmax(-1), skill) + math.log(self.skills)
 
     def loss(self, behaviour: Tensor, skill: Tensor) -> Tensor:
-        """Cross-entropy `(B,)`, by which the decoder learns."""
+        """Cross-entropy loss `(B,)` of the decoder."""
         return -_chosen(self(behaviour).log_softmax(-1), skill)
 
 

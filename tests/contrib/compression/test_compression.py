@@ -108,7 +108,18 @@ def checkpoint(teacher, tmp_path, monkeypatch):
     return "teacher"
 
 
-QUICK = ["--updates", "30", "--final-updates", "200", "--population", "2", "--seen-episodes", "16", "--episodes", "8"]
+QUICK = [
+    "--updates",
+    "30",
+    "--final-updates",
+    "200",
+    "--population",
+    "2",
+    "--teacher-episodes",
+    "16",
+    "--episodes",
+    "8",
+]
 QUICK += ["--report-episodes", "16", "--removal-rounds", "1", "--shrink-rounds", "1", "--json"]
 
 
@@ -164,7 +175,7 @@ def test_an_interrupted_search_goes_on_without_training_again(checkpoint, capsys
     words = ["compress", checkpoint, "--out", "small", *QUICK, "--search", "random", "--shrink-rounds", "2"]
     monkeypatch.setattr(compression, "distil", counted)
     assert main(words) == 130 and len(trained) == 2
-    assert main(words) == 2 and "go on with --resume" in capsys.readouterr().err
+    assert main(words) == 2 and "continue with --resume" in capsys.readouterr().err
     assert main([*words, "--resume", "--updates", "31"]) == 2 and "another updates" in capsys.readouterr().err
     again: list = []
     monkeypatch.setattr(compression, "distil", lambda s, *a, **k: again.append(widths_of_config(s)) or real(s, *a, **k))
@@ -178,11 +189,11 @@ def test_an_interrupted_search_goes_on_without_training_again(checkpoint, capsys
         (["--max-parameters", "3"], "No student has at most 3 parameters"),
         (["--removal-rounds", "0", "--shrink-rounds", "0"], "A search needs rounds"),
         (["--noise", "-1"], "--noise must be 0 or larger"),
-        (["--seen-seed", "30000"], "must not overlap"),
-        (["--resume"], "There is no search to go on with"),
+        (["--teacher-seed", "30000"], "must not overlap"),
+        (["--resume"], "There is no search to resume"),
         (["--out", "teacher"], "exists already"),
         (["--out", "teacher", "--overwrite"], "is the input"),
-        (["--resume", "--overwrite"], "leave one of them out"),
+        (["--resume", "--overwrite"], "pass only one of them"),
         (["--widths", "8", "--episodes", "4"], "has no effect with --widths"),
     ],
 )

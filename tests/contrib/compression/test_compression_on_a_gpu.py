@@ -8,6 +8,6 @@ from gpu_commands import check_plays_on_a_gpu, policies
 
 def test_a_smaller_network_plays_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with policies(tmp_path, ("gaussian",)) as folder:
-        sizes = ["--widths", "4", "--seen-episodes", "2", "--final-updates", "2"]
+        sizes = ["--widths", "4", "--teacher-episodes", "2", "--final-updates", "2"]
         words = ["compress", "runs/gaussian/checkpoints/last", *sizes]
         check_plays_on_a_gpu(words, folder, tmp_path / "found", monkeypatch)

@@ -118,7 +118,7 @@ def test_the_critic_says_which_action_is_preferred(better: float, share: float) 
     algorithm.critic.min_q = min_q  # type: ignore[method-assign]
     algorithm.policy.mode = lambda obs: -lean(obs).sign()  # type: ignore[method-assign]
     assert bool(prior.abs().max() <= 1)
-    assert algorithm.update(played())["mask/preferred"] == share
+    assert algorithm.update(played())["mask/policy_preferred_fraction"] == share
 
 
 def successes(prior: str) -> int:

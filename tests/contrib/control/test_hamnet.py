@@ -117,7 +117,7 @@ def test_parts_that_the_simulator_does_not_know_are_refused() -> None:
     algorithm = learner(terms=("energy",))
     with pytest.raises(UserError, match=r"'energy'.*success"):
         algorithm.update(played(algorithm))
-    with pytest.raises(UserError, match="twice"):
+    with pytest.raises(UserError, match="duplicates"):
         HAMNetConfig(terms=("a", "a"))
 
 

@@ -135,7 +135,7 @@ def test_what_it_cannot_do_is_refused() -> None:
         ({"factor": 1}, "factor > 1"),
         ({"min_switch_interval": -1}, "min_switch_interval must be at least 0"),
         ({"num_min_qs": 1}, "'optimistic_ac' bootstraps from all members"),
-        ({"backup_entropy": False}, "backup_entropy does nothing"),
+        ({"backup_entropy": False}, "backup_entropy=false has no effect"),
     )
     for settings, reason in refused:
         with pytest.raises(UserError, match=reason):

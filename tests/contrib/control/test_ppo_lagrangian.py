@@ -170,7 +170,7 @@ def test_costs_that_are_none_are_refused() -> None:
         algorithm.update(replace(batch, terms={"energy": -batch.terms["energy"]}))
     with pytest.raises(UserError, match=r"'energy'.*success"):
         algorithm.update(replace(batch, terms={"success": batch.terms["energy"]}))
-    with pytest.raises(UserError, match="as many numbers"):
+    with pytest.raises(UserError, match="one number for each"):
         PPOLagrangianConfig(costs=("a",), limits=())
     with pytest.raises(UserError, match="must not be negative"):
         PPOLagrangianConfig(costs=("a",), limits=(-1.0,))

@@ -120,14 +120,14 @@ def test_on_a_grid_pushed_play_has_the_sampling_error_that_was_measured_for_the_
 def test_a_push_is_as_large_as_the_gap() -> None:
     learner: PROPS = algorithm(num_kept_batches=2)
     learner.policy = GaussianPolicy(GaussianConfig(), PolicySpec({"state": (3,)}, 2))
-    learner.player = copy.deepcopy(learner.policy)
+    learner.behavior_policy = copy.deepcopy(learner.policy)
     mean, _ = learner.policy.distribution(constant(1))
     for share in (0.05, 0.2):
         raw = mean.detach() + torch.randn(4000, 1, 2)
         raw = raw - raw.mean(0) + mean.detach()[0] + share / 2  # the kept are this far off
         learner.kept_batches = [tools.rollout_of(constant(4000), {"raw": raw}, 4)]
         learner._update_behavior_policy(2000)
-        moved = learner.player.distribution(constant(1))[0] - mean
+        moved = learner.behavior_policy.distribution(constant(1))[0] - mean
         torch.testing.assert_close(moved.detach(), torch.full((1, 1, 2), -share), rtol=0.5, atol=0.02)
 
 
@@ -135,14 +135,14 @@ def test_the_copy_is_held_by_the_divergence_of_the_policy_from_it() -> None:
     settings = BehaviourConfig(lr=0.03, steps=5, bound=0.9, kl_coef=0.01, target_kl=10.0)
     learner: PROPS = algorithm(num_kept_batches=2, behaviour=settings)
     learner.policy = GaussianPolicy(GaussianConfig(hidden=()), PolicySpec({"state": (3,)}, 2))
-    learner.player = copy.deepcopy(learner.policy)
+    learner.behavior_policy = copy.deepcopy(learner.policy)
     raw = learner.policy.sample(constant(20_000), generator=learner.generator).record["raw"]
     learner.kept_batches = [tools.rollout_of(constant(20_000), {"raw": raw}, 4)]
     learner._update_behavior_policy(5000)
     with torch.no_grad():
         policy, pushed = (
             Normal(mean, log_std.exp())
-            for mean, log_std in (net.distribution(constant(1)) for net in (learner.policy, learner.player))
+            for mean, log_std in (net.distribution(constant(1)) for net in (learner.policy, learner.behavior_policy))
         )
     forward, reverse = (float(kl_divergence(*pair).sum()) for pair in ((policy, pushed), (pushed, policy)))
     assert forward > 1.2 * reverse
@@ -205,7 +205,7 @@ def test_the_copy_plays_stays_near_the_policy_and_leaves_it_alone() -> None:
     assert len(learner.pushes) == 2  # every 8 of 16 decisions
     assert all(0 < kl <= 0.02 for kl in learner.pushes)
     assert all(torch.equal(a, b) for a, b in zip(before, learner.policy.parameters(), strict=True))
-    assert any(not torch.equal(a, b) for a, b in zip(before, learner.player.parameters(), strict=True))
+    assert any(not torch.equal(a, b) for a, b in zip(before, learner.behavior_policy.parameters(), strict=True))
     assert 0 < learner.update(rollout)["behaviour/kl"] <= 0.02
 
 

@@ -171,7 +171,7 @@ def test_a_later_action_knows_the_earlier_ones() -> None:
     policy = sequence()
     obs = {"state": torch.zeros(2, 1, 1)}
     record = {"raw": torch.tensor([[[-1.0], [0.3], [0.2]], [[1.0], [0.3], [0.2]]])}
-    mean, _ = policy._followed(policy.encoder(obs), record["raw"])
+    mean, _ = policy._teacher_forced(policy.encoder(obs), record["raw"])
     assert torch.equal(mean[0, 0], mean[1, 0]) and not torch.equal(mean[0, 1], mean[1, 1])
 
 

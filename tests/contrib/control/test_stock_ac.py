@@ -268,7 +268,7 @@ def test_what_does_not_fit_is_refused() -> None:
         QuantileQ(CriticConfig(bins=5), policy(), quantiles=4)
     for gamma, message in (
         (1.0, r"wrappers\.stock\.discount must lie in \(0, 1\)"),
-        (0.5, "near enough to 1 for 40 steps"),
+        (0.5, "closer to 1 for 40 steps"),
     ):
         with pytest.raises(UserError, match=message):
             make_sim("toy/point_mass", SimOptions(num_envs=1, wrappers=(WrapperSpec("stock", {"discount": gamma}),)))

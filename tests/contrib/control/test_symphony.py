@@ -22,7 +22,7 @@ from robopolicy.contrib.control.symphony import (
     rising_gain,
     symmetric_loss,
 )
-from robopolicy.contrib.control.symphony_policy import SwaddledConfig, SwaddledPolicy
+from robopolicy.contrib.control.symphony_policy import SymphonyPolicy, SymphonyPolicyConfig
 from robopolicy.contrib.control.weighted_quantile_q import WeightedQuantileQ
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import ReplaySampleSpec
@@ -32,8 +32,8 @@ from robopolicy.errors import UserError
 SMALL = CriticConfig(members=3, hidden=(32, 32), activation="relu", layer_norm=False)
 
 
-def swaddled() -> SwaddledPolicy:
-    policy = SwaddledPolicy(SwaddledConfig(hidden=(32, 32), activation="relu", normalization="minmax"), SPEC)
+def swaddled() -> SymphonyPolicy:
+    policy = SymphonyPolicy(SymphonyPolicyConfig(hidden=(32, 32), activation="relu", normalization="minmax"), SPEC)
     policy.fit_normalizer(STATISTICS)
     return policy
 

@@ -133,9 +133,9 @@ def test_what_does_not_fit_is_refused() -> None:
         TSCAC(TSCACConfig(), flow(), total_updates=1)
     with pytest.raises(UserError, match="auxiliary reward"):
         TSCACConfig(aux_rewards=("beauty",))
-    with pytest.raises(UserError, match="different names"):
+    with pytest.raises(UserError, match="distinct names"):
         TSCACConfig(aux_rewards=("control_cost", "control_cost"))
-    with pytest.raises(UserError, match=r"one chunk at a time; leave algorithm.n_step=0, got 5"):
+    with pytest.raises(UserError, match=r"single chunks; leave algorithm.n_step=0, got 5"):
         TSCACConfig(n_step=5)
     with pytest.raises(UserError, match="stage1_fraction"):
         TSCACConfig(stage1_fraction=1.0)

@@ -98,5 +98,5 @@ def test_a_restored_sampler_plays_the_same_rollout_and_vines() -> None:
 def test_a_backend_without_a_state_is_refused(monkeypatch) -> None:
     sim = chunked()
     monkeypatch.setattr(type(sim.sim), "state_dict", VectorSim.state_dict)
-    with pytest.raises(UserError, match="cannot save its state"):
+    with pytest.raises(UserError, match="backend that saves its state"):
         VineSampler(sim, decisions=5, branch_points=1, branches=2)

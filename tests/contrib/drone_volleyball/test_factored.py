@@ -131,9 +131,9 @@ def test_nearness_is_highest_at_the_target_whatever_its_sign(target: float):
     ("make", "message"),
     [
         (lambda: Parameter("gain", 2.0, 1.0), "Parameter 'gain' needs low < high"),
-        (lambda: Parameter("gain", 0.0, 1.0, log=True), "low > 0 where log"),
+        (lambda: Parameter("gain", 0.0, 1.0, log=True), "low > 0 with log"),
         (lambda: nearness(1.0, 0.0), "must not be 0"),
-        (lambda: FactoredAgents([]), "at least one group"),
+        (lambda: FactoredAgents([]), "one or more nonempty groups"),
         (lambda: FactoredAgents([[Parameter(str(i), 0.0, 1.0, 9) for i in range(4)]]), "fewer levels"),
     ],
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from robopolicy.contrib.drone_volleyball.court import LANDED, THROTTLE_STEP, VolleyTask, recall
+from robopolicy.contrib.drone_volleyball.court import LANDED, THROTTLE_STEP, VolleyTask, memory_of
 from robopolicy.contrib.drone_volleyball.drills import MARK_RADIUS, Bump, Hit, Pass
 from robopolicy.contrib.drone_volleyball.flight import Reference, along, bounce, fall_time, paddle_for, smooth, throw
 from robopolicy.contrib.drone_volleyball.juggler import GO, HOVER, SWING, Juggler, at_rest, select
@@ -122,11 +122,11 @@ def test_a_hovering_drone_stays_where_it_is():
 
 def test_throttles_follow_with_the_lag_of_the_rotors():
     sim = placed(Bump, ball=(3.0, 0.0, 4.0))
-    start = recall(sim.state())["throttle"].copy()
+    start = memory_of(sim.state())["throttle"].copy()
     sim.step(torch.ones(1, 4))
     sim.step(torch.ones(1, 4))
     left = (1 - THROTTLE_STEP) ** 2 * (1 - start)
-    np.testing.assert_allclose(1 - recall(sim.state())["throttle"], left)
+    np.testing.assert_allclose(1 - memory_of(sim.state())["throttle"], left)
 
 
 @pytest.mark.parametrize("drop", [0.5, 1.0, 2.0])
@@ -137,7 +137,7 @@ def test_a_ball_leaves_a_paddle_with_four_fifths_of_its_speed(drop: float):
     for _ in range(60):
         sim.step(hover(sim))
         position, velocity = task_of(sim).ball(sim.state())
-        if recall(sim.state())["bumps"][0] and not recall(sim.state())["touching"][0]:
+        if memory_of(sim.state())["bumps"][0] and not memory_of(sim.state())["touching"][0]:
             top = position[0, 2] + max(velocity[0, 2], 0.0) ** 2 / (2 * GRAVITY)
             break
     share = np.sqrt((top - 2.0 - PADDLE_TOP - BALL_RADIUS) / drop)
@@ -341,7 +341,7 @@ def test_a_skill_can_be_replaced_and_strangers_are_refused():
 
     Juggler(skills={"go": lazy})(sim, {})
     assert isinstance(asked[0].state, BatchState)
-    with pytest.raises(UserError, match="skills hover, go, swing, not serve"):
+    with pytest.raises(UserError, match="skills hover, go, swing, got serve"):
         Juggler(skills={"serve": lazy})
     with pytest.raises(UserError, match="needs a volley task"):
         get_task("volley/bump").require_expert()()(make_sim("toy/point_mass"), {})

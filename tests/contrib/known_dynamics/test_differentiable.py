@@ -68,10 +68,10 @@ def test_a_hanging_pole_rests_and_an_upright_one_falls() -> None:
     hanging = torch.tensor([[0.0, np.pi, 0.0, 0.0]])
     assert dynamics.step(hanging, still, still).state.allclose(hanging, atol=1e-5)
     state = torch.tensor([[0.0, 0.1, 0.0, 0.0]])
-    assert bool(dynamics.solved(state))
+    assert bool(dynamics.is_success(state))
     for _ in range(20):
         state = dynamics.step(state, still, still).state
-    assert float(state[0, 1]) > 1.0 and not bool(dynamics.solved(state))
+    assert float(state[0, 1]) > 1.0 and not bool(dynamics.is_success(state))
 
 
 def test_the_pole_is_drawn_where_it_points() -> None:

@@ -117,7 +117,7 @@ def test_supposed_states_are_the_targets_and_nothing_is_foreseen() -> None:
         seen.append(obs)
         return torch.tensor([[[40.0, 20.0]]])
 
-    unroll(Scenarios(dynamics, state, noise), decide, step=dynamics.suppose)
+    unroll(Scenarios(dynamics, state, noise), decide, step=dynamics.step_to_target)
     assert torch.equal(seen[0]["state"][:, 0], state[:, :2]) and seen[5]["state"].flatten().tolist() == [40.0, 20.0]
     assert torch.equal(seen[5]["disturbance"][:, 0], noise[:, 4])  # that of the coming step
     assert seen[6]["clock"].item() == pytest.approx(0.5)

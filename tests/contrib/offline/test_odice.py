@@ -178,7 +178,7 @@ def test_the_largest_return_sets_the_unit_of_rewards() -> None:
     other = odice(seed=1)
     other.load_state_dict(algorithm.state_dict())
     assert other.reward_scale == 25.0
-    with pytest.raises(UserError, match="earns anything"):
+    with pytest.raises(UserError, match="have return 0"):
         algorithm.attach_dataset(replace(episodes, arrays=arrays | {"reward": np.zeros(5)}))
     with pytest.raises(UserError, match="no 'reward'"):
         algorithm.attach_dataset(replace(episodes, arrays={key: arrays[key] for key in ("state", "action")}))

@@ -179,10 +179,10 @@ def test_what_cannot_guide_is_refused():
     model = white()
     other = Line(1.0)
     other.spec = PolicySpec({"goal": (2,)}, 1)
-    with pytest.raises(UserError, match=r"sees 'goal' of shape \(2,\), but segments hold nothing"):
+    with pytest.raises(UserError, match=r"observes 'goal' \(2,\), but segments contain nothing"):
         PolicyPull(model, other, PolicyGuidance())
     other.spec = PolicySpec({"state": (1,)}, 3)
-    with pytest.raises(UserError, match="plays 3 numbers, but segments have 1"):
+    with pytest.raises(UserError, match="have 3 dimensions, but segments have 1"):
         PolicyPull(model, other, PolicyGuidance())
     with pytest.raises(UserError, match="strength must not be negative"):
         PolicyGuidance(strength=-1.0)
@@ -234,7 +234,7 @@ def test_datasets_without_rewards_or_with_pictures_are_refused():
     with pytest.raises(UserError, match="no 'reward'"):
         TransitionLayout.of(poor)
     seen = replace(episodes, arrays={**episodes.arrays, "image.top": np.zeros((4, 3, 8, 8), np.uint8)})
-    with pytest.raises(UserError, match=r"shows \['image.top'\]"):
+    with pytest.raises(UserError, match=r"contains \['image.top'\]"):
         TransitionLayout.of(seen)
 
 

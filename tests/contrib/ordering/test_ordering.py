@@ -116,22 +116,22 @@ def test_the_command_trains_and_reports(tmp_path, capsys):
     assert load_visits(tmp_path / "visits").config.width == 16
     with pytest.raises(SystemExit):
         main(["visits", "--help"])
-    assert "nearest neighbour (below 1 is better)" in " ".join(capsys.readouterr().out.split())
+    assert "nearest neighbour heuristic (below 1 is better)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_what_cannot_be_ordered_is_refused(network, tmp_path):
     points, start, _ = instances(rows=1, count=13)
     with pytest.raises(UserError, match="13 visits are too many"):
         order_visits(points, start)
-    with pytest.raises(UserError, match=r"start and end \(d,\) or \(B, d\), found"):
+    with pytest.raises(UserError, match=r"start and end \(d,\) or \(B, d\), got"):
         order_visits(points, start[0])
     with pytest.raises(UserError, match="finite coordinates"):
         order_visits(points * torch.nan, start, policy=network)
-    with pytest.raises(UserError, match="points of 2 coordinates, found 3"):
+    with pytest.raises(UserError, match="points of 2 coordinates, got 3"):
         order_visits(torch.rand(1, 4, 3), torch.rand(1, 3), policy=network)
     with pytest.raises(UserError, match="2 to 12 visits"):
         train_visits(VisitConfig(), visits=13)
     with pytest.raises(UserError, match="at least 1"):
         VisitConfig(layers=0)
-    with pytest.raises(UserError, match="holds no network for visits"):
+    with pytest.raises(UserError, match="is not a network for visits"):
         load_visits(tmp_path)

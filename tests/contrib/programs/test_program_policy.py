@@ -11,9 +11,9 @@ import torch
 
 from robopolicy.cli.main import main
 from robopolicy.contrib.programs.program import ProgramConfig, ProgramPolicy
-from robopolicy.contrib.programs.refine import PythonChanges, TextProposer, last_block, python_briefing, written_by
-from robopolicy.contrib.programs.sandbox import Answerer
-from robopolicy.contrib.programs.search import ProgramSearch, Trial, refine
+from robopolicy.contrib.programs.refine import PythonMutation, TextProposer, last_block, python_briefing, written_by
+from robopolicy.contrib.programs.sandbox import SandboxWorker
+from robopolicy.contrib.programs.search import ProgramSearch, ScoredProgram, refine
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import ExpertActor
 from robopolicy.evaluation.harness import evaluate
@@ -41,7 +41,7 @@ def robot(source, **settings):
 def acted(source, rows=2, **settings):
     policy = robot(source, **settings)
     state = torch.arange(2.0 * rows).view(rows, 1, 2)
-    return policy.act({"state": state})[:, 0].tolist(), policy.take_faults()
+    return policy.act({"state": state})[:, 0].tolist(), policy.take_errors()
 
 
 def test_a_program_is_a_policy_of_the_newest_observation():
@@ -98,14 +98,14 @@ def test_a_program_that_hangs_three_times_is_not_asked_again():
     policy = robot("def act(obs):\n    while True: pass", seconds=0.3)
     for _ in range(5):
         policy.act({"state": torch.zeros(1, 1, 2)})
-    assert policy.faults == ["timed out"] * 3
+    assert policy.errors == ["timed out"] * 3
 
 
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
-        ("x = 1\ndef act(", r"is no Python: line 2: '\(' was never closed"),
-        ("def act(obs): pass\nreturn 1", "is no Python: line 2: 'return' outside function"),
+        ("x = 1\ndef act(", r"is not valid Python: line 2: '\(' was never closed"),
+        ("def act(obs): pass\nreturn 1", "is not valid Python: line 2: 'return' outside function"),
         ("def act(obs):\n    import os", r"may not import os \(line 2\); it may import math, "),
         ("from . import x\ndef act(obs): pass", r"may not import \. \(line 1\)"),
         ("x = 1", "needs a function 'act'"),
@@ -117,14 +117,14 @@ def test_what_is_no_program_is_refused(source, complaint):
         robot(source)
 
 
-def test_an_answerer_starts_again_after_a_breakdown():
-    answerer = Answerer("def f(x):\n    while x:\n        pass\n    return [1]", "f")
-    answerer.seconds = 0.5
+def test_an_worker_starts_again_after_a_breakdown():
+    worker = SandboxWorker("def f(x):\n    while x:\n        pass\n    return [1]", "f")
+    worker.seconds = 0.5
     with pytest.raises(RuntimeError, match="timed out"):
-        answerer.ask([True])
-    assert answerer.ask([False, False]) == [([1], ""), ([1], "")]
-    answerer.close()
-    answerer.close()
+        worker.call([True])
+    assert worker.call([False, False]) == [([1], ""), ([1], "")]
+    worker.close()
+    worker.close()
 
 
 def test_a_program_talks_in_messages():
@@ -153,7 +153,7 @@ def test_chance_repairs_two_exchanged_texts():
                 found.append((0.0, str(error)))
         return found
 
-    search = ProgramSearch([WRONG], PythonChanges(robot), population=8, seed=1)
+    search = ProgramSearch([WRONG], PythonMutation(robot), population=8, seed=1)
     assert refine(search, judge, 12).score == 4.0 and search.curve[0] == 2.0
 
 
@@ -166,11 +166,11 @@ def test_a_model_hears_scores_feedback_and_refusals():
 
     briefing = python_briefing("text/grid", {}, (), text=True)
     proposer = TextProposer(write, briefing, lambda text: ProgramPolicy(ProgramConfig(source=text), GRID))
-    best, rng = [Trial(WRONG, 0.25, "success in 4 of 16 episodes")], np.random.default_rng(0)
+    best, rng = [ScoredProgram(WRONG, 0.25, "success in 4 of 16 episodes")], np.random.default_rng(0)
     assert proposer.propose(best, rng) is None
     assert proposer.propose(best, rng) == RIGHT.strip()
     assert "scored 0.25; success in 4 of 16 episodes" in asked[0] and WRONG.strip() in asked[0]
-    assert "could not be played: The program is no Python" in asked[1]
+    assert "could not be run: The program is not valid Python" in asked[1]
 
 
 def test_a_plan_comes_before_the_program_where_it_is_asked_for():
@@ -231,20 +231,20 @@ def test_a_tree_is_improved_from_the_command_line_and_goes_on(capsys, tmp_path, 
     assert run(capsys, *words, "--rounds", "2", "--resume")[0] == 0
     longer = json.loads((tmp_path / "out/search.json").read_text())["search"]
     assert longer["trials"][: len(record["trials"])] == record["trials"] and len(longer["curve"]) == 3
-    assert "begun with seed 20000, now it is 7" in run(capsys, *words, "--rounds", "3", "--resume", "--seed", "7")[2]
+    assert "has seed 20000, but 7 is given" in run(capsys, *words, "--rounds", "3", "--resume", "--seed", "7")[2]
     assert main(["verify", "out"]) == 0
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["tree.json"], "Which task? the program names none"),
-        (["tree.txt", "--task", "toy/point_mass"], "A program is a behaviour tree (.json) or Python (.py)"),
+        (["tree.json"], "The task is ambiguous: the program names none"),
+        (["tree.txt", "--task", "toy/point_mass"], "A program must be a behavior tree (.json) or Python (.py)"),
         (["gone.json", "--task", "toy/point_mass"], "gone.json cannot be read"),
         (["tree.json", "--task", "toy/point_mass", "--skills", "a"], "--skills takes NAME=CKPT"),
         (
             ["act.py", "--task", "toy/point_mass", "--default-action", "1"],
-            "--skills and --default-action are for behaviour trees",
+            "--skills and --default-action are for behavior trees",
         ),
         (["tree.json", "--task", "toy/point_mass", "--resume"], "There is no search to resume"),
         (["tree.json", "--task", "toy/point_mass", "--seed", "30000"], "must not overlap"),

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from robopolicy.contrib.programs.search import WORST, ProgramSearch, TreeChanges, refine
+from robopolicy.contrib.programs.search import WORST, ProgramSearch, TreeMutation, refine
 from robopolicy.errors import UserError
 
 START = json.dumps({"kind": "action", "control": ["0.1"], "until": "x[0] > 1"})
@@ -60,7 +60,7 @@ def test_a_search_that_was_killed_goes_on_to_the_same_result(tmp_path):
     second = new_search()
     refine(second, judge, 8, record, {"task": "t"})
     assert second.state_dict() == whole.state_dict()
-    with pytest.raises(UserError, match="begun with task 't', now it is 'other'"):
+    with pytest.raises(UserError, match="has task 't', but 'other' is given"):
         refine(new_search(), judge, 9, record, {"task": "other"})
 
 
@@ -81,7 +81,7 @@ def test_a_score_that_is_no_number_is_the_worst_and_the_shorter_of_equals_is_bet
     assert search.best.program == "short" and search.trials[2].score == WORST
     with pytest.raises(UserError, match="population and parents of at least 1"):
         ProgramSearch([], Digits(), population=0)
-    with pytest.raises(UserError, match="No program has been tried"):
+    with pytest.raises(UserError, match="No program has been evaluated"):
         _ = ProgramSearch([], Digits()).best
 
 
@@ -98,5 +98,5 @@ def test_changes_of_trees_find_a_number_by_its_score_alone():
         if set(json.loads(program)["control"]) & {"0"}:
             raise UserError("no")
 
-    search = ProgramSearch([START], TreeChanges(accept), population=8, seed=0)
+    search = ProgramSearch([START], TreeMutation(accept), population=8, seed=0)
     assert refine(search, far, 25).score > -0.05

@@ -1,4 +1,4 @@
-"""Programs of a model cannot wait, grow, write, connect or import."""
+"""Programs of a model cannot wait, make_tree_policy, write, connect or import."""
 
 import os
 

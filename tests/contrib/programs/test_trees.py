@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from robopolicy.contrib.programs.tree import TreePolicy, grow
+from robopolicy.contrib.programs.tree import TreePolicy, make_tree_policy
 from robopolicy.contrib.programs.trees.expressions import parse_formula
-from robopolicy.contrib.programs.trees.mutation import changed
+from robopolicy.contrib.programs.trees.mutation import mutate
 from robopolicy.contrib.programs.trees.nodes import FAILURE, RUNNING, SUCCESS, parse_tree, read_tree
-from robopolicy.contrib.programs.trees.outline import outline
+from robopolicy.contrib.programs.trees.outline import to_text
 from robopolicy.errors import UserError
 from robopolicy.nets.recurrent import RecurrentConfig
 from robopolicy.policies.base import PolicySpec
@@ -61,7 +61,7 @@ def states(rows=16, seed=0):
 
 def played(tree, steps):
     """Actions of a tree without skills along `steps` states of one row."""
-    policy, memory, found = grow(read_tree(tree), {}, SPEC), None, []
+    policy, memory, found = make_tree_policy(read_tree(tree), {}, SPEC), None, []
     for state in steps:
         obs = {"state": torch.tensor(state).view(1, 1, 3)}
         if policy.spec.hidden_dim:
@@ -91,15 +91,15 @@ def test_formulas_compute_what_they_say(text, expected):
     ("text", "complaint"),
     [
         ("goal[0] > 1", "reads 'goal'"),
-        ("state[3] > 1", "chooses nothing"),
+        ("state[3] > 1", "selects nothing"),
         ("state[0:2] > 1", "compares vectors"),
         ("state[0:2] + state", "combines 2 and 3 numbers"),
-        ("state[0] and state[1]", "takes 'state[0]' for true or false"),
+        ("state[0] and state[1]", "uses 'state[0]' as a boolean"),
         ("(state[0] > 1) + 1", "computes with"),
         ("__import__('os')", "not in the language"),
         ("state.mean()", "not in the language"),
         ("norm(state, state)", "calls norm with 2 arguments"),
-        ("state[state[0]]", "index that is no whole number"),
+        ("state[state[0]]", "index that is not an integer"),
         ("[]", "empty list"),
     ],
 )
@@ -119,22 +119,22 @@ def test_formulas_that_cannot_be_computed_are_refused(text, complaint):
         ({**GO, "skill": "go"}, "either 'skill' or 'control'"),
         ({**GO, "until": 3}, "A formula is a text"),
         ({**GO, "resume": True}, "it may have control, limit"),
-        ({**GO, "limit": -1}, "it counts decisions"),
+        ({**GO, "limit": -1}, "set a number of decisions"),
         ({"kind": "sequence", "children": [GO] * 300}, "at most 256 nodes"),
-        ({**GO, "control": ["1"]}, "has 1 numbers, but there are 2 to set"),
-        ({**GO, "control": ["state[0] > 0", "1"]}, "needs numbers in place of"),
-        ({**GO, "until": "state[0]"}, "needs a comparison in place of"),
+        ({**GO, "control": ["1"]}, "has 1 numbers, but an action has 2"),
+        ({**GO, "control": ["state[0] > 0", "1"]}, "needs numbers, got"),
+        ({**GO, "until": "state[0]"}, "needs a comparison, got"),
         ({"kind": "action", "skill": "fly"}, "calls the skill 'fly'"),
     ],
 )
 def test_trees_that_cannot_be_played_are_refused(tree, complaint):
     with pytest.raises(UserError) as refused:
-        grow(read_tree(tree), {}, SPEC)
+        make_tree_policy(read_tree(tree), {}, SPEC)
     assert complaint in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_text_that_is_no_json_is_refused():
-    with pytest.raises(UserError, match="is no JSON"):
+    with pytest.raises(UserError, match="is not valid JSON"):
         parse_tree("{")
 
 
@@ -179,7 +179,7 @@ def test_a_batched_tick_is_a_plain_tick_of_every_row():
     rng, obs = np.random.default_rng(0), states()
     for _ in range(25):
         plain = random_tree(rng)
-        policy = grow(read_tree(plain), {}, SPEC)
+        policy = make_tree_policy(read_tree(plain), {}, SPEC)
         tick, chunk = policy.tick(obs), policy.act(obs)
         for row, state in enumerate(obs["state"][:, 0].tolist()):
             statuses: dict[int, int] = {}
@@ -192,7 +192,7 @@ def test_a_batched_tick_is_a_plain_tick_of_every_row():
 
 def test_ticks_repeat_and_rows_do_not_depend_on_each_other():
     tree = {"kind": "selector", "children": [{"kind": "condition", "holds": "state[0] > 0"}, {**GO, "limit": 2}, STOP]}
-    policy, obs = grow(read_tree(tree), {}, SPEC), states()
+    policy, obs = make_tree_policy(read_tree(tree), {}, SPEC), states()
     obs["memory"] = torch.randint(0, 4, (16, 1, 1), generator=torch.Generator().manual_seed(1)).float()
     chunk, memory = policy.act(obs), policy.next_hidden(obs)
     assert torch.equal(policy.act(obs), chunk) and torch.equal(policy.next_hidden(obs), memory)
@@ -219,16 +219,18 @@ def test_resume_goes_on_with_the_running_child_and_reactive_nodes_begin_again():
 
 def test_what_plays_when_no_action_was_ticked_is_rest():
     tree = read_tree({"kind": "condition", "holds": "state[0] > 5"})
-    assert grow(tree, {}, SPEC).act(states(2))[:, 0].tolist() == [[0.0, 0.0]] * 2
-    assert torch.allclose(grow(tree, {}, SPEC, rest=(0.5, -1.0)).act(states(2))[0, 0], torch.tensor([0.5, -1.0]))
+    assert make_tree_policy(tree, {}, SPEC).act(states(2))[:, 0].tolist() == [[0.0, 0.0]] * 2
+    assert torch.allclose(
+        make_tree_policy(tree, {}, SPEC, rest=(0.5, -1.0)).act(states(2))[0, 0], torch.tensor([0.5, -1.0])
+    )
     with pytest.raises(UserError, match="rest has 1 numbers"):
-        grow(tree, {}, SPEC, rest=(0.5,))
+        make_tree_policy(tree, {}, SPEC, rest=(0.5,))
 
 
 @pytest.mark.parametrize("make", [gaussian, flow, recurrent])
 def test_a_tree_with_one_leaf_equals_that_policy(make):
     skill = make()
-    policy, obs = grow(read_tree({"kind": "action", "skill": "only"}), {"only": skill}), states()
+    policy, obs = make_tree_policy(read_tree({"kind": "action", "skill": "only"}), {"only": skill}), states()
     assert policy.spec == skill.spec
     if skill.spec.hidden_dim:
         obs["memory"] = torch.rand(16, 1, 4)
@@ -244,15 +246,15 @@ def test_a_tree_with_one_leaf_equals_that_policy(make):
 def test_swapping_a_leaf_changes_what_it_plays_and_nothing_else():
     branch = {"kind": "action", "skill": "left", "until": "state[0] > 0"}
     tree = read_tree({"kind": "selector", "children": [{"kind": "sequence", "children": [branch, STOP]}]})
-    policy, obs = grow(tree, {"left": gaussian(0)}), states()
+    policy, obs = make_tree_policy(tree, {"left": gaussian(0)}), states()
     other = policy.with_skill("left", gaussian(1))
     assert other.config.tree == policy.config.tree and torch.equal(other.tick(obs).statuses, policy.tick(obs).statuses)
     swapped = (policy.act(obs, deterministic=True) != other.act(obs, deterministic=True)).flatten(1).any(1)
     assert torch.equal(swapped, policy.tick(obs).action == 0)
     with pytest.raises(UserError, match="no skill 'right'"):
         policy.with_skill("right", gaussian(1))
-    with pytest.raises(UserError, match="must agree about the number of actions"):
-        grow(
+    with pytest.raises(UserError, match="must agree on the number of actions"):
+        make_tree_policy(
             read_tree({"kind": "selector", "children": [{"kind": "action", "skill": s} for s in "ab"]}),
             {"a": gaussian(), "b": gaussian(action_dim=3)},
         )
@@ -260,7 +262,7 @@ def test_swapping_a_leaf_changes_what_it_plays_and_nothing_else():
 
 def test_each_skill_keeps_its_own_chunks_and_the_tree_takes_the_shortest():
     turns = [{"kind": "action", "skill": name, "until": "state[0] > 0"} for name in ("slow", "quick")]
-    policy = grow(read_tree({"kind": "sequence", "children": turns}), {"slow": flow(), "quick": gaussian()})
+    policy = make_tree_policy(read_tree({"kind": "sequence", "children": turns}), {"slow": flow(), "quick": gaussian()})
     assert (policy.spec.horizon, policy.spec.action_horizon) == (1, 1) and policy.nfe == 3
     assert policy.act(states(3)).shape == (3, 1, 2)
 
@@ -270,17 +272,17 @@ def test_the_memory_of_a_skill_begins_anew_with_its_turn():
         {"kind": "selector", "children": [{"kind": "action", "skill": "r", "unless": "state[0] < 0"}, STOP]}
     )
     skill = recurrent()
-    policy = grow(tree, {"r": skill})
+    policy = make_tree_policy(tree, {"r": skill})
     obs = {"state": torch.tensor([[[1.0, 0, 0]], [[-1.0, 0, 0]]]), "memory": torch.rand(2, 1, 4)}
     after = policy.next_hidden(obs)
     assert torch.equal(after[0], skill.next_hidden(obs)[0]) and (after[1] == 0).all()
-    with pytest.raises(UserError, match="This tree remembers"):
+    with pytest.raises(UserError, match="This tree is recurrent"):
         policy.act({"state": obs["state"]})
 
 
 def test_a_tree_is_one_artefact_with_its_skills(tmp_path):
     tree = read_tree({"kind": "selector", "children": [{"kind": "action", "skill": "a", "limit": 2}, STOP]})
-    policy = grow(tree, {"a": flow(), "unused": gaussian()})
+    policy = make_tree_policy(tree, {"a": flow(), "unused": gaussian()})
     assert set(policy.skills) == {"a"}
     obs = states(4) | {"memory": torch.zeros(4, 1, 1)}
     save_checkpoint(tmp_path / "tree", policy, task="toy/point_mass", obs_sample=obs)
@@ -297,7 +299,7 @@ def test_an_exported_tree_remembers_as_torch_does(tmp_path):
     from robopolicy.deploy.export import TaskMetadata, export_bundle
 
     tree = {"kind": "sequence", "resume": True, "children": [{**GO, "until": "norm(state) > 1"}, {**STOP, "limit": 2}]}
-    policy = grow(read_tree(tree), {}, SPEC)
+    policy = make_tree_policy(read_tree(tree), {}, SPEC)
     obs = states(4) | {"memory": torch.tensor([[0.0, 0], [1, 0], [1, 1], [1, 2]]).view(4, 1, 2)}
     export_bundle(policy, tmp_path / "b", task_metadata=TaskMetadata("toy/point_mass"), obs=obs)
     bundle = open_bundle(tmp_path / "b")
@@ -312,7 +314,7 @@ def test_random_changes_keep_trees_readable_and_originals_alone():
     plain = {"kind": "sequence", "children": [{"kind": "selector", "children": [GO, skilled]}, {**STOP, "limit": 3}]}
     before, seen = json.dumps(plain), set()
     for _ in range(200):
-        made = changed(plain, [plain], ["a"], rng)
+        made = mutate(plain, [plain], ["a"], rng)
         read_tree(made)
         seen.add(json.dumps(made))
     assert json.dumps(plain) == before and len(seen) > 50
@@ -321,13 +323,13 @@ def test_random_changes_keep_trees_readable_and_originals_alone():
 def test_a_changed_number_is_never_an_index():
     rng, plain = np.random.default_rng(0), {"kind": "condition", "holds": "state[2] > 0.5"}
     for _ in range(60):
-        body = ast.parse(changed(plain, [], [], rng)["holds"], mode="eval").body
+        body = ast.parse(mutate(plain, [], [], rng)["holds"], mode="eval").body
         assert isinstance(body, ast.Compare) and ast.unparse(body.left) == "state[2]"
 
 
 def test_an_outline_has_a_line_per_node():
     tree = {"kind": "sequence", "name": "brake", "resume": True, "children": [{**GO, "limit": 3}, STOP]}
-    assert outline(read_tree(tree)).splitlines() == [
+    assert to_text(read_tree(tree)).splitlines() == [
         "sequence 'brake' (resumes)",
         "  action [1, 0] at most 3 decisions",
         "  action [0, 1]",
@@ -350,7 +352,7 @@ def test_two_skills_under_a_tree_reach_what_neither_reaches_alone():
         {"kind": "action", "skill": "across", "until": "abs(state[4] - state[0]) < 0.02"},
         {"kind": "action", "skill": "along"},
     ]
-    tree = grow(read_tree({"kind": "sequence", "children": stages}), {"across": across, "along": along})
+    tree = make_tree_policy(read_tree({"kind": "sequence", "children": stages}), {"across": across, "along": along})
     sim = make_sim("toy/point_mass", SimOptions(num_envs=16))
     rates = [float(evaluate(policy, sim, episodes=32).outcomes.mean()) for policy in (across, along, tree)]
     assert max(rates[:2]) < 0.2 and rates[2] > 0.8

@@ -108,9 +108,9 @@ def test_policies_that_saw_descriptors_see_them_again() -> None:
 
 
 def test_tasks_without_behavior_are_refused() -> None:
-    with pytest.raises(UserError, match="Nothing measures the behavior"):
+    with pytest.raises(UserError, match="has no behavior descriptor"):
         asked("locomotion/inverted_pendulum")
-    with pytest.raises(UserError, match="Nothing measures the behavior"):
+    with pytest.raises(UserError, match="has no behavior descriptor"):
         asked("locomotion/half_cheetah", backend="gymnasium")
 
 

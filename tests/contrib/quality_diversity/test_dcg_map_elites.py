@@ -155,7 +155,7 @@ def test_candidates_are_scored_by_their_own_episodes() -> None:
     obs, total = sim.reset(1_000_000), torch.zeros(10)
     for _ in range(20):
         history = {key: value[:, None] for key, value in obs.items()}
-        step = sim.step(algorithm.population.play(algorithm.candidates.members, history)[:, 0])
+        step = sim.step(algorithm.population.act(algorithm.candidates.members, history)[:, 0])
         obs, total = step.obs, total + step.reward
     torch.testing.assert_close(generation.scores.fitness.float(), total)
     torch.testing.assert_close(generation.scores.descriptor, step.info["descriptor"])
@@ -168,7 +168,7 @@ def test_climbers_climb_the_critic_at_their_own_descriptor_and_leave_it_alone() 
     critic = copy.deepcopy(algorithm.critic.state_dict())
     parents, obs = algorithm.archive.sample(3, torch.Generator().manual_seed(0)), states(64)
     before, constants = algorithm.population.split(parents.solution)
-    after, same = algorithm.population.split(algorithm._climbed(parents, obs))
+    after, same = algorithm.population.split(algorithm._gradient_offspring(parents, obs))
     assert torch.equal(same, constants)
     wanted = parents.descriptor.float()
     gain = algorithm.values(after, constants, wanted, obs) - algorithm.values(before, constants, wanted, obs)
@@ -182,9 +182,9 @@ def test_climbers_climb_by_themselves() -> None:
     generations(parts, 1)
     parents, obs = algorithm.archive.sample(3, torch.Generator().manual_seed(0)), states()
     generator = algorithm.generator.get_state()
-    together = algorithm._climbed(parents, obs)
+    together = algorithm._gradient_offspring(parents, obs)
     algorithm.generator.set_state(generator)
-    torch.testing.assert_close(algorithm._climbed(parents[torch.tensor([1])], obs)[0], together[1])
+    torch.testing.assert_close(algorithm._gradient_offspring(parents[torch.tensor([1])], obs)[0], together[1])
 
 
 def test_an_elite_taken_out_ignores_what_it_is_asked_for() -> None:
@@ -216,7 +216,7 @@ def test_what_it_cannot_train_is_refused() -> None:
     with pytest.raises(UserError, match="squashed"):
         DCGMAPElites(DCGMAPElitesConfig(), flow(), total_updates=1)
     everything = (
-        r"policy=squashed_gaussian policy\.normalization=identity task\.wrappers=\[descriptor\], on a task whose"
+        r"policy=squashed_gaussian policy\.normalization=identity task\.wrappers=\[descriptor\], on a task with"
     )
     with pytest.raises(UserError, match=everything):
         DCGMAPElites(DCGMAPElitesConfig(), flow(), total_updates=1)

@@ -53,11 +53,11 @@ def test_an_elite_is_a_checkpoint_that_can_be_evaluated(
 def test_mistakes_are_told_in_one_line(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, message in (
         (["elite", str(tmp_path)], "is not a run"),
-        (["elite", str(trained), "--descriptor", "0.5", "0.5"], "belong together"),
-        (["elite", str(trained), "--rank", "1"], "belong together"),
+        (["elite", str(trained), "--descriptor", "0.5", "0.5"], "--out needs --descriptor or --rank"),
+        (["elite", str(trained), "--rank", "1"], "--out needs --descriptor or --rank"),
         (["elite", str(trained), "--descriptor", "0.5", "--out", str(tmp_path / "x")], "2 numbers, got 1"),
         (["elite", str(trained), "--descriptor", "nan", "0.5", "--out", str(tmp_path / "x")], "got nan, 0.5"),
-        (["elite", str(trained), "--descriptor", "-1", "0.5", "--out", str(tmp_path / "x")], "between 0 and 1"),
+        (["elite", str(trained), "--descriptor", "-1", "0.5", "--out", str(tmp_path / "x")], "lie in [0, 1]"),
         (["elite", str(trained), "--rank", "99", "--out", str(tmp_path / "x")], "no rank 99"),
     ):
         assert main(words) == 2

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from robopolicy.contrib.quality_diversity.emitters import TRIAL, Emitter, mutated
-from robopolicy.contrib.quality_diversity.individuals import Individuals, view_dim, view_of
-from robopolicy.contrib.quality_diversity.novelty import crowding, front_numbers, novelty, spread_out
+from robopolicy.contrib.quality_diversity.individuals import EvaluatedPolicies, flatten_obs, view_dim
+from robopolicy.contrib.quality_diversity.novelty import crowding, novelty, pareto_ranks, select_diverse
 
 
-def people(*fitness: float) -> Individuals:
+def people(*fitness: float) -> EvaluatedPolicies:
     earned = torch.tensor(fitness, dtype=torch.float64)
     weights = torch.arange(len(fitness)).float()[:, None].expand(-1, 4)
-    return Individuals(weights, earned, torch.zeros(len(fitness), 2, 3))
+    return EvaluatedPolicies(weights, earned, torch.zeros(len(fitness), 2, 3))
 
 
 def test_novelty_is_the_mean_distance_to_the_nearest_others() -> None:
@@ -29,18 +29,18 @@ def test_novelty_is_the_mean_distance_to_the_nearest_others() -> None:
 def test_nobody_of_a_front_is_beaten_and_everybody_behind_it_is() -> None:
     first = torch.tensor([3.0, 1.0, 2.0, 0.0, 3.0])
     second = torch.tensor([1.0, 3.0, 2.0, 0.0, 0.5])
-    assert front_numbers(first, second).tolist() == [0, 0, 0, 2, 1]
+    assert pareto_ranks(first, second).tolist() == [0, 0, 0, 2, 1]
     same = torch.ones(3)
-    assert front_numbers(same, same).tolist() == [0, 0, 0]
+    assert pareto_ranks(same, same).tolist() == [0, 0, 0]
 
 
 def test_of_a_crowded_front_those_with_room_are_kept() -> None:
     first, second = torch.tensor([0.0, 1.0, 1.2, 4.0]), torch.tensor([4.0, 3.0, 2.8, 0.0])
     room = crowding(first, second)
     assert room.tolist() == pytest.approx([math.inf, 1.2 / 4 * 2, 3.0 / 4 * 2, math.inf])
-    assert sorted(spread_out(first, second, 3).tolist()) == [0, 2, 3]
+    assert sorted(select_diverse(first, second, 3).tolist()) == [0, 2, 3]
     worse = torch.cat([first - 9, first]), torch.cat([second - 9, second])
-    assert sorted(spread_out(*worse, 5).tolist())[1:] == [4, 5, 6, 7]
+    assert sorted(select_diverse(*worse, 5).tolist())[1:] == [4, 5, 6, 7]
 
 
 def test_mutants_have_the_step_that_was_asked_for_and_stay_in_bounds() -> None:
@@ -57,9 +57,9 @@ def test_an_emitter_keeps_those_that_earn_most_and_measures_its_gain() -> None:
     emitter.tell(people(1.0, 0.0))
     assert emitter.ask(generator).shape == (4, 4)
     for gain in range(1, TRIAL):
-        assert not emitter.tried
+        assert not emitter.is_evaluated
         emitter.tell(people(1.0 + gain, 0.0, 0.0, 0.0))
-    assert emitter.tried and emitter.just_tried
+    assert emitter.is_evaluated and emitter.just_evaluated
     assert emitter.members.fitness.tolist() == [6.0, 5.0]
     emitter.rate()  # means of the generations: 0.5, 1.5, 2.5, 3.5, 4.5, 5.5
     assert emitter.improvement == pytest.approx(4.5 - 1.5)
@@ -88,13 +88,13 @@ def test_an_emitter_ends_when_nothing_gets_better() -> None:
 
 def test_an_emitter_remembers_those_unlike_any_before() -> None:
     emitter = Emitter(people(1.0), sigma=0.1, size=2, limit=5.0)
-    emitter.note(people(1.0, 2.0), torch.tensor([0.5, 0.2]))
-    emitter.note(people(3.0, 4.0), torch.tensor([0.4, 0.9]))
+    emitter.record_novel(people(1.0, 2.0), torch.tensor([0.5, 0.2]))
+    emitter.record_novel(people(3.0, 4.0), torch.tensor([0.4, 0.9]))
     assert emitter.novel.fitness.tolist() == [1.0, 2.0, 4.0] and emitter.most_novel == pytest.approx(0.9)
 
 
 def test_views_are_vectors_of_all_observations() -> None:
     obs = {"state": torch.ones(2, 5), "image.front": torch.full((2, 3, 64, 48), 255, dtype=torch.uint8)}
-    views = view_of(obs)
+    views = flatten_obs(obs)
     assert views.shape == (2, 3 * 16 * 16 + 5) and bool((views == 1.0).all())
     assert view_dim({"state": (5,), "image.front": (3, 64, 48)}) == views.shape[1]

@@ -12,8 +12,8 @@ import torch
 from chunk_bandit import flow
 from torch import Tensor
 
-from robopolicy.contrib.quality_diversity.individuals import Individuals
-from robopolicy.contrib.quality_diversity.population_source import ViewSource
+from robopolicy.contrib.quality_diversity.individuals import EvaluatedPolicies
+from robopolicy.contrib.quality_diversity.population_source import ObservationSource
 from robopolicy.contrib.quality_diversity.stax import STAX, STAXConfig
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.gaussian import GaussianConfig
@@ -61,12 +61,14 @@ def learner(parts: RunComponents) -> STAX:
     return parts.algorithm
 
 
-def played(algorithm: STAX, fitness: Any = 0.0, far: float = 0.0) -> Individuals:
+def played(algorithm: STAX, fitness: Any = 0.0, far: float = 0.0) -> EvaluatedPolicies:
     """What might become of the candidates: views near zero, of the last of them `far` away."""
     count = len(algorithm.candidates)
     views = 0.01 * torch.randn(count, 3, 6, generator=torch.Generator().manual_seed(count))
     views[-1] += far
-    return Individuals(algorithm.candidates, torch.zeros(count, dtype=torch.float64) + torch.as_tensor(fitness), views)
+    return EvaluatedPolicies(
+        algorithm.candidates, torch.zeros(count, dtype=torch.float64) + torch.as_tensor(fitness), views
+    )
 
 
 def test_individuals_and_their_behaviours_stay_on_the_cpu_wherever_it_is_built() -> None:
@@ -139,7 +141,7 @@ def test_who_was_paid_gets_an_emitter_once_and_is_what_the_run_deploys() -> None
     distance = (torch.cat([algorithm.candidates[:0], batch.weights]) - batch.weights[3]).square().mean(1).sqrt()
     assert algorithm.emitters[0].sigma <= float(distance[distance > 0].min()) / 3 + 1e-6
     everyone = algorithm.parents
-    algorithm._sow(everyone, algorithm.sown)
+    algorithm._spawn_emitters(everyone, algorithm.sown)
     assert len(algorithm.emitters) == 2 + int(((everyone.fitness > 0) & ~algorithm.sown).sum())
 
 
@@ -198,8 +200,8 @@ def test_it_covers_more_behaviours_than_as_many_random_networks() -> None:
         count += len(found)
         algorithm.update(found)
     source = parts.source
-    assert isinstance(source, ViewSource)
-    random = source.sampler.play(source._act, algorithm.population.fresh(count, 77))
+    assert isinstance(source, ObservationSource)
+    random = source.sampler.evaluate(source._act, algorithm.population.fresh(count, 77))
 
     def places(seen: Tensor) -> int:
         return len({tuple(row) for row in seen[:, -1, :2].round().int().tolist()})

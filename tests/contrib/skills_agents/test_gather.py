@@ -6,7 +6,7 @@ import torch
 from sim_rules import check_refuses_actions_that_are_no_numbers
 from torch.testing import assert_close
 
-from robopolicy.contrib.skills_agents.gather import MOST, OTHERS, GatherExpert, GatherSim, worlds
+from robopolicy.contrib.skills_agents.gather import MAX_AGENTS, OTHERS, GatherExpert, GatherSim, assign_worlds
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
@@ -38,17 +38,17 @@ def test_the_task_keeps_the_simulator_contract():
 
 
 def test_worlds_take_turns_and_nobody_is_left_alone():
-    assert worlds(9, (2, 3, 4)).tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2]
-    assert worlds(10, (2, 3, 4)).tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3]
-    assert worlds(3, (2, 3, 4)).tolist() == [0, 0, 0]
-    assert worlds(7, (6,)).tolist() == [0] * 5 + [1] * 2
-    assert worlds(1, (2,)).tolist() == [0]
+    assert assign_worlds(9, (2, 3, 4)).tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2]
+    assert assign_worlds(10, (2, 3, 4)).tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3]
+    assert assign_worlds(3, (2, 3, 4)).tolist() == [0, 0, 0]
+    assert assign_worlds(7, (6,)).tolist() == [0] * 5 + [1] * 2
+    assert assign_worlds(1, (2,)).tolist() == [0]
 
 
 def test_agents_of_a_world_see_each_other_from_where_they_are_and_no_one_else():
     sim = open_sim()
     others = sim.reset(3)[OTHERS]
-    assert others.shape == (9, MOST - 1, 4)
+    assert others.shape == (9, MAX_AGENTS - 1, 4)
     assert (others != 0).any(-1).sum(1).tolist() == [1, 1, 2, 2, 2, 3, 3, 3, 3]
     assert_close(others[0, 0, :2], -others[1, 0, :2])
     position = sim._state[:, :2]
@@ -85,7 +85,9 @@ def test_it_resumes_exactly():
 
 def test_a_policy_that_imitated_worlds_of_four_meets_in_worlds_of_six():
     torch.manual_seed(0)
-    spec = PolicySpec(observation={"velocity": (2,), OTHERS: (MOST - 1, 4)}, obs_horizon=1, action_dim=2, horizon=1)
+    spec = PolicySpec(
+        observation={"velocity": (2,), OTHERS: (MAX_AGENTS - 1, 4)}, obs_horizon=1, action_dim=2, horizon=1
+    )
     encoders = {"entities": {"width": 32, "layers": 0, "features": 32}}
     config = GaussianConfig(hidden=(64,), normalization="identity", encoders=encoders)
     policy = GaussianPolicy(config, spec)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.contrib.skills_agents.message import MESSAGES, speaker
+from robopolicy.contrib.skills_agents.message import MESSAGES, message_function
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
@@ -41,7 +41,7 @@ def test_nothing_but_the_message_is_new(kind: str) -> None:
         for one, other in ((ours.obs, theirs.obs), (ours.final_obs, theirs.final_obs)):
             assert torch.equal(one["state"], other["state"])
             said = one[f"message.{kind}"]
-            assert torch.equal(said, speaker(kind, 6, 2, torch.device("cpu"))(one["state"]))
+            assert torch.equal(said, message_function(kind, 6, 2, torch.device("cpu"))(one["state"]))
             assert said.shape == (3, 2) and said.abs().max() <= 2 * math.pi
 
 
@@ -49,7 +49,7 @@ def test_near_observations_get_unlike_messages_at_a_high_frequency_alone() -> No
     state = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
     change = {}
     for kind in MESSAGES:
-        speak = speaker(kind, 6, 2, torch.device("cpu"))
+        speak = message_function(kind, 6, 2, torch.device("cpu"))
         change[kind] = float((speak(state) - speak(state + 0.03)).abs().mean())
     assert change["constant"] == 0 and change["random"] < 0.3 < 3.0 < change["high_frequency"]
 

@@ -1,1 +1,1 @@
-"""Behaviour trees: expressions over observations, nodes that tick in batches, and changes for a search."""
+"""Behavior trees: expressions over observations, nodes that tick in batches, and random changes for a search."""

@@ -1,14 +1,14 @@
-"""A small language of formulas over observations, for conditions and plain controllers of behaviour trees.
+"""Formulas over observations, for conditions and plain controllers of behavior trees.
 
 Source: Xu et al. 2025, PORTAL.
 
     norm(state[0:2] - state[4:6]) < 0.1 and state[2] > 0
     clip(3 * (state[4:6] - state[0:2]) - 1.5 * state[2:4], -1, 1)
 
-Names are vector observations, read at their newest step; an index or a slice chooses numbers of them. There are
-numbers, lists, `+ - * /`, comparisons of two single numbers, `and or not`, and the functions `abs clip cos exp max min
-norm sign sin sqrt sum tanh`. A formula is parsed by `ast` and never run as code; its value is a tensor per row, in the
-units of the observation.
+Names are vector observations at their newest step; an index or a slice selects numbers of them. The language has
+numbers, lists, `+ - * /`, comparisons of two single numbers, `and or not`, and the functions
+`abs clip cos exp max min norm sign sin sqrt sum tanh`. A formula is parsed by `ast` and never run as code; its value is
+a tensor per row, in the units of the observation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 
-LONGEST = 500  # characters of a formula
+LONGEST = 500  # maximum characters of a formula
 
 
 def _norm(value: Tensor) -> Tensor:
@@ -59,31 +59,31 @@ _OPERATORS: dict[type[Any], Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class ValueType:
-    """What a formula or a part of it yields."""
+    """Type of the value of a formula."""
 
     size: int  # numbers per row
-    truth: bool = False  # whether they are truth values
+    truth: bool = False  # whether they are booleans
 
 
 @dataclass(frozen=True)
 class Formula:
-    """A parsed formula; `kind` must have accepted the observations before it is evaluated."""
+    """A parsed formula; call `kind` to check it against the observations before its evaluation."""
 
     text: str
     body: ast.expr
 
     @property
     def names(self) -> frozenset[str]:
-        """Observations that it reads."""
+        """Observations that the formula reads."""
         called = {id(node.func) for node in ast.walk(self.body) if isinstance(node, ast.Call)}
         named = (node for node in ast.walk(self.body) if isinstance(node, ast.Name) and id(node) not in called)
         return frozenset(node.id for node in named)
 
     def kind(self, sizes: Mapping[str, int]) -> ValueType:
-        """What it yields, given how many numbers each vector observation has.
+        """Type of its value, given the size of each vector observation.
 
         Raises:
-            UserError: It is not in the language, reads what is not there, or combines what does not fit.
+            UserError: It is not in the language, reads unknown observations, or combines incompatible sizes.
         """
         try:
             return _Checker(self.text, sizes).kind(self.body)
@@ -91,31 +91,31 @@ class Formula:
             raise UserError(f"The formula '{self.text}' is nested too deeply.") from None
 
     def __call__(self, values: Mapping[str, Tensor], one: Tensor) -> Tensor:
-        """Its value `(B, n)`, numbers or a truth value.
+        """Value `(B, n)`, numbers or a boolean.
 
         Args:
             values: Vector observations `{key: (B, d)}`.
-            one: Ones `(B, 1)`, by which constants become rows.
+            one: Ones `(B, 1)`, which expand constants to rows.
         """
         return _value(self.body, values, one)
 
 
 def parse_formula(text: object) -> Formula:
-    """Read a formula.
+    """Parse a formula.
 
     Raises:
         UserError: It is no text, is too long, or cannot be parsed.
     """
     if not isinstance(text, str) or len(text) > LONGEST:
-        raise UserError(f"A formula is a text of at most {LONGEST} characters, e.g. 'state[0] > 0.1'; found {text!r}.")
+        raise UserError(f"A formula is a text of at most {LONGEST} characters, e.g. 'state[0] > 0.1'; got {text!r}.")
     try:
         return Formula(text, ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UserError(f"The formula '{text}' cannot be read: {error.args[0] if error.args else error}.") from error
+        raise UserError(f"The formula '{text}' cannot be parsed: {error.args[0] if error.args else error}.") from error
 
 
 def _value(node: ast.expr, values: Mapping[str, Tensor], one: Tensor) -> Tensor:
-    """Value `(B, n)` of a checked node; `one` `(B, 1)` carries rows, type and device."""
+    """Value `(B, n)` of a checked node; `one` `(B, 1)` provides rows, type and device."""
     match node:
         case ast.Constant():
             return one * float(node.value)  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ def _value(node: ast.expr, values: Mapping[str, Tensor], one: Tensor) -> Tensor:
 
 
 def _places(node: ast.Subscript) -> slice:
-    """The numbers that an index or a slice of constants chooses."""
+    """Numbers selected by an index or slice of constants."""
     if isinstance(node.slice, ast.Slice):
         first, last = (ast.literal_eval(part) if part else None for part in (node.slice.lower, node.slice.upper))
         return slice(first, last)
@@ -155,7 +155,7 @@ def _places(node: ast.Subscript) -> slice:
 
 
 class _Checker:
-    """Walks a formula once and refuses what cannot be computed."""
+    """Walks a formula once and rejects expressions that cannot be computed."""
 
     def __init__(self, text: str, sizes: Mapping[str, int]) -> None:
         self.text, self.sizes = text, sizes
@@ -163,7 +163,7 @@ class _Checker:
     def kind(self, node: ast.expr) -> ValueType:
         match node:
             case ast.Constant(value=bool()) | ast.Constant(value=complex()):
-                raise self._refusal("has a constant that is no number")
+                raise self._refusal("contains a constant that is not a number")
             case ast.Constant(value=int() | float()):
                 return ValueType(1)
             case ast.Name():
@@ -200,16 +200,16 @@ class _Checker:
             places = _places(node)
             size = len(range(whole)[places])
         except (ValueError, TypeError) as error:
-            raise self._refusal(f"has an index that is no whole number in '{ast.unparse(node)}'") from error
+            raise self._refusal(f"has an index that is not an integer in '{ast.unparse(node)}'") from error
         if not size or (not isinstance(node.slice, ast.Slice) and not -whole <= (places.start or 0) < whole):
-            raise self._refusal(f"chooses nothing in '{ast.unparse(node)}', of which there are {whole} numbers")
+            raise self._refusal(f"selects nothing in '{ast.unparse(node)}', which has {whole} numbers")
         return ValueType(size)
 
     def _numbers(self, nodes: Sequence[ast.expr]) -> Iterator[ValueType]:
         for node in nodes:
             kind = self.kind(node)
             if kind.truth:
-                raise self._refusal(f"computes with '{ast.unparse(node)}', which is true or false")
+                raise self._refusal(f"computes with '{ast.unparse(node)}', which is a boolean")
             yield kind
 
     def _joined(self, nodes: Sequence[ast.expr]) -> ValueType:
@@ -221,7 +221,7 @@ class _Checker:
     def _truths(self, nodes: Sequence[ast.expr]) -> ValueType:
         for node in nodes:
             if not self.kind(node).truth:
-                raise self._refusal(f"takes '{ast.unparse(node)}' for true or false; compare it with something")
+                raise self._refusal(f"uses '{ast.unparse(node)}' as a boolean; compare it with a number")
         return ValueType(1, truth=True)
 
     def _empty(self) -> int:

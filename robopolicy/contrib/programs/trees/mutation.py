@@ -1,8 +1,7 @@
-"""Random changes of behaviour trees, as plain JSON values, for a search that needs no language model.
+"""Random changes of behavior trees, as plain JSON values, for a search without a language model.
 
-Sources: Xu et al. 2025, PORTAL, and Aravindan et al. 2025, IPP. Changes keep to the language but not to the
-observations and skills at hand: what does not fit is refused when the tree is read or grown, and the search draws
-again.
+Sources: Xu et al. 2025, PORTAL, and Aravindan et al. 2025, IPP. Changes preserve the language, but may not fit the
+observations and skills: invalid trees are rejected on reading or building, and the search draws again.
 """
 
 from __future__ import annotations
@@ -16,27 +15,27 @@ import numpy as np
 
 Plain = dict[str, Any]
 
-SPREAD = 0.5  # standard deviation of the logarithm by which a number is scaled
-SHIFT = 0.1  # standard deviation of what is added to a number, for those near 0
+SPREAD = 0.5  # standard deviation of the logarithm of a number's scale factor
+SHIFT = 0.1  # standard deviation of the value added to a number, for numbers near 0
 
 
-def changed(tree: Plain, others: Sequence[Plain], skills: Sequence[str], rng: np.random.Generator) -> Plain:
-    """A copy of `tree` with one random change; the same tree where the change drawn does not apply to it.
+def mutate(tree: Plain, others: Sequence[Plain], skills: Sequence[str], rng: np.random.Generator) -> Plain:
+    """A copy of `tree` with one random change; an identical copy if the drawn change does not apply.
 
     Args:
         tree: A tree as plain values.
-        others: Trees from which parts may be taken over.
+        others: Trees from which parts may be copied.
         skills: Names that an action may call.
         rng: Of the change.
     """
     made = copy.deepcopy(tree)
     changes: list[Callable[[], None]] = [
         lambda: _number(made, rng),
-        lambda: _number(made, rng),  # numbers are what most trees have most of
+        lambda: _number(made, rng),  # twice, because most formulas have several numbers
         lambda: _comparison(made, rng),
         lambda: _swap(made, rng),
         lambda: _drop(made, rng),
-        lambda: _take_over(made, [tree, *others], rng),
+        lambda: _copy_part(made, [tree, *others], rng),
         lambda: _kind(made, rng),
         lambda: _resume(made, rng),
         lambda: _limit(made, rng),
@@ -57,34 +56,34 @@ def _pick(found: Sequence[Any], rng: np.random.Generator) -> Any | None:
 
 
 def _formulas(tree: Plain) -> list[tuple[Any, Any]]:
-    """Every formula as the container that holds it and its key there."""
+    """Every formula as its container and key."""
     nodes = list(_nodes(tree))
     plain = [(node, key) for node in nodes for key in ("holds", "until", "unless") if key in node]
     return plain + [(node["control"], i) for node in nodes for i in range(len(node.get("control", [])))]
 
 
 def _number(tree: Plain, rng: np.random.Generator) -> None:
-    """Scale and shift one number of one formula; indices stay."""
-    _rewrite(tree, rng, lambda node: type(getattr(node, "value", None)) in (int, float), _moved)
+    """Scale and shift one number of one formula, indices excluded."""
+    _rewrite(tree, rng, lambda node: type(getattr(node, "value", None)) in (int, float), _perturb)
 
 
-def _moved(node: Any, rng: np.random.Generator) -> None:
+def _perturb(node: Any, rng: np.random.Generator) -> None:
     node.value = float(f"{abs(node.value * np.exp(SPREAD * rng.normal()) + SHIFT * rng.normal()):.3g}")
 
 
 def _comparison(tree: Plain, rng: np.random.Generator) -> None:
-    """Turn one comparison round."""
-    _rewrite(tree, rng, lambda node: isinstance(node, ast.Compare), _turned)
+    """Reverse one comparison."""
+    _rewrite(tree, rng, lambda node: isinstance(node, ast.Compare), _flip)
 
 
-def _turned(node: Any, rng: np.random.Generator) -> None:
+def _flip(node: Any, rng: np.random.Generator) -> None:
     node.ops = [ast.Gt() if isinstance(node.ops[0], ast.Lt | ast.LtE) else ast.Lt()]
 
 
 def _rewrite(
     tree: Plain,
     rng: np.random.Generator,
-    wanted: Callable[[ast.AST], bool],
+    matches: Callable[[ast.AST], bool],
     change: Callable[[Any, np.random.Generator], None],
 ) -> None:
     place = _pick(_formulas(tree), rng)
@@ -93,7 +92,7 @@ def _rewrite(
     holder, key = place
     body = ast.parse(holder[key], mode="eval")
     indices = {id(part) for node in ast.walk(body) if isinstance(node, ast.Subscript) for part in ast.walk(node.slice)}
-    node = _pick([node for node in ast.walk(body) if wanted(node) and id(node) not in indices], rng)
+    node = _pick([node for node in ast.walk(body) if matches(node) and id(node) not in indices], rng)
     if node is not None:
         change(node, rng)
         holder[key] = ast.unparse(body)
@@ -117,8 +116,8 @@ def _drop(tree: Plain, rng: np.random.Generator) -> None:
         del node["children"][int(rng.integers(len(node["children"])))]
 
 
-def _take_over(tree: Plain, sources: Sequence[Plain], rng: np.random.Generator) -> None:
-    """Put a copy of a part of some tree among the children of a node."""
+def _copy_part(tree: Plain, sources: Sequence[Plain], rng: np.random.Generator) -> None:
+    """Insert a copy of a part of some tree into the children of a node."""
     node, source = _pick(_composites(tree, 1), rng), _pick(sources, rng)
     if node is not None and source is not None:
         part = copy.deepcopy(_pick(list(_nodes(source)), rng))

@@ -1,4 +1,4 @@
-"""Nodes of a behaviour tree and their tick, batched over environments (PORTAL, Xu et al. 2025).
+"""Nodes of a behavior tree and their tick, batched over environments (PORTAL, Xu et al. 2025).
 
     {"kind": "sequence", "children": [...]}     ticks its children in order until one does not succeed
     {"kind": "selector", "children": [...]}     ticks its children in order until one does not fail
@@ -8,11 +8,11 @@
 
 An action succeeds once `until` holds, fails once `unless` holds or after `limit` decisions, and runs otherwise. A node
 with `"resume": true` begins its next tick with the child that was running at the last one; all others are reactive and
-begin with the first. `"name"` is for people.
+begin with the first. `"name"` is for readers.
 
-Every node is ticked for all rows at once and a mask says for whom it counts, so that rows do not depend on each other
-and the tick can be traced into a graph. What a tree remembers is one vector per row: for `resume` the child to go on
-with, for `limit` the decisions so far. Both are 0 where a node was not running at the last tick.
+Every node is ticked for all rows with a mask of the rows that count, so that rows do not depend on each other and the
+tick can be traced into a graph. The memory of a tree is one vector per row: for `resume` the running child, for `limit`
+the number of decisions so far. Both are 0 if the node was not running at the last tick.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from robopolicy.errors import UserError
 from robopolicy.files import parse_json
 
 SUCCESS, FAILURE, RUNNING = 0, 1, 2
-NODES = 256  # most nodes of a tree
-DEPTH = 32  # deepest nesting
+NODES = 256  # maximum nodes of a tree
+DEPTH = 32  # maximum nesting
 _FIELDS = {
     "sequence": {"children", "resume"},
     "selector": {"children", "resume"},
@@ -43,13 +43,13 @@ _FIELDS = {
 
 @dataclass(frozen=True)
 class Node:
-    """One node, with all below it."""
+    """A node with its subtree."""
 
     kind: str  # sequence | selector | condition | action
-    index: int  # place in the order of the text, the root 0
+    index: int  # position in the text, the root is 0
     name: str = ""
     children: tuple[Node, ...] = ()  # of sequence and selector
-    resume: bool = False  # go on with the child that was running
+    resume: bool = False  # resume the child that was running
     holds: Formula | None = None  # of a condition
     skill: str = ""  # name of the policy of an action
     control: tuple[Formula, ...] = ()  # formulas of an action, together one number per action dimension
@@ -58,33 +58,33 @@ class Node:
     limit: int = 0  # decisions after which an action fails; 0: never
 
     @property
-    def remembers(self) -> bool:
-        """Whether it takes a number of the memory for itself."""
+    def is_stateful(self) -> bool:
+        """Whether it uses a slot of the memory."""
         return self.resume or self.limit > 0
 
     @property
     def label(self) -> str:
-        """What to call it in messages."""
+        """Name in messages."""
         return self.name or self.skill or f"{self.kind} {self.index}"
 
     def walk(self) -> Iterator[Node]:
-        """It and all below it, in the order of the text."""
+        """The nodes of the subtree in the order of the text."""
         yield self
         for child in self.children:
             yield from child.walk()
 
     def formulas(self) -> Iterator[Formula]:
-        """Its own formulas."""
+        """The node's own formulas."""
         yield from self.control
         yield from (formula for formula in (self.holds, self.until, self.unless) if formula is not None)
 
 
 @dataclass(frozen=True)
 class BehaviorTree:
-    """A whole tree; made by `read_tree`."""
+    """A whole tree, created by `read_tree`."""
 
     root: Node
-    plain: Mapping[str, Any] = field(repr=False)  # as it was written
+    plain: Mapping[str, Any] = field(repr=False)  # the original values
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
@@ -98,49 +98,47 @@ class BehaviorTree:
 
     @cached_property
     def places(self) -> dict[int, int]:
-        """Index of an action node -> its place in `actions`."""
+        """Index of an action node -> its position in `actions`."""
         return {node.index: place for place, node in enumerate(self.actions)}
 
     @cached_property
     def skills(self) -> tuple[str, ...]:
-        """Names of the policies it needs."""
+        """Names of the policies that the tree calls."""
         return tuple(dict.fromkeys(node.skill for node in self.actions if node.skill))
 
     @cached_property
     def slots(self) -> dict[int, int]:
-        """Index of a node -> its place in the memory, for those that remember."""
-        return {node.index: slot for slot, node in enumerate(node for node in self.nodes if node.remembers)}
+        """Index of a stateful node -> its slot in the memory."""
+        return {node.index: slot for slot, node in enumerate(node for node in self.nodes if node.is_stateful)}
 
     @property
     def reads(self) -> frozenset[str]:
-        """Observations that its formulas read."""
+        """Observations that the formulas read."""
         return frozenset(name for node in self.nodes for formula in node.formulas() for name in formula.names)
 
     def text(self) -> str:
-        """The tree as JSON, indented."""
+        """The tree as indented JSON."""
         return json.dumps(self.plain, indent=2)
 
     def check(self, sizes: Mapping[str, int], action_dim: int) -> None:
-        """Refuse formulas that do not fit.
+        """Check that all formulas fit the observations and actions.
 
         Args:
-            sizes: Vector observations and how many numbers they have.
+            sizes: Vector observations and their sizes.
             action_dim: A, of the controllers.
 
         Raises:
-            UserError: One reads something else, decides with numbers, or controls with too few of them.
+            UserError: A formula reads unknown observations, has the wrong type, or a controller the wrong size.
         """
         for node in self.nodes:
             for formula in node.formulas():
                 kind = formula.kind(sizes)
                 if kind.truth == (formula in node.control):
-                    wanted = "numbers" if kind.truth else "a comparison"
-                    raise UserError(f"Node '{node.label}' needs {wanted} in place of '{formula.text}'.")
+                    expected = "numbers" if kind.truth else "a comparison"
+                    raise UserError(f"Node '{node.label}' needs {expected}, got '{formula.text}'.")
             size = sum(formula.kind(sizes).size for formula in node.control)
             if node.control and size != action_dim:
-                raise UserError(
-                    f"The controller of '{node.label}' has {size} numbers, but there are {action_dim} to set."
-                )
+                raise UserError(f"The controller of '{node.label}' has {size} numbers, but an action has {action_dim}.")
 
     def tick(self, values: Mapping[str, Tensor], memory: Tensor) -> TreeTick:
         """Tick the tree once.
@@ -154,17 +152,17 @@ class BehaviorTree:
 
 @dataclass(frozen=True)
 class TreeTick:
-    """What one tick came to."""
+    """Result of one tick."""
 
     status: Tensor  # (B,) of the root
     statuses: Tensor  # (B, nodes) -1 where a node was not ticked
-    action: Tensor  # (B,) place in `BehaviorTree.actions` of the one that plays, -1 where none was ticked
-    running: Tensor  # (B,) whether that action runs, else it was the last one to be ticked
+    action: Tensor  # (B,) index in `BehaviorTree.actions` of the active action, -1 where none was ticked
+    running: Tensor  # (B,) whether this action runs, otherwise it was the last one to be ticked
     memory: Tensor  # (B, len(slots)) for the next tick
 
 
 class _Ticking:
-    """A tick under way."""
+    """State of a tick in progress."""
 
     def __init__(self, tree: BehaviorTree, values: Mapping[str, Tensor], memory: Tensor) -> None:
         self.tree, self.values, self.before = tree, values, memory
@@ -187,7 +185,7 @@ class _Ticking:
         )
 
     def tick(self, node: Node, active: Tensor) -> Tensor:
-        """Status `(B,)` of a node; only where `active` it counts."""
+        """Status `(B,)` of a node; it counts for `active` rows only."""
         kinds: dict[str, Callable[[Node, Tensor], Tensor]] = {"condition": self._condition, "action": self._action}
         status = kinds.get(node.kind, self._composite)(node, active)
         self.statuses[node.index] = torch.where(active, status, -1)
@@ -200,22 +198,22 @@ class _Ticking:
     def _action(self, node: Node, active: Tensor) -> Tensor:
         status = self.rows + RUNNING
         if node.limit:
-            played = self._recalled(node)
-            status = torch.where(played >= node.limit, FAILURE, status)
+            elapsed = self._stored(node)
+            status = torch.where(elapsed >= node.limit, FAILURE, status)
         if node.unless is not None:
             status = torch.where(self._holds(node.unless), FAILURE, status)
         if node.until is not None:
             status = torch.where(self._holds(node.until), SUCCESS, status)
         if node.limit:
-            self.after[node.index] = torch.where(active & (status == RUNNING), played + 1, 0)
+            self.after[node.index] = torch.where(active & (status == RUNNING), elapsed + 1, 0)
         self.action = torch.where(active, self.tree.places[node.index], self.action)
         self.running = torch.where(active, status == RUNNING, self.running)
         return status
 
     def _composite(self, node: Node, active: Tensor) -> Tensor:
-        passed = SUCCESS if node.kind == "sequence" else FAILURE  # a child with this status hands on to the next
+        passed = SUCCESS if node.kind == "sequence" else FAILURE  # a child with this status passes the tick to the next
         status, stopped, left = self.rows + passed, self.rows, active
-        first = self._recalled(node) if node.resume else self.rows
+        first = self._stored(node) if node.resume else self.rows
         for number, child in enumerate(node.children):
             entered = left & (first <= number)
             found = self.tick(child, entered)
@@ -227,7 +225,7 @@ class _Ticking:
             self.after[node.index] = torch.where(active & (status == RUNNING), stopped, 0)
         return status
 
-    def _recalled(self, node: Node) -> Tensor:
+    def _stored(self, node: Node) -> Tensor:
         return self.before[:, self.tree.slots[node.index]].round().long()
 
     def _holds(self, formula: Formula) -> Tensor:
@@ -235,36 +233,36 @@ class _Ticking:
 
 
 def read_tree(plain: object) -> BehaviorTree:
-    """A tree from plain JSON values.
+    """Create a tree from plain JSON values.
 
     Raises:
-        UserError: It is none; one line that says where.
+        UserError: The tree is invalid; the message contains the position.
     """
     if not isinstance(plain, Mapping):
-        raise UserError(f"A behaviour tree is a JSON object with a 'kind', found {type(plain).__name__}.")
+        raise UserError(f"A behavior tree must be a JSON object with a 'kind', got {type(plain).__name__}.")
     counter = iter(range(NODES))
     return BehaviorTree(_read(plain, "root", counter, 0), dict(plain))
 
 
 def parse_tree(text: str) -> BehaviorTree:
-    """A tree from JSON text.
+    """Create a tree from JSON text.
 
     Raises:
-        UserError: It is no JSON, or no tree.
+        UserError: The text is not JSON, or not a tree.
     """
     try:
         return read_tree(parse_json(text))
     except ValueError as error:
-        raise UserError(f"The behaviour tree is no JSON: {error}.") from error
+        raise UserError(f"The behavior tree is not valid JSON: {error}.") from error
 
 
 def _read(plain: object, where: str, counter: Iterator[int], depth: int) -> Node:
     kind = plain.get("kind") if isinstance(plain, Mapping) else None
     if not isinstance(plain, Mapping) or kind not in _FIELDS:
-        raise UserError(f"{where} of the tree needs a kind ({', '.join(_FIELDS)}), found {kind!r}.")
+        raise UserError(f"{where} of the tree needs a kind ({', '.join(_FIELDS)}), got {kind!r}.")
     index = next(counter, None)
     if index is None or depth > DEPTH:
-        raise UserError(f"A behaviour tree has at most {NODES} nodes, {DEPTH} below each other; this one has more.")
+        raise UserError(f"A behavior tree has at most {NODES} nodes, nested at most {DEPTH} deep; this one has more.")
     surplus = sorted(set(plain) - _FIELDS[kind] - {"kind", "name"})
     if surplus:
         allowed = ", ".join(sorted(_FIELDS[kind]))
@@ -291,12 +289,12 @@ def _read(plain: object, where: str, counter: Iterator[int], depth: int) -> Node
     if kind == "action" and bool(node.skill) == bool(node.control):
         raise UserError(f"{where} of the tree, an action, needs either 'skill' or 'control'.")
     if node.limit < 0:
-        raise UserError(f"{where} of the tree has limit {node.limit}; it counts decisions, 0 for no limit.")
+        raise UserError(f"{where} of the tree has limit {node.limit}; set a number of decisions, or 0 for no limit.")
     return node
 
 
 def _typed(plain: Mapping[str, Any], key: str, kind: type, default: Any, where: str) -> Any:
     value = plain.get(key, default)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise UserError(f"{where}.{key} of the tree must be of type {kind.__name__}, found {value!r}.")
+        raise UserError(f"{where}.{key} of the tree must be of type {kind.__name__}, got {value!r}.")
     return value

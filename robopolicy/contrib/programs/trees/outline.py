@@ -1,11 +1,11 @@
-"""A behaviour tree as indented lines for people."""
+"""Formatting of behavior trees as indented lines."""
 
 from __future__ import annotations
 
 from robopolicy.contrib.programs.trees.nodes import BehaviorTree, Node
 
 
-def outline(tree: BehaviorTree) -> str:
+def to_text(tree: BehaviorTree) -> str:
     """One line per node, children below their parent."""
     return "\n".join(_lines(tree.root, 0))
 
