@@ -129,7 +129,7 @@ def idle_fraction(episodes: Episodes) -> float:
 
 
 def repeated_episodes(episodes: Episodes) -> int:
-    """Episodes whose vectors and actions equal those of an earlier one."""
+    """Number of episodes whose vectors and actions equal an earlier episode."""
     values = np.stack([column for _, column in _entries(episodes)], 1)
     rows = {values[start:end].tobytes() for start, end in zip(episodes.starts, episodes.ends, strict=True)}
     return episodes.num_episodes - len(rows)

@@ -112,7 +112,7 @@ def test_an_endpoint_that_is_down_is_named() -> None:
             lambda data: Reply(1, np.zeros((5, 4, 3))).pack(),
             r"shape \(5, 4, 3\) instead of chunks of shape \(5, 4, 2\)",
         ),
-        (lambda data: Reply(1, np.zeros((1, 4, 2))).pack(), r"shape \(1, 4, 2\) in place of"),
+        (lambda data: Reply(1, np.zeros((1, 4, 2))).pack(), r"shape \(1, 4, 2\) instead of"),
         (lambda data: Reply(1, np.full((5, 4, 2), np.nan)).pack(), "non-finite action"),
     ],
 )
