@@ -188,8 +188,8 @@ def rank(
 ) -> Ranking:
     """Compare two evaluations of the same policies.
 
-    Results of one side must have the same episode seeds; `predicted` ideally has the seeds of `real` and more. A UserError
-    is raised if the policies, their seeds or the kinds of outcome differ.
+    Results of one side must have the same episode seeds; `predicted` ideally has the seeds of `real` and more.
+    A UserError is raised if the policies, their seeds or the kinds of outcome differ.
     """
     names = tuple(real)
     if set(predicted) != set(names) or not names:

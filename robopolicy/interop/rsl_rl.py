@@ -163,7 +163,7 @@ def read_actor(
     """Read the actor in a model file of rsl_rl, e.g. `model_1500.pt`, with the configuration of its run.
 
     `observation` has shapes by our keys, of which unused ones are dropped; `rename` maps our key to an observation
-    group where the names differ. A UserError is raised for other content than weights, and for weights that do not match.
+    group where the names differ. A UserError is raised for other content than matching weights.
     """
     where = str(path)
     state = _actor_state(read_weights(Path(path), where), where)

@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         "chunks, a history or a hidden state": lambda: runner_config(
             GaussianConfig(), PolicySpec(SHAPES, 3, horizon=2)
         ),
-        "its standard deviation, ours its logarithm": lambda: read(
+        "must predict the logarithm of its standard deviation": lambda: read(
             distribution_cfg={"class_name": "HeteroscedasticGaussianDistribution"}
         ),
     }
