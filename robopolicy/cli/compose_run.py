@@ -196,7 +196,9 @@ def search_and_evaluate(
                 results = evaluate_held_out(policies, real, request.reported, log=record)
             if request.compares_backends:
                 world = evaluator(request.backend, probe=False)
-                predicted = evaluate_held_out(policies, world, request.reported, log=record, where=" in the world model")
+                predicted = evaluate_held_out(
+                    policies, world, request.reported, log=record, where=" in the world model"
+                )
     return CompositionResult(policy, weights, found, results, predicted)
 
 

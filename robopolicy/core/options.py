@@ -39,7 +39,7 @@ def validate_option(what: str, hint: Any, plain: Any) -> Any:
     origin, items = get_origin(hint), get_args(hint)
     if origin in (Sequence, tuple):
         if not isinstance(plain, list | tuple) or not plain:
-            raise ValueError(f"{what} must be a list with entries, got {reprlib.repr(plain)}.")
+            raise ValueError(f"{what} must be a list with entries, got {reprlib.repr(cast(Any, plain))}.")
         entries = cast(Sequence[Any], plain)
         if origin is tuple and len(entries) != len(items):
             raise ValueError(f"{what} must be {len(items)} numbers, got {reprlib.repr(entries)}.")
