@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from robopolicy.deploy.dashboard import ALONE, ENCODED, WATCHED, Dashboard, pixels_packet
+from robopolicy.deploy.dashboard import NO_CLIENTS, ENCODED, CLIENT_CONNECTED, Dashboard, pixels_packet
 from robopolicy.deploy.safety.motion import Array
 from robopolicy_robots.messages import CATALOGUE, CompressedImage, Image
 from robopolicy_robots.metrics import RunMetrics
-from robopolicy_robots.robot import QUALITIES, RobotSpec
+from robopolicy_robots.robot import QOS_PROFILES, RobotSpec
 from robopolicy_robots.states import State, Tick
 from robopolicy_robots.transports.base import Subscription, Transport
 
 log = logging.getLogger(__name__)
 PERIOD = 0.1  # [s] between figures
-TRACE = 0.02  # [s] between points of the plots
+PLOT_PERIOD = 0.02  # [s] between points of the plots
 PICTURES = 5.0  # frames per second and camera
 EDGE = 160  # maximum pixels of the longer side of an image, by subsampling
 PAGE = Path(__file__).parent / "browser_dashboard.html"
@@ -43,10 +43,10 @@ class BrowserDashboard:
         UserError: The address cannot be opened; one line.
     """
 
-    def __init__(self, address: str, figures: RunMetrics) -> None:
-        self.pressed = False  # the emergency stop was pressed
-        self.left_out = 0  # packets that did not fit
-        self._figures, self._robot = figures, figures.robot
+    def __init__(self, address: str, metrics: RunMetrics) -> None:
+        self.estop_pressed = False  # the emergency stop was pressed
+        self.dropped = 0  # packets that did not fit
+        self._figures, self._robot = metrics, metrics.robot
         self._cameras: list[tuple[str, Subscription[Any]]] = []
         self._watched = self._gone = False
         self._rows: list[list[Any]] = []  # rows of the plots: time, measured, wanted, command
@@ -59,7 +59,7 @@ class BrowserDashboard:
     def watch(self, transport: Transport) -> None:
         """Show the robot's cameras as they come over `transport`."""
         self._cameras = [
-            (camera.name, transport.subscribe(camera.topic, CATALOGUE[camera.type], QUALITIES[camera.qos]))
+            (camera.name, transport.subscribe(camera.topic, CATALOGUE[camera.type], QOS_PROFILES[camera.qos]))
             for camera in self._robot.cameras
         ]
         self._shown.clear()
@@ -81,9 +81,9 @@ class BrowserDashboard:
 
     def _send_updates(self, tick: Tick) -> None:
         now = time.monotonic()
-        if now - self._traced > 0.9 * TRACE:
+        if now - self._traced > 0.9 * PLOT_PERIOD:
             self._traced = now
-            columns = (tick.measured, tick.wanted, tick.command)
+            columns = (tick.measured, tick.target, tick.command)
             self._rows.append([round(tick.now, 4), *(_plain(column) for column in columns)])
         if now - self._updated >= PERIOD or tick.state is not self._state:
             self._updated, self._state = now, tick.state
@@ -99,15 +99,15 @@ class BrowserDashboard:
         if said is None:
             return
         if said == PRESSED.encode():
-            self.pressed = True
-        elif said in (WATCHED, ALONE):
-            self._watched, self._rows = said == WATCHED, []
+            self.estop_pressed = True
+        elif said in (CLIENT_CONNECTED, NO_CLIENTS):
+            self._watched, self._rows = said == CLIENT_CONNECTED, []
         elif not self._gone:  # the end of the file
             self._gone, self._watched = True, False
             log.warning("The dashboard has ended; the robot continues")
 
     def _send(self, packet: bytes) -> None:
-        self.left_out += not self._page.send(packet)  # full, too long, or gone, which `_poll` finds out
+        self.dropped += not self._page.send(packet)  # full, too long, or gone, which `_poll` finds out
 
     def _send_image(self) -> None:
         """Send the image of the next camera, if there is a new one."""

@@ -23,12 +23,12 @@ from robopolicy_robots.commands import command_message
 from robopolicy_robots.embodiment import Embodiment
 from robopolicy_robots.messages import CATALOGUE, Bool, Message
 from robopolicy_robots.policy_source import PolicyRequirements, compatibility_errors
-from robopolicy_robots.robot import QUALITIES, RobotSpec
+from robopolicy_robots.robot import QOS_PROFILES, RobotSpec
 from robopolicy_robots.sensor_inputs import SensorInputs
 from robopolicy_robots.simulated.client import Simulation
 from robopolicy_robots.transports.base import Publisher, Transport
 
-LISTEN = 1.0  # [s] for which rates are measured
+MEASURE_TIME = 1.0  # [s] for which rates are measured
 DISCOVERY_TIMEOUT = 5.0  # [s] to wait for missing topics
 ASKED = 20  # timed chunks, after one warm-up
 SLACK = 0.1  # [s] tolerance of the command timeout on a busy machine
@@ -51,8 +51,8 @@ class PreflightContext:
     transport: Transport
     embodiment: Embodiment
     source: ChunkPolicy
-    wanted: PolicyRequirements
-    other: Callable[[], Transport]  # second transport of the same kind, as for an operator
+    requirements: PolicyRequirements
+    operator_transport: Callable[[], Transport]  # second transport of the same kind, as for an operator
     simulation: Simulation | None = None
 
 
@@ -61,7 +61,7 @@ def check(context: PreflightContext) -> list[CheckResult]:
     robot = context.robot
     inputs = SensorInputs(robot, context.transport, context.embodiment.sources)
     commands = context.transport.advertise(
-        robot.command.topic, CATALOGUE[robot.command.type], QUALITIES[robot.command.qos]
+        robot.command.topic, CATALOGUE[robot.command.type], QOS_PROFILES[robot.command.qos]
     )
     results = [_described(context), *_heard(context, inputs)]
     until = time.monotonic() + DISCOVERY_TIMEOUT
@@ -120,13 +120,13 @@ def _heard(context: PreflightContext, inputs: SensorInputs) -> Iterator[CheckRes
     begin = time.monotonic()
     before = {key: received.sequence for key, received in inputs.state.items()}
     oldest = dict.fromkeys(inputs.watchdog.streams, 0.0)
-    while (now := time.monotonic()) < begin + LISTEN:
+    while (now := time.monotonic()) < begin + MEASURE_TIME:
         inputs.poll()
         oldest = {key: max(oldest[key], stream.age(now)) for key, stream in inputs.watchdog.streams.items()}
         time.sleep(0.002)
     sequences = {key: received.sequence for key, received in inputs.state.items()}
     for key, subscription in inputs.subscriptions.items():
-        rate = (sequences.get(key, 0) - before.get(key, 0)) / LISTEN
+        rate = (sequences.get(key, 0) - before.get(key, 0)) / MEASURE_TIME
         deadline, speakers = context.robot.deadline(key), subscription.publishers
         found = f"{speakers} publishers of {context.robot.source(key).topic}, {rate:.0f} Hz"
         found += f", at most {1e3 * oldest[key]:.0f} ms old, allowed {1e3 * deadline:.0f} ms" if rate else ""
@@ -145,7 +145,7 @@ def _policy(context: PreflightContext, inputs: SensorInputs) -> Iterator[CheckRe
     """Check observations, actions, the distance of the first target, and inference time."""
     source, robot, embodiment = context.source, context.robot, context.embodiment
     spec = source.spec
-    wanted, wrong = context.wanted, compatibility_errors(source, context.wanted)
+    wanted, wrong = context.requirements, compatibility_errors(source, context.requirements)
     found = f"{wanted.task}, actions of {1e3 * wanted.control_dt:g} ms"
     yield CheckResult("task", not wrong, "; ".join(wrong) or found)
     if isinstance(source, Bundle):
@@ -189,7 +189,7 @@ def _policy(context: PreflightContext, inputs: SensorInputs) -> Iterator[CheckRe
 def _estop(context: PreflightContext) -> Iterator[CheckResult]:
     """Press and release the emergency stop of a simulated robot; check for a publisher on a real one."""
     robot, topic = context.robot, context.robot.estop.topic
-    ours = context.transport.subscribe(topic, Bool, QUALITIES[robot.estop.qos])
+    ours = context.transport.subscribe(topic, Bool, QOS_PROFILES[robot.estop.qos])
     until = time.monotonic() + DISCOVERY_TIMEOUT
     if context.simulation is None:
         while not ours.publishers and time.monotonic() < until:
@@ -198,8 +198,8 @@ def _estop(context: PreflightContext) -> Iterator[CheckResult]:
         by_heart = f", heartbeat within {robot.safety.heartbeat_timeout:g} s" if robot.safety.heartbeat_timeout else ""
         yield CheckResult("emergency stop", ours.publishers > 0 or bool(by_heart), found + by_heart)
         return
-    with context.other() as operator:
-        button = operator.advertise(topic, Bool, QUALITIES[robot.estop.qos])
+    with context.operator_transport() as operator:
+        button = operator.advertise(topic, Bool, QOS_PROFILES[robot.estop.qos])
         found = {pressed: _arrives(button, ours, pressed, until) for pressed in (True, False)}
     heard = ", ".join(f"{'pressed' if key else 'released'} {seen}" for key, seen in found.items())
     yield CheckResult("emergency stop", "not received" not in heard, f"{topic}: {heard}")

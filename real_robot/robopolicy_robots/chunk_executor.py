@@ -50,14 +50,14 @@ class ChunkExecutor:
         robot: RobotSpec,
         embodiment: Embodiment,
         runner: InferenceRunner,
-        join: str,
+        blending: str,
         gate: ObservationGate | None = None,
         support: ActionOODCheck | None = None,
     ) -> None:
         strangers = sorted(set(robot.names) ^ set(embodiment.joints))
         if strangers:
             raise UserError(f"Only one of the robot and the embodiment moves {', '.join(strangers)}.")
-        self.buffer = ChunkBuffer(embodiment.control_dt, runner.spec.action_dim, join)
+        self.buffer = ChunkBuffer(embodiment.control_dt, runner.spec.action_dim, blending)
         self._robot, self._embodiment, self._runner, self._gate = robot, embodiment, runner, gate
         self._support = support
         self._limited: list[SafetyIntervention] = []  # interventions of the OOD check since the last call
@@ -134,11 +134,11 @@ class ChunkExecutor:
         self._asked = now, self._seen
         runner.request(obs, now, prefix if prefix is not None and len(prefix) else None)
 
-    def receive(self, answer: InferenceResult) -> None:
+    def receive(self, result: InferenceResult) -> None:
         """Add a chunk, unless it was requested before the start."""
         asked, slot = self._asked
-        if answer.chunk is not None and answer.observed == asked:
-            self.buffer.put(answer.chunk, slot * self._embodiment.control_dt)
+        if result.chunk is not None and result.observed == asked:
+            self.buffer.put(result.chunk, slot * self._embodiment.control_dt)
 
     def remaining(self, now: float) -> float:
         """Seconds until the buffer runs out of actions."""
@@ -198,10 +198,10 @@ class ChunkExecutor:
         Raises:
             SafetyHold: Too many such actions in a row, or the first action is one of them.
         """
-        if said.fraction == 1.0 and not said.held:
+        if said.fraction == 1.0 and not said.hold:
             return goal
         found = SafetyIntervention("support", "", said.score, said.threshold, now)
-        if said.held or not following:
+        if said.hold or not following:
             raise SafetyHold(Reason.UNSUPPORTED, f"score {said.score:.4g}, at least {said.threshold:.4g}", found)
         self._limited.append(found)
         start = self._goal if self._robot.mode == "absolute" else np.zeros_like(goal)  # of no change, of no velocity

@@ -70,7 +70,7 @@ class EpisodeRecord:
     holds: int = 0  # number of holds
     interventions: dict[str, int] = field(default_factory=dict)
     inference_ms: float = 0.0  # p95
-    moments: list[float] = field(default_factory=list)  # [s] when ticks began
+    tick_times: list[float] = field(default_factory=list)  # [s] when ticks began
 
 
 def deploy(args: argparse.Namespace) -> int:
@@ -296,7 +296,7 @@ def _play(
         def after(tick: Tick) -> None:
             nonlocal armed, last, begin, missed
             if armed:
-                played.moments.append(tick.now)
+                played.tick_times.append(tick.now)
             played.holds += tick.state is State.HOLD and last is not State.HOLD
             last = tick.state
             view.update(loop.status(tick.now), tick)
@@ -325,7 +325,7 @@ def _play(
             status = simulation.status
             played.success, played.steps, played.done = status.success, status.steps, status.done
         played.state = played.state or str(loop.state)
-        played.ticks, played.misses = len(played.moments), loop.overruns - missed
+        played.ticks, played.misses = len(played.tick_times), loop.overruns - missed
         played.interventions, played.inference_ms = dict(loop.log.counts), 1e3 * runner.latency
     return played
 
@@ -348,7 +348,7 @@ def _in_lockstep(loop: ControlLoop, clock: SimulatedTime) -> None:
 
 def summary(args: argparse.Namespace, robot: RobotSpec, episodes: list[EpisodeRecord]) -> dict[str, Any]:
     """Metrics of `report.json`."""
-    periods = np.concatenate([np.diff(each.moments) for each in episodes] or [np.zeros(0)])
+    periods = np.concatenate([np.diff(each.tick_times) for each in episodes] or [np.zeros(0)])
     ticks, misses = sum(each.ticks for each in episodes), sum(each.misses for each in episodes)
     scored = [each for each in episodes if each.done]
     rate = wilson(sum(bool(each.success) for each in scored), len(scored)) if scored else None

@@ -90,7 +90,7 @@ class JointEmbodiment:
             raise UserError("The joint state reports names without positions or velocities.")
         found: dict[str, NDArray[Any]] = {"state": np.concatenate([part[order] for part in parts]).astype(np.float32)}
         return found | {
-            CAMERA + name: picture(state[CAMERA + name].message, size) for name, size in self.images.items()
+            CAMERA + name: decode_image(state[CAMERA + name].message, size) for name, size in self.images.items()
         }
 
     def command(self, action: NDArray[Any], state: Mapping[str, Received]) -> Array:
@@ -104,7 +104,7 @@ class JointEmbodiment:
         return np.asarray(action, np.float64)
 
 
-def picture(message: Message, size: tuple[int, int]) -> NDArray[np.uint8]:
+def decode_image(message: Message, size: tuple[int, int]) -> NDArray[np.uint8]:
     """Pixels `(3, height, width)` of an image, scaled to `size` where it has another one.
 
     Raises:

@@ -134,7 +134,7 @@ def _effort(model: mujoco.MjModel, actuator: int) -> float | None:
     return float(min(limits)) if limits else None
 
 
-def described(found: Sequence[ParsedJoint], args: argparse.Namespace) -> RobotSpec:
+def robot_spec(found: Sequence[ParsedJoint], args: argparse.Namespace) -> RobotSpec:
     """Robot description from the joints of a file and the command line.
 
     Raises:
@@ -260,7 +260,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError("--overwrite has no effect without --out; leave it out.")
         if args.out is not None:
             check_new_file(args.out, ".yaml", ".yml", overwrite=args.overwrite)
-        text = text_of(described(read(args.file, args.prefix), args), args.file.name)
+        text = text_of(robot_spec(read(args.file, args.prefix), args), args.file.name)
         if args.out is not None:
             write_text(args.out, text)
         else:

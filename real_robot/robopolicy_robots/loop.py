@@ -34,7 +34,7 @@ from robopolicy_robots.loop_options import LoopOptions
 from robopolicy_robots.messages import CATALOGUE, Bool, String
 from robopolicy_robots.policy_runner import InferenceRunner
 from robopolicy_robots.rate import gc_frozen, stop_on_signals, ticks
-from robopolicy_robots.robot import CAMERA, QUALITIES, RobotSpec
+from robopolicy_robots.robot import CAMERA, QOS_PROFILES, RobotSpec
 from robopolicy_robots.sensor_inputs import SensorInputs
 from robopolicy_robots.states import LATCHED, RESUME_FROM_COMMAND, Reason, SafetyHold, State, Tick
 from robopolicy_robots.transports.base import Transport
@@ -42,7 +42,7 @@ from robopolicy_robots.transports.base import Transport
 log = logging.getLogger(__name__)
 STATUS_PERIOD = 0.2  # [s]
 HUNG = 1.0  # [s] maximum wait of a stop for a tick of another thread
-REPEAT = 5  # periods at rest that end a safe stop, in case the last message is lost
+STOP_REPEATS = 5  # periods at rest that end a safe stop, in case the last message is lost
 NOT_WARM, WARM_UPS = "the policy is not warm", 3  # results before arming: the first is slow, others measure the latency
 MOVING = (State.ARMED, State.RUN, State.HOLD)  # states with motion, or with motion to follow
 REFUSED = {"shape": Reason.WRONG_SHAPE, "finite": Reason.NON_FINITE}  # by the filter
@@ -87,10 +87,10 @@ class ControlLoop:
         robot, command = self.robot, self.robot.command
         self.transport = transport  # kept alive as long as its publishers
         self.inputs = SensorInputs(robot, transport, embodiment.sources)
-        self._publisher = transport.advertise(command.topic, CATALOGUE[command.type], QUALITIES[command.qos])
-        self._status = transport.advertise(robot.status.topic, String, QUALITIES[robot.status.qos])
-        self._estop_topic = transport.subscribe(robot.estop.topic, Bool, QUALITIES[robot.estop.qos])
-        self._heartbeat = transport.subscribe(robot.heartbeat.topic, Bool, QUALITIES[robot.heartbeat.qos])
+        self._publisher = transport.advertise(command.topic, CATALOGUE[command.type], QOS_PROFILES[command.qos])
+        self._status = transport.advertise(robot.status.topic, String, QOS_PROFILES[robot.status.qos])
+        self._estop_topic = transport.subscribe(robot.estop.topic, Bool, QOS_PROFILES[robot.estop.qos])
+        self._heartbeat = transport.subscribe(robot.heartbeat.topic, Bool, QOS_PROFILES[robot.heartbeat.qos])
 
     def arm(self) -> None:
         """Let the robot move as soon as all conditions for arming hold.
@@ -174,7 +174,7 @@ class ControlLoop:
             if self.state is State.STOPPED:
                 return
             repeated = 0
-            while self._filter_state is not None and repeated < REPEAT:
+            while self._filter_state is not None and repeated < STOP_REPEATS:
                 command, self._filter_state = self.safety.hold(self._filter_state, self.robot.dt)
                 repeated += self._filter_state.motion.at_rest
                 with suppress(Exception):  # the transport may be what failed

@@ -85,9 +85,9 @@ def infer(source: ChunkPolicy, obs: Observed, observed: float, prefix: NDArray[A
 class PolicyRunner:
     """Runs a policy in a thread and isolates its hangs and exceptions."""
 
-    def __init__(self, source: ChunkPolicy, on_answer: Callable[[InferenceResult], None] | None = None) -> None:
+    def __init__(self, source: ChunkPolicy, on_result: Callable[[InferenceResult], None] | None = None) -> None:
         self.spec, self.takes_prefix = source.spec, source.takes_prefix
-        self._source, self._on_answer = source, on_answer
+        self._source, self._on_answer = source, on_result
         self._wake, self._lock = threading.Event(), threading.Lock()
         self._request: tuple[Observed, float, NDArray[Any] | None] | None = None
         self._asked = 0.0  # when

@@ -28,25 +28,27 @@ class PolicyRequirements:
     control_dt: float  # [s] duration of an action
 
 
-def compatibility_errors(source: ChunkPolicy, wanted: PolicyRequirements) -> list[str]:
+def compatibility_errors(source: ChunkPolicy, requirements: PolicyRequirements) -> list[str]:
     """Errors of compatibility between a policy and its task; a bundle also has training metadata."""
     spec = source.spec
     wrong: list[str] = []
     own = {key: tuple(shape) for key, shape in spec.observation.items() if key != HIDDEN_STATE}
     for key, shape in own.items():
-        found = wanted.observation.get(key)
+        found = requirements.observation.get(key)
         if found != shape and not key.startswith(IMAGE_PREFIX):
             wrong.append(f"it expects '{key}' of shape {shape}, the task gives {found or 'nothing'}")
-    if spec.action_dim != len(wanted.low):
-        wrong.append(f"it has {spec.action_dim} actions and the task {len(wanted.low)}")
+    if spec.action_dim != len(requirements.low):
+        wrong.append(f"it has {spec.action_dim} actions and the task {len(requirements.low)}")
     manifest: Any = getattr(source, "manifest", None)
     if manifest is None:
         return wrong
-    if manifest.task != wanted.task:
+    if manifest.task != requirements.task:
         wrong.append(f"it was trained on {manifest.task}")
-    if manifest.control_dt is not None and abs(manifest.control_dt - wanted.control_dt) > 1e-9:
-        wrong.append(f"its actions last {1e3 * manifest.control_dt:g} ms, the task's {1e3 * wanted.control_dt:g} ms")
-    bounds = (manifest.action_low, wanted.low), (manifest.action_high, wanted.high)
+    if manifest.control_dt is not None and abs(manifest.control_dt - requirements.control_dt) > 1e-9:
+        wrong.append(
+            f"its actions last {1e3 * manifest.control_dt:g} ms, the task's {1e3 * requirements.control_dt:g} ms"
+        )
+    bounds = (manifest.action_low, requirements.low), (manifest.action_high, requirements.high)
     if any(len(theirs) and not (len(theirs) == len(ours) and np.allclose(theirs, ours)) for theirs, ours in bounds):
         wrong.append("its actions have other bounds")
     return wrong

@@ -26,7 +26,7 @@ from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscr
 from robopolicy_robots.transports.wrapped import WrappedPublisher, WrappedSubscription, WrappedTransport
 
 log = logging.getLogger(__name__)
-BACKLOG = 10_000  # queued messages; more are counted and dropped, the loop never waits
+QUEUE_SIZE = 10_000  # queued messages; more are counted and dropped, the loop never waits
 FLUSH = 1.0  # [s] between flushes, so that most of a recording survives a kill
 NANO = 10**9
 
@@ -53,7 +53,7 @@ class Recorder:
     def __init__(self, path: Path) -> None:
         mcap = require("mcap.writer", "record")
         self.path = path
-        self.left_out = 0  # dropped messages, which came faster than the disk writes
+        self.dropped = 0  # dropped messages, which came faster than the disk writes
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("wb")
@@ -63,7 +63,7 @@ class Recorder:
         self._writer.start(profile="ros2", library="robopolicy")
         self._channels: dict[tuple[str, str], int] = {}
         self._failure: Exception | None = None
-        self._queue: queue.Queue[tuple[str, Message, int] | None] = queue.Queue(BACKLOG)
+        self._queue: queue.Queue[tuple[str, Message, int] | None] = queue.Queue(QUEUE_SIZE)
         self._thread = threading.Thread(target=self._write, name="recorder", daemon=True)
         self._thread.start()
 
@@ -72,7 +72,7 @@ class Recorder:
         try:
             self._queue.put_nowait((topic, message, time.time_ns()))
         except queue.Full:
-            self.left_out += 1
+            self.dropped += 1
 
     def close(self) -> None:
         """Complete the file; may be called twice.
@@ -84,8 +84,8 @@ class Recorder:
             self._queue.put(None)
             self._thread.join()
         if not self._file.closed:
-            if self.left_out:
-                log.warning("%s lacks %d messages, which came faster than the disk writes", self.path, self.left_out)
+            if self.dropped:
+                log.warning("%s lacks %d messages, which came faster than the disk writes", self.path, self.dropped)
             try:
                 self._writer.finish()
                 self._file.close()

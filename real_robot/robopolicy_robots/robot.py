@@ -33,8 +33,8 @@ from robopolicy_robots.messages import (
 from robopolicy_robots.transports.base import COMMAND, IMAGE, LATCHED, MAX_DOMAIN, SENSOR, TOPIC, QoS, transport_names
 
 SHIPPED = Path(__file__).parent / "robots"
-QUALITIES: dict[str, QoS] = {"sensor": SENSOR, "image": IMAGE, "command": COMMAND, "latched": LATCHED}
-COMMANDS = (JointTrajectory.ros_name, Float64MultiArray.ros_name, JointState.ros_name)
+QOS_PROFILES: dict[str, QoS] = {"sensor": SENSOR, "image": IMAGE, "command": COMMAND, "latched": LATCHED}
+COMMAND_TYPES = (JointTrajectory.ros_name, Float64MultiArray.ros_name, JointState.ros_name)
 PICTURES = (Image.ros_name, CompressedImage.ros_name)
 JOINTS, CAMERA = "joints", "image."  # keys of sources
 # {unit: largest position and velocity of a joint}; what lies beyond was meant in degrees or millimetres
@@ -146,8 +146,10 @@ class RobotSpec:
         self._check_topics()
         if self.state.type != JointState.ros_name:
             raise UserError(f"{self.name}: state must be of type {JointState.ros_name}, found {self.state.type}.")
-        if self.command.type not in COMMANDS:
-            raise UserError(f"{self.name}: command must be one of {', '.join(COMMANDS)}, found {self.command.type}.")
+        if self.command.type not in COMMAND_TYPES:
+            raise UserError(
+                f"{self.name}: command must be one of {', '.join(COMMAND_TYPES)}, found {self.command.type}."
+            )
         if not 0 < self.rate <= 2000:
             raise UserError(f"{self.name}: rate must lie in (0, 2000] Hz, got {self.rate:g}.")
         if self.command_timeout is not None and not 1.0 / self.rate < self.command_timeout < math.inf:
@@ -318,7 +320,7 @@ def _check_joint(joint: Joint, where: str) -> None:
 def _check_topic(topic: Topic, where: str) -> None:
     if topic.type not in CATALOGUE:
         raise UserError(f"{where}: {unknown_name('message type', topic.type, CATALOGUE)}")
-    if topic.qos not in QUALITIES:
-        raise UserError(f"{where}: {unknown_name('QoS', topic.qos, QUALITIES)}")
+    if topic.qos not in QOS_PROFILES:
+        raise UserError(f"{where}: {unknown_name('QoS', topic.qos, QOS_PROFILES)}")
     if not TOPIC.fullmatch(topic.topic):
         raise UserError(f"{where}: a topic looks like '/arm/joint_states', found '{topic.topic}'.")

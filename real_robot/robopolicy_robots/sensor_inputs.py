@@ -11,7 +11,7 @@ from robopolicy.deploy.safety.motion import Array
 from robopolicy.deploy.safety.watchdog import Watchdog
 from robopolicy.errors import UserError
 from robopolicy_robots.messages import CATALOGUE, JointState
-from robopolicy_robots.robot import JOINTS, QUALITIES, RobotSpec
+from robopolicy_robots.robot import JOINTS, QOS_PROFILES, RobotSpec
 from robopolicy_robots.transports.base import Received, Subscription, Transport
 
 
@@ -30,7 +30,7 @@ class SensorInputs:
         self._topics = topics
         self._bound: dict[str, str] = {}
         self.subscriptions: dict[str, Subscription] = {
-            key: transport.subscribe(topic.topic, CATALOGUE[topic.type], QUALITIES[topic.qos])
+            key: transport.subscribe(topic.topic, CATALOGUE[topic.type], QOS_PROFILES[topic.qos])
             for key, topic in topics.items()
         }
 

@@ -66,6 +66,6 @@ class Tick:
     state: State
     reason: str  # of a hold or a stop, with details; else the unmet condition of arming
     measured: Array | None  # (J,) positions
-    wanted: Array | None  # (J,) before the filter
+    target: Array | None  # (J,) before the filter
     command: Array | None  # (J,) sent; None while nothing is
     interventions: tuple[SafetyIntervention, ...]

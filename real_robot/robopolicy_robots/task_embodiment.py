@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from robopolicy.errors import UserError
 from robopolicy.sim.backends.mujoco.task import BatchState, MujocoTask
-from robopolicy_robots.embodiment import picture
+from robopolicy_robots.embodiment import decode_image
 from robopolicy_robots.message import Message
 from robopolicy_robots.messages import Image, TwistStamped
 from robopolicy_robots.mujoco_topics import OPERATOR, MujocoTopics, from_twist
@@ -66,7 +66,7 @@ class TaskEmbodiment:
         absent = [key for key in self.images if key not in state]
         if absent:
             raise UserError(f"The robot does not report {', '.join(absent)}.")
-        return found | {key: picture(state[key].message, size) for key, size in self.images.items()}
+        return found | {key: decode_image(state[key].message, size) for key, size in self.images.items()}
 
     def command(self, action: NDArray[np.floating], state: Mapping[str, Received]) -> Array:
         """Joint targets `(J,)` [rad, m] of the next `control_dt` seconds for `action` `(A,)`; call it once per action.

@@ -27,15 +27,15 @@ COLOURS = {State.RUN: "green", State.ARMED: "cyan", State.HOLD: "yellow", State.
 class RunDisplay:
     """Display of the newest metrics: a table on a terminal, else a line for every change of state."""
 
-    def __init__(self, console: Console, figures: RunMetrics, browser: BrowserDashboard | None, *, lines: bool) -> None:
-        self.figures, self.browser = figures, browser
+    def __init__(self, console: Console, metrics: RunMetrics, browser: BrowserDashboard | None, *, lines: bool) -> None:
+        self.metrics, self.browser = metrics, browser
         self._console, self._lines = console, lines
-        self._title = f"{figures.robot.name}, {figures.task}"
+        self._title = f"{metrics.robot.name}, {metrics.task}"
         self._said = ""
 
     def update(self, status: Mapping[str, Any], tick: Tick) -> None:
         """Update the display after a tick."""
-        self.figures.update(status, tick)
+        self.metrics.update(status, tick)
         if self.browser is not None:
             self.browser.update(tick)
         state = str(tick.state) + (f" ({tick.reason})" if tick.reason else "")
@@ -43,12 +43,12 @@ class RunDisplay:
             self.line(f"{self._title}: {state}")
         self._said = state
 
-    def episode_finished(self, played: Any, number: int, of: int) -> None:
+    def episode_finished(self, episode: Any, number: int, total: int) -> None:
         """Report the end of an episode."""
-        outcome = {True: "success", False: "failure", None: played.state}[played.success if played.done else None]
-        seed = "" if played.seed is None else f", seed {played.seed}"
-        text = f"episode {number} of {of}{seed}: {outcome}, {played.steps} steps, {played.ticks} ticks"
-        self.figures.episodes.append(text)
+        outcome = {True: "success", False: "failure", None: episode.state}[episode.success if episode.done else None]
+        seed = "" if episode.seed is None else f", seed {episode.seed}"
+        text = f"episode {number} of {total}{seed}: {outcome}, {episode.steps} steps, {episode.ticks} ticks"
+        self.metrics.episodes.append(text)
         if self._lines:
             self.line(text)
 
@@ -72,14 +72,14 @@ class RunDisplay:
     @property
     def stopped(self) -> bool:
         """Whether the emergency stop was pressed in the browser."""
-        return self.browser is not None and self.browser.pressed
+        return self.browser is not None and self.browser.estop_pressed
 
     def line(self, text: str) -> None:
         """Print a line, above the table if there is one."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def __rich__(self) -> Group:
-        now, table = self.figures.snapshot(), Table.grid(padding=(0, 2))
+        now, table = self.metrics.snapshot(), Table.grid(padding=(0, 2))
         heading = Text(f"{self._title}   ").append(f"{now['state']} {now['reason']}", COLOURS.get(now["state"], ""))
         table.add_row("rate", f"{now['rate'] or 0.0:6.1f} of {now['target_rate']:g} Hz", f"{now['missed']} missed")
         table.add_row("jitter", f"{1e3 * (now['jitter'] or 0.0):6.1f} ms", "p99, off the period")
@@ -94,7 +94,7 @@ class RunDisplay:
 
 
 @contextmanager
-def open_view(plain: bool, figures: RunMetrics, browser: str | None = None) -> Iterator[RunDisplay]:
+def open_view(plain: bool, metrics: RunMetrics, browser: str | None = None) -> Iterator[RunDisplay]:
     """Display of a run: a live table on a terminal unless `plain`, else lines; also a web page at `browser`.
 
     Raises:
@@ -103,8 +103,8 @@ def open_view(plain: bool, figures: RunMetrics, browser: str | None = None) -> I
     console = Console()
     lines = plain or not console.is_terminal
     with ExitStack() as stack:
-        page = stack.enter_context(closing(BrowserDashboard(browser, figures))) if browser else None
-        view = RunDisplay(console, figures, page, lines=lines)
+        page = stack.enter_context(closing(BrowserDashboard(browser, metrics))) if browser else None
+        view = RunDisplay(console, metrics, page, lines=lines)
         if page is not None:
             view.line(f"viewer: {page.url}")
         if not lines:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.cli.policy_args import PolicyEntry
-from robopolicy.deploy.dashboard import ALONE, WATCHED, Dashboard, pixels_packet
+from robopolicy.deploy.dashboard import NO_CLIENTS, CLIENT_CONNECTED, Dashboard, pixels_packet
 from robopolicy.evaluation.harness import play
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.sim.contract import Observation, Step, VectorSim
@@ -109,11 +109,11 @@ class View:
         self.page.send(json.dumps({"title": self.title, "words": self.words, "figures": figures}).encode())
 
     def said(self) -> Iterator[str]:
-        """Words as they come, `WATCHED` among them, until the end is asked for or the page has gone."""
+        """Words as they come, `CLIENT_CONNECTED` among them, until the end is asked for or the page has gone."""
         while (word := self.page.poll()) not in (b"", END.encode()):
             if word is None:
                 time.sleep(IDLE)
-            elif word != ALONE:
+            elif word != NO_CLIENTS:
                 yield word.decode()
 
 
@@ -132,7 +132,7 @@ def by_keys(address: str, predicted: VectorSim, real: VectorSim, seed: int) -> N
         sides = {"predicted": predicted, "real": real}
         over = True
         for word in view.said():
-            if word in (RETRY_DELAY, WATCHED.decode()):
+            if word in (RETRY_DELAY, CLIENT_CONNECTED.decode()):
                 seed += word == RETRY_DELAY
                 over = _begin(view, sides, seed)
             elif not over:

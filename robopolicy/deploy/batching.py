@@ -66,14 +66,14 @@ class ServerStatistics:
         self.clients = 0  # connected now
         self._since = time.monotonic()
 
-    def answered(self, seconds: float, deadline: float | None, *, failed: bool) -> None:
+    def record_reply(self, seconds: float, deadline: float | None, *, failed: bool) -> None:
         """Count a reply after `seconds` to a request with an optional `deadline` [s]."""
         self.latency.add(seconds)
         self.requests += 1
         self.errors += failed
         self.deadline_misses += deadline is not None and seconds > deadline
 
-    def computed(self, rows: int, seconds: float) -> None:
+    def record_batch(self, rows: int, seconds: float) -> None:
         """Count a batch."""
         self.compute.add(seconds)
         self.batches, self.rows = self.batches + 1, self.rows + rows
@@ -176,7 +176,7 @@ class PendingRequest:
     prefix: NDArray[np.float32] | None
     streams: Streams
     until: float  # [s, monotonic] deadline
-    answer: Future[NDArray[np.float32]]
+    future: Future[NDArray[np.float32]]
 
     @property
     def kind(self) -> tuple[bool, int]:
@@ -253,10 +253,10 @@ class Batcher:
         self._thread = threading.Thread(target=self._run, name="policy", daemon=True)  # a policy may hang forever
         self._thread.start()
 
-    def submit(self, question: PendingRequest) -> Future[NDArray[np.float32]]:
+    def submit(self, request: PendingRequest) -> Future[NDArray[np.float32]]:
         """Queue a request; the result is a chunk `(B, H, A)`, or an exception of one line."""
-        self._questions.put(question)
-        return question.answer
+        self._questions.put(request)
+        return request.future
 
     def close(self) -> None:
         """Finish the queue and end the thread, unless the policy hangs."""
@@ -274,7 +274,7 @@ class Batcher:
                     break
             kinds: dict[tuple[bool, int], list[PendingRequest]] = {}
             for question in batch:
-                if question is not None and question.answer.set_running_or_notify_cancel():
+                if question is not None and question.future.set_running_or_notify_cancel():
                     kinds.setdefault(question.kind, []).append(question)
             for questions in kinds.values():
                 self._answer(questions)
@@ -289,15 +289,15 @@ class Batcher:
         now = time.monotonic()
         for question in questions:
             if now > question.until:
-                question.answer.set_exception(UserError("The deadline passed before the request was computed."))
-        questions = [question for question in questions if not question.answer.done()]
+                question.future.set_exception(UserError("The deadline passed before the request was computed."))
+        questions = [question for question in questions if not question.future.done()]
         if not questions:
             return
         try:
             chunks = self._compute(questions)
         except Exception as error:
             if len(questions) == 1:
-                questions[0].answer.set_exception(error)
+                questions[0].future.set_exception(error)
             else:  # compute separately to find the failing request
                 for question in questions:
                     self._answer([question])
@@ -305,9 +305,9 @@ class Batcher:
         for question in questions:
             chunk, chunks = chunks[: len(question.streams)], chunks[len(question.streams) :]
             if np.isfinite(chunk).all():
-                question.answer.set_result(chunk)
+                question.future.set_result(chunk)
             else:
-                question.answer.set_exception(UserError("The policy returned a non-finite action."))
+                question.future.set_exception(UserError("The policy returned a non-finite action."))
 
     def _compute(self, questions: Sequence[PendingRequest]) -> NDArray[np.float32]:
         """Chunks of all rows, in calls of at most `max_batch`."""
@@ -330,7 +330,7 @@ class Batcher:
                 ),
                 np.float32,
             )
-            self._statistics.computed(len(streams[rows]), time.monotonic() - start)
+            self._statistics.record_batch(len(streams[rows]), time.monotonic() - start)
             spec = self._served.greeting.spec
             wanted = (len(streams[rows]), spec.horizon, spec.action_dim)
             if part.shape != wanted:

@@ -23,7 +23,7 @@ from robopolicy.errors import UserError
 
 MAX_PACKET_BYTES = 2**18  # bytes of a packet
 PIXELS, ENCODED = b"P", b"E"  # first byte of an image packet: raw, or an encoded file
-WATCHED, ALONE = b"watched", b"alone"  # messages of the server: a client is connected, none is
+CLIENT_CONNECTED, NO_CLIENTS = b"watched", b"alone"  # messages of the server: a client is connected, none is
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -61,14 +61,14 @@ class Dashboard:
         UserError: The address cannot be opened; one line.
     """
 
-    def __init__(self, address: str, file: Path, words: Sequence[str]) -> None:
+    def __init__(self, address: str, file: Path, commands: Sequence[str]) -> None:
         host, port = parse_address(address)
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # packets, and an end of file
         self.link.setblocking(False)
         self.link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_PACKET_BYTES)
         command = [sys.executable, "-m", "robopolicy.deploy.dashboard_server", host, str(port), str(theirs.fileno())]
         self.process = subprocess.Popen(
-            [*command, str(file), *words],
+            [*command, str(file), *commands],
             pass_fds=[theirs.fileno()],
             stdout=subprocess.PIPE,
             text=True,

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from robopolicy.deploy.dashboard import ALONE, ENCODED, MAX_PACKET_BYTES, PIXELS, WATCHED
+from robopolicy.deploy.dashboard import NO_CLIENTS, ENCODED, MAX_PACKET_BYTES, PIXELS, CLIENT_CONNECTED
 from robopolicy.deploy.wire import TOKEN, is_loopback
 from robopolicy.errors import UserError
 from robopolicy.optional import require
@@ -52,9 +52,9 @@ class DashboardServer:
         words: Commands that the page may send.
     """
 
-    def __init__(self, link: socket.socket, host: str, token: str, page: Path, words: Sequence[str]) -> None:
+    def __init__(self, link: socket.socket, host: str, token: str, page: Path, commands: Sequence[str]) -> None:
         self._link, self._host, self._token, self._page = link, host, token, page
-        self._words = {json.dumps({word: True}): word.encode() for word in words}
+        self._words = {json.dumps({word: True}): word.encode() for word in commands}
         self._asyncio = require("websockets.asyncio.server", "remote")
         self._http, self._headers = (
             require("websockets.http11", "remote"),
@@ -144,7 +144,7 @@ class DashboardServer:
             if await self._admitted(connection):
                 self._clients.add(connection)
                 if len(self._clients) == 1:
-                    self._post(WATCHED)
+                    self._post(CLIENT_CONNECTED)
                 async for message in connection:
                     if message not in self._words:
                         await connection.close(1003, "not understood")
@@ -157,7 +157,7 @@ class DashboardServer:
             if connection in self._clients:
                 self._clients.remove(connection)
                 if not self._clients:
-                    self._post(ALONE)
+                    self._post(NO_CLIENTS)
 
     async def _admitted(self, connection: Any) -> bool:
         if not self._token:

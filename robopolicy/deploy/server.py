@@ -202,7 +202,7 @@ class ChunkServer:
         except Exception as error:
             reply = Reply(number, error=_line(f"{type(error).__name__}: {error}"), seconds=time.monotonic() - start)
             self._log(f"the policy failed: {reply.error}")
-        self.statistics.answered(reply.seconds, deadline, failed=bool(reply.error))
+        self.statistics.record_reply(reply.seconds, deadline, failed=bool(reply.error))
         return reply
 
     async def _report(self) -> None:

@@ -29,7 +29,7 @@ WORDS = ["deploy", "--task", "lift", "--policy", "scripted", "--transport", "loo
 def quick(monkeypatch):
     monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_cli.COMMAND)
     monkeypatch.setattr(checks, "DISCOVERY_TIMEOUT", 1.0)
-    monkeypatch.setattr(checks, "LISTEN", 0.3)
+    monkeypatch.setattr(checks, "MEASURE_TIME", 0.3)
     monkeypatch.setattr(checks, "SLACK", 0.5)  # of a busy machine
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -119,7 +119,7 @@ def test_a_policy_too_slow_or_far_away_fails(monkeypatch, capsys):
             observe=lambda state: {"state": np.zeros(len(NAMES), np.float32)},
             command=lambda action, state: np.array([3.0]),
         ),
-        wanted=PolicyRequirements("lift", {"state": (len(NAMES),)}, np.zeros(5), np.ones(5), 0.05),
+        requirements=PolicyRequirements("lift", {"state": (len(NAMES),)}, np.zeros(5), np.ones(5), 0.05),
     )
     inputs: Any = SimpleNamespace(state={}, measured=lambda now: SimpleNamespace(position=np.zeros(1)))
     monkeypatch.setattr(checks, "time", patched)

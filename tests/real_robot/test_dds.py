@@ -159,7 +159,7 @@ def test_sixteen_qualities_of_service(domain: int, transport: DdsTransport, ours
         assert set(end.unmet) <= set(missing) and bool(end.unmet) == bool(missing)
         # What was published before reaches only who asks for it, and reliably, of a publisher that kept it.
         seen = our.latest() is not None if ours == "reads" else bool(their.take(N=5))
-        assert seen == (not missing and asked.latched and asked.asks_reliable)
+        assert seen == (not missing and asked.latched and asked.requests_reliable)
 
 
 def test_a_deadline_never_matches(domain: int, transport: DdsTransport) -> None:

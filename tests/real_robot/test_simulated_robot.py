@@ -45,7 +45,7 @@ def test_an_episode_ends_with_its_time():
     robot.reset(1)
     for _ in range(10):
         robot.advance()
-    assert robot.episode.waits  # its clock starts with the first command
+    assert robot.episode.steps == 0  # its clock starts with the first command
     robot.command(("joint1",), np.zeros(1))
     for _ in range(150):
         assert not robot.episode.done

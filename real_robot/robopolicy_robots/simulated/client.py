@@ -54,7 +54,7 @@ class Simulation:
                 asked = now
             time.sleep(_POLL)
 
-    def fail(self, fault: str) -> None:
+    def inject_fault(self, fault: str) -> None:
         """Inject a fault, see `robopolicy_robots.simulated.topics`."""
         self._fault.publish(String(fault))
 

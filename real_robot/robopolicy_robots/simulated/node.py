@@ -185,7 +185,7 @@ class SimNode:
         if self.robot.time - self._pictured >= self._camera_period - 1e-9 or self.robot.time < self._pictured:
             self._pictured = self.robot.time
             for camera, publisher in self._cameras.items():
-                pixels = self.robot.picture(camera, self._image_size, self._image_size)
+                pixels = self.robot.render(camera, self._image_size, self._image_size)
                 header = Header(stamp, camera)
                 packed = publisher.kind is CompressedImage
                 publisher.publish(png(pixels, header) if packed else Image.from_pixels(pixels, header))

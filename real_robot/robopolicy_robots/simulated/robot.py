@@ -160,7 +160,7 @@ class SimulatedRobot:
             found[OPERATOR] = to_twist(self.task.velocity_command(self._state(self._before.memory))[0], stamp)
         return found
 
-    def picture(self, camera: str, height: int, width: int) -> NDArray[np.uint8]:
+    def render(self, camera: str, height: int, width: int) -> NDArray[np.uint8]:
         """Current image `(height, width, 3)` of `camera`."""
         camera = self.task.shown_camera(camera) or camera
         if (height, width) not in self._renderers:

@@ -41,20 +41,22 @@ class QoS:
     """
 
     offers_reliable: bool  # our publishers send lost messages again
-    asks_reliable: bool  # our subscriptions take only from publishers that do
+    requests_reliable: bool  # our subscriptions take only from publishers that do
     latched: bool = False  # late subscribers get the newest message ("transient local")
     depth: int = 1  # messages kept until read
 
 
-SENSOR = QoS(offers_reliable=True, asks_reliable=False)  # joint states, odometry: matches every publisher
-IMAGE = QoS(offers_reliable=False, asks_reliable=False)
-COMMAND = QoS(offers_reliable=True, asks_reliable=True)
-LATCHED = QoS(offers_reliable=True, asks_reliable=True, latched=True, depth=16)  # emergency stop, status, description
+SENSOR = QoS(offers_reliable=True, requests_reliable=False)  # joint states, odometry: matches every publisher
+IMAGE = QoS(offers_reliable=False, requests_reliable=False)
+COMMAND = QoS(offers_reliable=True, requests_reliable=True)
+LATCHED = QoS(
+    offers_reliable=True, requests_reliable=True, latched=True, depth=16
+)  # emergency stop, status, description
 
 
 def unmet(asks: QoS, offers: QoS) -> tuple[str, ...]:
     """Policies by which a subscription with `asks` does not match a publisher with `offers`; empty if they match."""
-    reliability = ("reliability",) if asks.asks_reliable and not offers.offers_reliable else ()
+    reliability = ("reliability",) if asks.requests_reliable and not offers.offers_reliable else ()
     return (("durability",) if asks.latched and not offers.latched else ()) + reliability
 
 

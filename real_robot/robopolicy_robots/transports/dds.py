@@ -135,7 +135,7 @@ class DdsSubscription(Subscription[M]):
 
     def __init__(self, participant: _Participant, topic: str, kind: type[M], qos: QoS) -> None:
         super().__init__(topic, kind, qos.depth)
-        settings = _quality(kind, qos.asks_reliable, qos.latched, qos.depth)
+        settings = _quality(kind, qos.requests_reliable, qos.latched, qos.depth)
         entity = participant.topic(topic, kind)
         self._reader: Any = require("cyclonedds.sub", "ros").DataReader(participant.entity, entity, qos=settings)
 

@@ -31,7 +31,7 @@ from robopolicy.optional import require
 from robopolicy_robots.commands import targets_of
 from robopolicy_robots.messages import CATALOGUE, Header, Image, JointState, Time
 from robopolicy_robots.rate import ticks
-from robopolicy_robots.robot import QUALITIES, RobotSpec
+from robopolicy_robots.robot import QOS_PROFILES, RobotSpec
 from robopolicy_robots.transports.base import Publisher, TransportError
 from robopolicy_robots.transports.loopback import LoopbackTransport
 from robopolicy_robots.transports.wrapped import WrappedTransport
@@ -123,10 +123,10 @@ class _Driver:
         self._robot, self._units, self._device = robot, units, device
         self._side = LoopbackTransport(domain)
         state, command = robot.state, robot.command
-        self._state = self._side.advertise(state.topic, JointState, QUALITIES[state.qos])
-        self._command = self._side.subscribe(command.topic, CATALOGUE[command.type], QUALITIES[command.qos])
+        self._state = self._side.advertise(state.topic, JointState, QOS_PROFILES[state.qos])
+        self._command = self._side.subscribe(command.topic, CATALOGUE[command.type], QOS_PROFILES[command.qos])
         self._cameras: dict[str, Publisher[Image]] = {
-            camera.name: self._side.advertise(camera.topic, Image, QUALITIES[camera.qos])
+            camera.name: self._side.advertise(camera.topic, Image, QOS_PROFILES[camera.qos])
             for camera in robot.cameras
             if camera.type == Image.ros_name and camera.name in device.observation_features
         }

@@ -49,7 +49,7 @@ class RclpySubscription(Subscription[M]):
         prepare(kind)
         self._node = node
         self._kept: deque[tuple[Any, float]] = deque(maxlen=qos.depth)  # object, when [s]
-        profile = _profile(qos.asks_reliable, qos.latched, qos.depth)
+        profile = _profile(qos.requests_reliable, qos.latched, qos.depth)
         self._inner: Any = node.create_subscription(native.native_type(kind), topic, self._keep, profile)
 
     def _arrived(self) -> list[Arrival]:

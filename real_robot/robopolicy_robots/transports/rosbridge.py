@@ -27,8 +27,8 @@ from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscr
 from robopolicy_robots.transports.names import ros1_type
 
 CLOSING = 1.0  # [s] timeout of closing
-ALIVE = 1.0  # seconds after its last message for which a publisher is counted
-ASKING = 1.0  # [s] between requests to rosapi
+PUBLISHER_TIMEOUT = 1.0  # seconds after its last message for which a publisher is counted
+PEER_POLL_PERIOD = 1.0  # [s] between requests to rosapi
 MAX_MESSAGE_BYTES = 64 * 2**20  # bytes of a message
 RETRY = 0.5  # seconds between attempts to connect again
 
@@ -62,7 +62,7 @@ class RosbridgeSubscription(Subscription[M]):
         super().__init__(topic, kind, qos.depth)
         self.peers: tuple[str, ...] | None = None  # None: unknown
         self.kept: deque[Arrival] = deque(maxlen=qos.depth)
-        self.heard = -math.inf  # when the last message arrived, monotonic [s]
+        self.last_arrival = -math.inf  # when the last message arrived, monotonic [s]
         self._link = link
         prepare(kind)
 
@@ -77,7 +77,7 @@ class RosbridgeSubscription(Subscription[M]):
             return ()
         if self.peers is not None:
             return self.peers
-        return ("rosbridge",) if time.monotonic() - self.heard < ALIVE else ()
+        return ("rosbridge",) if time.monotonic() - self.last_arrival < PUBLISHER_TIMEOUT else ()
 
     def _leave(self) -> None:
         self._link.remove(self, "unsubscribe")
@@ -231,7 +231,7 @@ class _Link:
         if message.get("op") == "publish":
             for end, _ in self._requests:
                 if isinstance(end, RosbridgeSubscription) and end.topic == message.get("topic"):
-                    end.heard = now
+                    end.last_arrival = now
                     end.kept.append(Arrival(message.get("msg"), now, f"{self.url}#{self._connection}"))
         elif message.get("op") == "service_response" and isinstance(message.get("values"), dict):
             word, _, topic = str(message.get("id")).partition(":")
@@ -245,12 +245,12 @@ class _Link:
         while not self._closed:
             with self._changed:
                 if not (self._controls or self._outgoing):
-                    self._changed.wait(ASKING)
+                    self._changed.wait(PEER_POLL_PERIOD)
                 socket = self._socket
                 if socket is None:
                     self._changed.wait_for(lambda: self._closed or self._socket is not None, RETRY)
                     continue
-                if time.monotonic() - asked > ASKING:
+                if time.monotonic() - asked > PEER_POLL_PERIOD:
                     asked = time.monotonic()
                     self._controls += self._questions()
                 parcels = [*self._controls, *self._outgoing.values()]

@@ -106,7 +106,7 @@ class ZenohSubscription(_ZenohEnd, Subscription[M]):
             self._declared = declare(transport.session, key, ring, history=history)
         else:
             self._declared = transport.session.declare_subscriber(key, ring)
-        self._announce(transport, topic, kind, qos.asks_reliable, qos)
+        self._announce(transport, topic, kind, qos.requests_reliable, qos)
 
     def _arrived(self) -> list[Arrival]:
         found: list[Arrival] = []

@@ -36,10 +36,10 @@ class InterventionLog:
         keep: Maximum number of records in `recent`.
     """
 
-    def __init__(self, window: int = 100, keep: int = 1000) -> None:
+    def __init__(self, window: int = 100, max_records: int = 1000) -> None:
         self.counts: Counter[str] = Counter()
         self.ticks = 0
-        self.recent: deque[SafetyIntervention] = deque(maxlen=keep)
+        self.recent: deque[SafetyIntervention] = deque(maxlen=max_records)
         self._window = window
         self._bent: deque[bool] = deque(maxlen=window)
         self._logged: dict[tuple[str, str], float] = {}

@@ -121,7 +121,7 @@ class ActionOODResult(NamedTuple):
     """Result of the check of one action."""
 
     fraction: float  # of the way to action_horizon: 1 is all of it
-    held: bool  # whether to hold the robot
+    hold: bool  # whether to hold the robot
     score: float  # log-density, or minus a distance
     threshold: float  # minimum score of actions inside of the data
 

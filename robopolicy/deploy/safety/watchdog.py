@@ -18,7 +18,7 @@ from robopolicy.errors import UserError
 
 WINDOW = 30.0  # [s] minimum offsets expire after one to two windows, so that clock drift does not matter
 JUMP = 1.0  # [s] a stamp this much earlier after its receipt than ever before belongs to a clock that jumped ahead
-AGREE = 3  # consecutive messages that confirm a jump of the clock
+CONFIRMATIONS = 3  # consecutive messages that confirm a jump of the clock
 
 
 @dataclass
@@ -70,7 +70,7 @@ class MessageTiming:
         if self._odd and not 0.0 < stamp - self._odd[-1] < JUMP:
             self._odd.clear()
         self._odd.append(stamp)
-        return len(self._odd) >= AGREE
+        return len(self._odd) >= CONFIRMATIONS
 
     def _remember(self, offset: float, received: float) -> None:
         if received >= self._window_end or not math.isfinite(self._window_end):
