@@ -61,7 +61,7 @@ def test_a_robot_that_is_well_passes(monkeypatch, capsys):
     assert rows["command time-out pass"].startswith("holds ") and rows["command time-out pass"].endswith(
         "declared 250 ms"
     )
-    assert "ticks an action" in rows["rate pass"] and "of a chunk's 8 actions of 50 ms" in rows["inference pass"]
+    assert "ticks per action" in rows["rate pass"] and "of a chunk's 8 actions of 50 ms" in rows["inference pass"]
 
 
 def test_a_time_out_that_is_not_stated_or_not_kept_fails(monkeypatch, capsys, tmp_path):

@@ -128,7 +128,7 @@ def test_the_support_of_a_dataset_is_watched(monkeypatch, tmp_path, capsys):
         (["--rate", "-1"], "--rate must be a positive number"),
         (["--robot", "ur5e"], "The task moves the joints"),
         (["--robot", "franka_panda", "--lockstep"], "--lockstep is for simulated robots"),
-        (["--robot", "franka_panda", "--transport", "loopback"], "stays within this process"),
+        (["--robot", "franka_panda", "--transport", "loopback"], "connects only within this process"),
         (["--ood-action", "slw"], "Unknown response 'slw'. Did you mean 'slow'?"),
         (["--lockstep", "--dry-run"], "--dry-run sends none"),
         (["--lockstep", "--check"], "--check needs running time"),

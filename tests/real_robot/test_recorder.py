@@ -120,7 +120,7 @@ def test_messages_that_come_too_fast_are_counted_and_never_waited_for(tmp_path, 
     assert len(list(read(tmp_path / "x.mcap"))) == 50 - recorder.dropped
     recorder.close()  # says it once
     assert [r.getMessage() for r in caplog.records] == [
-        f"{tmp_path / 'x.mcap'} lacks {recorder.dropped} messages, which came faster than the disk writes"
+        f"{tmp_path / 'x.mcap'} lacks {recorder.dropped} messages, which arrived faster than the disk writes"
     ]
 
 

@@ -153,8 +153,8 @@ class SimulatedRobot:
         if off.velocity_noise:
             qvel[robot.qvel] += off.velocity_noise * self._rng.standard_normal(len(robot.qvel))
         if off.pose_noise:
-            for place in self.topics.objects.values():
-                qpos[place.place] += off.pose_noise * self._rng.standard_normal(3)
+            for body in self.topics.objects.values():
+                qpos[body.position] += off.pose_noise * self._rng.standard_normal(3)
         found = self.topics.messages(qpos, qvel, stamp)
         if self.task.has_velocity_command:  # the task generates the commands of an operator
             found[OPERATOR] = to_twist(self.task.velocity_command(self._state(self._before.memory))[0], stamp)
