@@ -39,16 +39,16 @@ class RecordedFilter(SafetyFilter):
     ) -> tuple[Array, FilterState, tuple[SafetyIntervention, ...]]:
         """Call the filter and record the step."""
         sent, after, done = super().step(command, state, measured, dt)
-        self._record(state, dt, sent, after, asked=_plain(command), measured=_plain(measured), done=done)
+        self._log_step(state, dt, sent, after, asked=_plain(command), measured=_plain(measured), done=done)
         return sent, after, done
 
     def hold(self, state: FilterState, dt: float) -> tuple[Array, FilterState]:
         """Call the filter and record the step."""
         sent, after = super().hold(state, dt)
-        self._record(state, dt, sent, after)
+        self._log_step(state, dt, sent, after)
         return sent, after
 
-    def _record(self, state: FilterState, dt: float, sent: Array, after: FilterState, **more: Any) -> None:
+    def _log_step(self, state: FilterState, dt: float, sent: Array, after: FilterState, **more: Any) -> None:
         done = [asdict(each) for each in more.pop("done", ())]
         entry = {"dt": dt, "state": _plain(state), "sent": _plain(sent), "after": _plain(after), "done": done, **more}
         self._recorder.write(TOPIC, String(json.dumps(entry)))

@@ -78,7 +78,7 @@ def say(view: BrowserDashboard, seconds: float = 0.3, **changes: Any) -> None:
 
 
 def say_once(view: BrowserDashboard, now: float, wanted: float = 0.4) -> None:
-    view._figures.update(status(7), tick(now, wanted))
+    view._metrics.update(status(7), tick(now, wanted))
     view.update(tick(now, wanted))
 
 
@@ -275,7 +275,7 @@ def test_what_cannot_be_shown_stops_nothing(
 ) -> None:
     with live(view) as page:
         newest(page, view)
-        monkeypatch.setattr(view._figures, "snapshot", lambda: {"rate": float("nan")})
+        monkeypatch.setattr(view._metrics, "snapshot", lambda: {"rate": float("nan")})
         say(view)
         assert caplog.text.count("was stopped by an error") == 1
         page.send('{"estop": true}')

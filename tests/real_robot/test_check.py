@@ -74,7 +74,7 @@ def test_a_time_out_that_is_not_stated_or_not_kept_fails(monkeypatch, capsys, tm
 
 def test_silence_is_named(monkeypatch, capsys, tmp_path):
     topic = {"topic": "/nowhere", "type": "geometry_msgs/msg/PoseStamped", "qos": "sensor"}
-    monkeypatch.setattr("robopolicy_robots.simulated.node.SimNode._report", lambda self: None)
+    monkeypatch.setattr("robopolicy_robots.simulated.node.SimNode._publish", lambda self: None)
     monkeypatch.setattr("robopolicy_robots.simulated.client.Simulation.reset", lambda self, seed: None)
     code, rows = run(monkeypatch, capsys, other(tmp_path, sources={"object.cube": topic}))
     assert code == 2 and rows["source object.cube FAIL"] == "1 publishers of /nowhere, 0 Hz"
@@ -84,7 +84,7 @@ def test_silence_is_named(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     "changes, name, found",
     [
-        ({"observation": {"state": (7,)}}, "task", "expects 'state' of shape (7,), the task gives"),
+        ({"observation": {"state": (7,)}}, "task", "expects 'state' of shape (7,), the task provides"),
         ({"action_dim": 7}, "task", "7 actions and the task 5"),
     ],
 )  # fmt: skip

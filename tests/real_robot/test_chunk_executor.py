@@ -36,7 +36,7 @@ class Counting:
 
     def observe(self, state: Any) -> dict[str, NDArray[Any]]:
         self.seen.append(self.now)
-        return {"state": np.array([float(self.playback._seen)])}
+        return {"state": np.array([float(self.playback._observed)])}
 
     def command(self, action: NDArray[Any], state: Any) -> NDArray[Any]:
         self.played.append(float(action[0]))

@@ -223,13 +223,13 @@ def test_one_participant_and_one_interface_per_domain(domain: int, transport: Dd
     with DdsTransport(domain) as again:
         assert again._participant is transport._participant
         again.advertise("/status", String, LATCHED)
-        with pytest.raises(TransportError, match="/status carries std_msgs/msg/String in this process"):
+        with pytest.raises(TransportError, match="/status has type std_msgs/msg/String in this process"):
             transport.advertise("/status", JointState, LATCHED)
 
 
 def test_an_interface_that_does_not_exist(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CYCLONEDDS_URI")
-    with pytest.raises(TransportError, match=r"There is no network interface 'eth9' here; there are .*lo"):
+    with pytest.raises(TransportError, match=r"Unknown network interface 'eth9'; this machine has .*lo"):
         DdsTransport(domain, interface="eth9")
 
 

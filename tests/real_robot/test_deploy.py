@@ -115,7 +115,7 @@ def test_the_support_of_a_dataset_is_watched(monkeypatch, tmp_path, capsys):
         (["--task", "drawr"], "Did you mean"),
         (["--task", "locomotion/hopper"], "joints"),
         (["--transport", "dsd"], "Unknown transport 'dsd'. Did you mean 'dds'?"),
-        (["--task", "toy/point_mass"], "Task toy/point_mass has no robot for deployment"),
+        (["--task", "toy/point_mass"], "Task toy/point_mass cannot be deployed"),
         (["--episodes", "0"], "--episodes must be at least 1"),
         (["--seed", "-1"], "--seed must be at least 0, got -1"),
         (["--seed", "4294967296"], "--seed must be at most 4294967295"),
@@ -160,8 +160,8 @@ def test_a_policy_that_cannot_continue_chunks_is_refused_before_anything_starts(
 
 
 MISFITS = [
-    ({"observation": {"state": (7,)}}, {}, "it expects 'state' of shape (7,), the task gives (39,)"),
-    ({"observation": {"wrist": (7,)}}, {}, "it expects 'wrist' of shape (7,), the task gives nothing"),
+    ({"observation": {"state": (7,)}}, {}, "it expects 'state' of shape (7,), the task provides (39,)"),
+    ({"observation": {"wrist": (7,)}}, {}, "it expects 'wrist' of shape (7,), the task provides nothing"),
     ({"action_dim": 7}, {}, "it has 7 actions and the task 5"),
     ({}, {"task": "manipulation/push"}, "it was trained on manipulation/push"),
     ({}, {"control_dt": 0.1}, "its actions last 100 ms, the task's 50 ms"),

@@ -102,7 +102,7 @@ def test_another_type_does_not_match() -> None:
 def test_publishing_another_type_is_refused() -> None:
     with (
         LoopbackTransport() as robot,
-        pytest.raises(TransportError, match="/stop carries std_msgs/msg/Bool, not String"),
+        pytest.raises(TransportError, match="/stop has type std_msgs/msg/Bool, not String"),
     ):
         robot.advertise("/stop", Bool, SENSOR).publish(String("x"))  # type: ignore[arg-type]
 

@@ -159,7 +159,7 @@ def test_defaults_and_sources(tmp_path: Path) -> None:
         ("velocity: 2}", "velocity: 2}\n  - {name: hinge, velocity: 2}", "each name once, got 'hinge' twice"),
         ("name: hinge", "name: ''", "every joint needs a name"),
         ("name: one", "name: one\n? [a]\n: b", "unhashable key"),
-        ("/joint_states", "/joint states", "a topic looks like"),
+        ("/joint_states", "/joint states", "expected a topic such as"),
         ("/commands", "/joint_states", "joints and command must be different topics"),
         (
             "name: one",
