@@ -89,7 +89,7 @@ def test_slow_clients_are_cut_off_and_hold_up_nobody() -> None:
             drop.sendall(b"GET / HT")  # and never the rest
         stuck = Connection(server.url, 5.0)
         stuck.open()
-        raw = stuck._line._socket.socket  # type: ignore[union-attr]
+        raw = stuck._socket._socket.socket  # type: ignore[union-attr]
         raw.sendall(b"\x82\xfe\xff\xff\x00\x00\x00\x00abc")  # a frame of 65535 bytes, three of which come
         with connected(server.url) as client:
             for _ in range(30):
