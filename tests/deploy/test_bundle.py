@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_refused_in_one_line(bundle: Bundle) -> None:
         "'state' must be numbers, found": {"obs": OBS | {"state": np.full((2, 3), "x")}},
         "'state' is not finite": {"obs": OBS | {"state": np.full((2, 3), np.nan)}},
         r"noise must be finite numbers of shape \(4, 2\), found shape \(4, 3\)": {"noise": np.ones((4, 3))},
-        "A prefix holds 1 to 3 actions, got 4": {"prefix": np.ones((4, 2))},
+        "A prefix must have 1 to 3 actions, got 4": {"prefix": np.ones((4, 2))},
         r"prefix must be finite numbers of shape \(2, 2\)": {"prefix": np.full((2, 2), np.inf)},
         r"weights of a prefix lie in \[0, 1\]": {"prefix": np.ones((1, 2)), "weight": np.array([2.0])},
     }

@@ -257,7 +257,7 @@ def test_a_viewer_that_hangs_or_dies_keeps_nobody_waiting(own: BrowserDashboard)
         own._page.process.send_signal(signal.SIGSTOP)
         longest = 0.0
         for i in range(3000):
-            own._updated = own._traced = -np.inf  # every tick hands over
+            own._last_metrics = own._last_row = -np.inf  # every tick hands over
             start = time.thread_time()
             say_once(own, float(i))
             longest = max(longest, time.thread_time() - start)

@@ -145,7 +145,7 @@ def test_opening_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"Unknown setting 'domian' of transport loopback\. Did you mean 'domain'"):
         open_transport("loopback", domian=3)
     monkeypatch.delenv("ROS_DISTRO", raising=False)
-    with pytest.raises(TransportError, match="name the transport: dds, lerobot"):
+    with pytest.raises(TransportError, match="choose a transport: dds, lerobot"):
         open_transport("auto")
     monkeypatch.setenv("ROS_DISTRO", "jazzy")  # a distribution without its Python package is none
     with pytest.raises(TransportError, match="name the transport"):
