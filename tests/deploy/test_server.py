@@ -290,7 +290,7 @@ def test_tls_keeps_strangers_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     except FileNotFoundError:
         pytest.skip("needs openssl")
     with (
-        pytest.raises(UserError, match="not a certificate and its key"),
+        pytest.raises(UserError, match="not PEM files of a certificate and its key"),
         running(Shift(), ServerConfig(**FREE, tls_cert=key, tls_key=cert)),
     ):
         pass
