@@ -90,7 +90,7 @@ def test_other_protocols_texts_and_types_are_refused() -> None:
         decode("hello")
     with pytest.raises(TypeError, match="cannot contain arrays of object"):
         encode({"a": np.array([print], dtype=object)})
-    with pytest.raises(TypeError, match="cannot hold function"):
+    with pytest.raises(TypeError, match="cannot contain function"):
         encode({"a": is_loopback})
 
 

@@ -142,7 +142,7 @@ def test_a_robot_that_fails_is_silent_until_it_works_again(arm: Any, caplog: Any
         assert states.latest().sequence == before
         device.broken = False
         until(lambda: states.latest().sequence > before)
-    assert caplog.text.count("fails") == 1
+    assert caplog.text.count("so101 failed") == 1
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_opening_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TransportError, match="choose a transport: dds, lerobot"):
         open_transport("auto")
     monkeypatch.setenv("ROS_DISTRO", "jazzy")  # a distribution without its Python package is none
-    with pytest.raises(TransportError, match="name the transport"):
+    with pytest.raises(TransportError, match="choose a transport"):
         open_transport("auto")
 
 
