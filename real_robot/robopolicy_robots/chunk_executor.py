@@ -73,11 +73,7 @@ class ChunkExecutor:
         self._waited = False  # waiting for a late chunk at the last goal
 
     def start(self, now: float, state: Messages) -> None:
-        """Reset and start from the current position of the robot.
-
-        Raises:
-            SafetyHold: The embodiment cannot start.
-        """
+        """Reset and start from the current position; raises `SafetyHold` if the embodiment cannot start."""
         self.buffer.clear()
         self._history.clear()
         self._origin, self._slot, self._observed = now, -1, -1
@@ -88,11 +84,7 @@ class ChunkExecutor:
             raise SafetyHold(Reason.BAD_OBSERVATION, str(error)) from error
 
     def observe(self, now: float, state: Messages) -> None:
-        """Observe once per slot.
-
-        Raises:
-            SafetyHold: The observation is invalid or out of distribution.
-        """
+        """Observe once per slot; raises `SafetyHold` for observations that are invalid or out of distribution."""
         slot = self._at(now + self._inference()[1])
         if slot <= self._observed:
             return
@@ -145,11 +137,7 @@ class ChunkExecutor:
         return self.buffer.remaining(now - self._origin) if np.isfinite(self._origin) else 0.0
 
     def waypoint(self, now: float, state: Messages) -> Array | None:
-        """Goal `(J,)` of the action of this slot, in the robot's order; None without an action.
-
-        Raises:
-            SafetyHold: The embodiment rejects the action.
-        """
+        """Joint goal `(J,)` of the current action, or None; raises `SafetyHold` if the embodiment rejects it."""
         slot = self._at(now)
         if slot == self._slot:
             return self._goal
@@ -193,11 +181,7 @@ class ChunkExecutor:
             raise SafetyHold(Reason.WRONG_SHAPE, str(error)) from error
 
     def _supported(self, result: ActionOODResult, goal: Array, started: bool, now: float) -> Array:
-        """Goal of an action, or of a fraction of an out-of-distribution action.
-
-        Raises:
-            SafetyHold: Too many consecutive actions, or the first action, are out of distribution.
-        """
+        """Scale an out-of-distribution goal; raises `SafetyHold` for the first or too many consecutive actions."""
         if result.fraction == 1.0 and not result.hold:
             return goal
         found = SafetyIntervention("support", "", result.score, result.threshold, now)

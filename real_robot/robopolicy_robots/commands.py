@@ -28,11 +28,7 @@ def command_message(robot: RobotSpec, command: Array) -> Message:
 
 
 def targets_of(message: Message, order: tuple[str, ...]) -> tuple[tuple[str, ...], Array]:
-    """Joint names and targets of a command; `order` applies to messages without names.
-
-    Raises:
-        UserError: The command has no positions.
-    """
+    """Joint names (`order` for unnamed joints) and targets of a command; raises `UserError` without positions."""
     if isinstance(message, JointTrajectory) and message.points:
         return message.joint_names, message.points[-1].positions
     if isinstance(message, JointState):

@@ -74,11 +74,7 @@ class EpisodeRecord:
 
 
 def deploy(args: argparse.Namespace) -> int:
-    """Run `robopolicy deploy`; exit code 0 after a normal end, 1 after an emergency stop.
-
-    Raises:
-        UserError: The arguments are invalid, or a component does not respond.
-    """
+    """Run `robopolicy deploy` and return the exit code: 0 after a normal end, 1 after an emergency stop."""
     robot = load_robot(args.robot)
     changed = {name: getattr(args, name) for name in ("rate", "domain") if getattr(args, name) is not None}
     robot = replace(robot, **changed)

@@ -29,15 +29,12 @@ class Embodiment(Protocol):
 
     def start(self, state: Mapping[str, Received]) -> None:
         """Reset the state; called before an episode and before the robot moves again after a stop."""
-        ...
 
     def observe(self, state: Mapping[str, Received]) -> dict[str, NDArray[Any]]:
         """Observation `{key: (...)}` without history, from the newest messages `{source: Received}`."""
-        ...
 
     def command(self, action: NDArray[Any], state: Mapping[str, Received]) -> Array:
         """Joint targets `(J,)` [rad, m] for `action` `(A,)`; called once per action, not per tick."""
-        ...
 
 
 class JointEmbodiment:
@@ -89,22 +86,14 @@ class JointEmbodiment:
         }
 
     def command(self, action: NDArray[Any], state: Mapping[str, Received]) -> Array:
-        """Return the action as joint targets.
-
-        Raises:
-            UserError: The length differs from the number of joints.
-        """
+        """Return the action as joint targets; raises `UserError` for other lengths than the number of joints."""
         if np.shape(action) != (len(self.joints),):
             raise UserError(f"Expected {len(self.joints)} joint targets, found an action of shape {np.shape(action)}.")
         return np.asarray(action, np.float64)
 
 
 def decode_image(message: Message, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Decode an image to pixels `(3, height, width)`, resized to `size`.
-
-    Raises:
-        UserError: The image cannot be read, or is larger than `MAX_PIXELS`.
-    """
+    """Decode an image to pixels `(3, height, width)` of `size`; raises `UserError` if unreadable or too large."""
     from PIL import Image as pillow
 
     if isinstance(message, CompressedImage):

@@ -72,7 +72,8 @@ def refilter(recording: Iterable[Recorded], safety: SafetyFilter) -> tuple[int, 
             state, dt, expected = _state(entry["state"]), entry["dt"], np.array(entry["sent"])
             if "measured" in entry:
                 now = JointMeasurement(entry["measured"][0], *(np.array(value) for value in entry["measured"][1:]))
-                sent, after, _ = safety.step(_array(entry["asked"]), state, now, dt)
+                command = np.array(entry["asked"]) if isinstance(entry["asked"], list) else entry["asked"]
+                sent, after, _ = safety.step(command, state, now, dt)
             else:
                 sent, after = safety.hold(state, dt)
         except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -90,10 +91,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.tolist()
     return value if value is None or isinstance(value, bool | int | float | list | str) else repr(value)
-
-
-def _array(value: Any) -> Any:
-    return np.array(value) if isinstance(value, list) else value
 
 
 def _state(value: Any) -> FilterState:

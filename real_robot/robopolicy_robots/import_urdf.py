@@ -49,11 +49,7 @@ class ParsedJoint:
 
 
 def read(path: Path, prefix: str = "") -> list[ParsedJoint]:
-    """Read the joints of a URDF or MJCF file that can be commanded; `prefix` is added to their names.
-
-    Raises:
-        UserError: The file is not URDF or MJCF.
-    """
+    """Read the joints that can be commanded from URDF or MJCF, with `prefix` before their names."""
     try:
         root = ElementTree.parse(path).getroot()
     except (OSError, ElementTree.ParseError) as error:
@@ -61,14 +57,11 @@ def read(path: Path, prefix: str = "") -> list[ParsedJoint]:
     if any(XACRO in node.tag for node in root.iter()):
         raise UserError(f"{path.name} is a xacro file; run: xacro {path.name} > robot.urdf")
     if root.tag == "robot":
-        return [_of_urdf(node, prefix) for node in root.findall("joint") if _moves(node)]
+        nodes = [node for node in root.findall("joint") if node.get("type") in MOVING and node.find("mimic") is None]
+        return [_of_urdf(node, prefix) for node in nodes]
     if root.tag == "mujoco":
         return _of_mjcf(path, prefix)
     raise UserError(f"{path.name} is neither URDF (<robot>) nor MJCF (<mujoco>), found <{root.tag}>.")
-
-
-def _moves(node: ElementTree.Element) -> bool:
-    return node.get("type") in MOVING and node.find("mimic") is None
 
 
 def _of_urdf(node: ElementTree.Element, prefix: str) -> ParsedJoint:
@@ -131,11 +124,7 @@ def _effort(model: mujoco.MjModel, actuator: int) -> float | None:
 
 
 def robot_spec(found: Sequence[ParsedJoint], args: argparse.Namespace) -> RobotSpec:
-    """Robot description from the joints of a file and the command line.
-
-    Raises:
-        UserError: A joint is unknown or lacks a limit; the error names the joint and the option.
-    """
+    """Create a robot description; raises `UserError` if a joint is unknown or lacks a limit."""
     known = {joint.name: joint for joint in found}
     names = args.joints or list(known)
     if not names:

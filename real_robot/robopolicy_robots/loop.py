@@ -90,11 +90,7 @@ class ControlLoop:
         self._heartbeat = transport.subscribe(robot.heartbeat.topic, Bool, QOS_PROFILES[robot.heartbeat.qos])
 
     def arm(self) -> None:
-        """Let the robot move as soon as all conditions for arming are met.
-
-        Raises:
-            UserError: An emergency stop is pressed, or the loop has ended.
-        """
+        """Let the robot move once it can be armed; raises `UserError` if stopped or the emergency stop is pressed."""
         if self.state is State.STOPPED or self.estop:
             raise UserError(f"The robot cannot be armed: {self.estop.cause or 'the loop has ended'}.")
         if self.state is State.HOLD and self._hold_reason in LATCHED:
@@ -109,11 +105,7 @@ class ControlLoop:
             self._hold(SafetyHold(Reason.OPERATOR))
 
     def reset_estop(self) -> None:
-        """Release the emergency stop; the robot must then be armed again.
-
-        Raises:
-            UserError: A source of it is still pressed.
-        """
+        """Release the emergency stop without arming; raises `UserError` if a source of it is still pressed."""
         self.estop.reset()
         if self.state is State.ESTOP:
             self.inputs.unlock_publishers()

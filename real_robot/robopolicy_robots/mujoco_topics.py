@@ -87,11 +87,7 @@ class MujocoTopics:
         return found | {key: PoseStamped(header, body.pose(qpos)) for key, body in self.objects.items()}
 
     def read(self, messages: Mapping[str, Message], qpos: Array, qvel: Array) -> None:
-        """Write `messages` by source to `qpos` `(nq,)`, `qvel` `(nv,)`; other entries are unchanged.
-
-        Raises:
-            UserError: A source or a joint is missing.
-        """
+        """Write `messages` to `qpos` `(nq,)` and `qvel` `(nv,)`; raises `UserError` if a source or joint is missing."""
         missing = [key for key in self.sources if key not in messages]
         if missing:
             raise UserError(f"The robot does not report {', '.join(missing)}; it reports {', '.join(messages) or '-'}.")
@@ -118,11 +114,7 @@ def from_twist(message: Message) -> Array:
 
 
 def prefix_of(model: mujoco.MjModel, joints: Sequence[str]) -> str:
-    """Prefix of the names in `joints` relative to the joint names of the model.
-
-    Raises:
-        UserError: The model has other joints.
-    """
+    """Prefix of `joints` relative to the joint names of the model; raises `UserError` for other joints."""
     own = MujocoTopics(model).commanded
     prefix = joints[0].removesuffix(own[0]) if joints and own else ""
     if tuple(prefix + name for name in own) != tuple(joints):

@@ -118,11 +118,7 @@ class Recorder:
 
 
 def read(path: Path) -> Iterator[Recorded]:
-    """Read the messages of a recording in order of time.
-
-    Raises:
-        UserError: The file is not a recording.
-    """
+    """Read the messages of a recording in order of time; raises `UserError` for other files."""
     reader, exceptions = require("mcap.reader", "record"), require("mcap.exceptions", "record")
     try:
         with path.open("rb") as file:

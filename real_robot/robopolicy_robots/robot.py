@@ -165,8 +165,9 @@ class RobotSpec:
             raise UserError(f"{self.name}: domain must lie in [0, {MAX_DOMAIN}], got {self.domain}.")
         for joint in self.joints:
             _check_joint(joint, self.name)
-        if not self.limits.inside(self.home).all():
-            raise UserError(f"{self.name}: home of '{self._first_outside()}' is outside of the joint's range.")
+        outside = ~self.limits.inside(self.home)
+        if outside.any():
+            raise UserError(f"{self.name}: home of '{self.names[int(np.argmax(outside))]}' is outside of its range.")
         _ = self.filter_config
 
     @property
@@ -197,11 +198,7 @@ class RobotSpec:
         return FilterConfig(self.mode, safety.margin, safety.max_lead, safety.max_step)  # type: ignore[arg-type]
 
     def source(self, key: str) -> Topic:
-        """Topic of a source of an embodiment: `joints`, `image.<camera>`, or one of `sources`.
-
-        Raises:
-            UserError: The robot has no such source.
-        """
+        """Topic of a source: `joints`, `image.<camera>` or a key of `sources`; raises `UserError` for other keys."""
         known = self.readable_topics
         if key not in known:
             unknown = unknown_name("source", key, known, f"of robot {self.name}")
@@ -241,9 +238,6 @@ class RobotSpec:
 
     def _column(self, name: str) -> Array:
         return np.array([getattr(joint, name) for joint in self.joints], np.float64)
-
-    def _first_outside(self) -> str:
-        return self.names[int(np.flatnonzero(~self.limits.inside(self.home))[0])]
 
 
 def load_robot(name: str) -> RobotSpec:

@@ -74,11 +74,7 @@ class SensorInputs:
         return {key: round(age, 4) if np.isfinite(age) else None for key, age in ages.items()}
 
     def measured(self, now: float) -> JointMeasurement:
-        """Measured joints in the order of the robot description.
-
-        Raises:
-            UserError: A joint is missing, or its position is not a finite number.
-        """
+        """Measured joints in the robot's order; raises `UserError` if a joint is missing or not finite."""
         if JOINTS not in self.state:
             raise UserError("no joint state yet")
         message = self.state[JOINTS].message

@@ -48,20 +48,12 @@ class TaskEmbodiment:
         self._steps = 0
 
     def start(self, state: Mapping[str, Received]) -> None:
-        """Reset the memory of the task to the current pose of the robot.
-
-        Raises:
-            UserError: A source is missing, or the task cannot start from measurements.
-        """
+        """Reset the memory of the task to the current pose; raises `UserError` if a source is missing."""
         self._steps, self._memory = 0, {}
         self._memory = self.task.initial_memory(self._state(state))
 
     def observe(self, state: Mapping[str, Received]) -> dict[str, NDArray[Any]]:
-        """Current observations `{key: (dim,)}` float32 of the task and images `(3, height, width)` uint8.
-
-        Raises:
-            UserError: A source is missing.
-        """
+        """Observations `{key: (dim,)}` float32 and images `(3, h, w)` uint8; raises `UserError` without a source."""
         found = {key: value[0].astype(np.float32) for key, value in self.task.observe(self._state(state)).items()}
         missing = [key for key in self.images if key not in state]
         if missing:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.cli.policy_args import PolicyEntry
-from robopolicy.deploy.dashboard import NO_CLIENTS, CLIENT_CONNECTED, Dashboard, pixels_packet
+from robopolicy.deploy.dashboard import CLIENT_CONNECTED, NO_CLIENTS, Dashboard, pixels_packet
 from robopolicy.evaluation.harness import play
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.sim.contract import Observation, Step, VectorSim

@@ -112,7 +112,6 @@ class BatchedPolicy(Protocol):
     @property
     def greeting(self) -> Greeting:
         """Specification of the policy."""
-        ...
 
     def chunks(
         self, obs: Batch, noise: NDArray[Any] | None, prefix: NDArray[Any] | None, streams: Streams
@@ -125,7 +124,6 @@ class BatchedPolicy(Protocol):
             prefix: `(B, d, A)`, only if the greeting has `prefix`.
             streams: Random streams for policies without `noise`; row i uses only its own stream.
         """
-        ...
 
 
 class ServedChunkPolicy:
@@ -182,11 +180,7 @@ class PendingRequest:
 
 
 def check_request(request: Request, greeting: Greeting, seed: int) -> PendingRequest:
-    """Check a request; `seed` is the seed for requests without a seed.
-
-    Raises:
-        UserError: The request does not fit the policy, or contains a non-finite number.
-    """
+    """Check a request, with `seed` by default; raises `UserError` if it does not fit or is not finite."""
     spec = greeting.spec
     missing = [key for key in spec.observation if key not in request.obs]
     if missing:

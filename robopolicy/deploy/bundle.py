@@ -154,11 +154,7 @@ class Bundle:
         return chunk[0]
 
     def verify(self) -> BundleReport:
-        """Compare the golden chunks with those of this machine.
-
-        Raises:
-            UserError: They do not belong to this graph.
-        """
+        """Compare the golden chunks with those of this machine; raises `UserError` if they do not fit the graph."""
         if self._session is None:
             raise UserError(f"The bundle {self.folder} is closed; open it again.")
         golden = read_golden(self.folder)
@@ -278,11 +274,7 @@ def write_manifest(folder: Path, manifest: BundleManifest) -> None:
 
 
 def read_manifest(folder: Path) -> BundleManifest:
-    """Read and check `bundle.json`.
-
-    Raises:
-        UserError: The file is missing, damaged, was changed, or has another version.
-    """
+    """Read `bundle.json`; raises `UserError` if it is missing, damaged, changed, or of another version."""
     path = folder / MANIFEST
     try:
         content = json.loads(

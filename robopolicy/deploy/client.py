@@ -104,23 +104,14 @@ class _WebSocket:
         self._timeout = timeout
         self._connection = ExitStack()  # newer versions of websockets connect only in a context manager
         try:
-            self._socket = self._connection.enter_context(
-                client.connect(
-                    address.geturl(),
-                    additional_headers=headers,
-                    open_timeout=timeout,
-                    ping_timeout=timeout,  # a server may not respond to pings during inference
-                    close_timeout=1,
-                    max_size=MAX_MESSAGE_BYTES,
-                    compression=None,
-                    proxy=None,
-                )
-            )
+            options: dict[str, Any] = {"max_size": MAX_MESSAGE_BYTES, "compression": None, "proxy": None}
+            options |= {"open_timeout": timeout, "close_timeout": 1}
+            options["ping_timeout"] = timeout  # a server may not respond to pings during inference
+            connecting = client.connect(address.geturl(), additional_headers=headers, **options)
+            self._socket = self._connection.enter_context(connecting)
         except ssl.SSLCertVerificationError as error:
-            raise UserError(
-                f"The certificate of {address.geturl()} is not trusted ({error.verify_message}); for a private one, "
-                "set SSL_CERT_FILE to its file."
-            ) from error
+            text = f"The certificate of {address.geturl()} is not trusted ({error.verify_message})"
+            raise UserError(f"{text}; for a private certificate, set SSL_CERT_FILE to its file.") from error
         except self._errors.InvalidStatus as error:
             raise _refused(address, error.response.status_code) from error
         except (self._errors.InvalidHandshake, EOFError) as error:

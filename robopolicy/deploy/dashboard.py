@@ -30,11 +30,7 @@ CLIENT_CONNECTED, NO_CLIENTS = (
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT` or `PORT`.
-
-    Raises:
-        UserError: The address is invalid, or needs a token that is not set.
-    """
+    """Host and port of `HOST:PORT` or `PORT`; raises `UserError` if invalid, or without a required token."""
     host, _, port = text.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     if not port.isdecimal() or not int(port) < 2**16:

@@ -63,11 +63,7 @@ class DashboardServer:
         link.setblocking(False)
 
     async def run(self, port: int) -> None:
-        """Serve until the program ends.
-
-        Raises:
-            UserError: The port cannot be opened.
-        """
+        """Serve until the program ends; raises `UserError` if the port cannot be opened."""
         silent = logging.getLogger("robopolicy.viewer")
         silent.disabled = True  # no tracebacks of aborted handshakes
         options: dict[str, Any] = {

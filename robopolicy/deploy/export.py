@@ -64,11 +64,7 @@ class TaskMetadata:
 
     @classmethod
     def of(cls, task: str) -> TaskMetadata:
-        """Read the metadata of a registered task.
-
-        Raises:
-            UserError: The task is not available.
-        """
+        """Read the metadata of a registered task; raises `UserError` if it is not available."""
         sim = make_sim(task, SimOptions(num_envs=1))
         try:
             spec = sim.spec
@@ -166,7 +162,9 @@ def export_bundle(
         raise UserError(f"{black.label} is not torch code of this project, so it cannot be exported; serve it instead.")
     decision = Decision(policy.eval(), rtc=rtc)
     inputs = decision.inputs_for(obs)
-    onnx = _exporter()
+    for package in ("onnxscript", "onnxruntime"):
+        require(package, "onnx")
+    onnx = require("onnx", "onnx")
     announce(f"tracing '{policy.name}' with {policy.nfe} network calls per chunk; many calls take minutes")
     model = _graph(onnx, decision, {name: value[:1] for name, value in inputs.items()})
     golden = _golden(decision, inputs)
@@ -206,13 +204,6 @@ def export_bundle(
         )
         write_manifest(temporary, manifest)
     return manifest
-
-
-def _exporter() -> Any:
-    """Return the package `onnx`; raises `UserError` if a package for the export is missing."""
-    for package in ("onnxscript", "onnxruntime"):
-        require(package, "onnx")
-    return require("onnx", "onnx")
 
 
 def _graph(onnx: Any, decision: Decision, inputs: dict[str, Tensor]) -> bytes:

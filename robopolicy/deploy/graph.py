@@ -25,13 +25,8 @@ METADATA = "robopolicy"  # key in the metadata of the file
 NOISE, CHUNK = "noise", "chunk"
 PREFIX, PREFIX_WEIGHT = "prefix", "prefix_weight"
 NEXT_MEMORY = "next_memory"
-TYPES = {
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-    "tensor(float16)": np.float16,
-    "tensor(uint8)": np.uint8,
-    "tensor(int64)": np.int64,
-}
+_TYPES = {"float": np.float32, "double": np.float64, "float16": np.float16, "uint8": np.uint8, "int64": np.int64}
+TYPES = {f"tensor({name})": kind for name, kind in _TYPES.items()}
 
 
 def metadata(spec: PolicySpec, network_calls: int = 1) -> dict[str, str]:

@@ -79,11 +79,7 @@ class ChunkServer:
     """Server of one policy."""
 
     def __init__(self, served: BatchedPolicy, config: ServerConfig, log: Log = lambda _: None) -> None:
-        """Load the certificate and test the policy.
-
-        Raises:
-            UserError: The certificate cannot be read, or the policy returns no chunk for an observation of zeros.
-        """
+        """Load the certificate and test the policy; raises `UserError` if either fails."""
         self.config, self.url = config, ""
         self.statistics = ServerStatistics()
         self._greeting, self._log = served.greeting, log
@@ -207,11 +203,7 @@ class ChunkServer:
 
 
 def serve(served: BatchedPolicy, config: ServerConfig, log: Log, ready: Callable[[ChunkServer], None]) -> None:
-    """Serve in the main thread until one of `stop_signals`.
-
-    Raises:
-        UserError: As in `ChunkServer` and `ChunkServer.run`.
-    """
+    """Serve in the main thread until one of `stop_signals`; raises the errors of `ChunkServer`."""
 
     async def main() -> None:
         server = ChunkServer(served, config, log)

@@ -21,15 +21,9 @@ from robopolicy.errors import UserError
 from robopolicy.policies.heads.average_velocity import forward_mode
 from robopolicy.policies.noise import PerRowGenerator
 
-_aten = torch.ops.aten
-SHAPE_ONLY = {  # operators that use only the shape of their input
-    _aten.new_full.default,
-    _aten.new_zeros.default,
-    _aten.new_ones.default,
-    _aten.full_like.default,
-    _aten.zeros_like.default,
-    _aten.ones_like.default,
-}
+# Operators that use only the shape of their input.
+_NAMES = ("new_full", "new_zeros", "new_ones", "full_like", "zeros_like", "ones_like")
+SHAPE_ONLY = {getattr(torch.ops.aten, name).default for name in _NAMES}
 
 
 class ReplayNoise(PerRowGenerator):
@@ -59,11 +53,7 @@ class CountingNoise(PerRowGenerator):
 
 
 def trace(decide: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphModule:
-    """Trace `decide` on `inputs`, with constants folded.
-
-    Raises:
-        UserError: `decide` draws random numbers without a fixed seed.
-    """
+    """Trace `decide`, with constants folded; raises `UserError` for random draws without a fixed seed."""
     derivatives: dict[Any, Any] = {op: rule for op, rule in core_aten_decompositions().items() if "backward" in str(op)}
     with forward_mode():
         graph = make_fx(decide, decomposition_table=derivatives, tracing_mode="real")(*inputs)

@@ -38,7 +38,7 @@ from cyclonedds.topic import Topic
 from cyclonedds.util import duration
 
 from robopolicy.errors import UserError
-from robopolicy_robots.transports.dds import DdsTransport, loopback_settings
+from robopolicy_robots.transports.dds import DdsTransport, cyclone_settings
 
 SHIPPED = sorted((kind for kind in CATALOGUE.values() if kind.__module__ == "robopolicy_robots.messages"), key=str)
 RELIABLE = {True: Policy.Reliability.Reliable(duration(milliseconds=10)), False: Policy.Reliability.BestEffort}
@@ -48,7 +48,7 @@ KEPT = {True: Policy.Durability.TransientLocal, False: Policy.Durability.Volatil
 @pytest.fixture
 def domain(monkeypatch: pytest.MonkeyPatch) -> int:
     """A domain of this machine alone."""
-    monkeypatch.setenv("CYCLONEDDS_URI", loopback_settings())  # for the bare participants as for ours
+    monkeypatch.setenv("CYCLONEDDS_URI", cyclone_settings("lo"))  # for the bare participants as for ours
     return free_domain()
 
 

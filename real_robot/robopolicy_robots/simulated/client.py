@@ -38,11 +38,7 @@ class Simulation:
         return Status() if received is None else Status.read(received.message)
 
     def reset(self, seed: int) -> None:
-        """Start episode `seed` and wait for the confirmation.
-
-        Raises:
-            UserError: The robot does not confirm.
-        """
+        """Start episode `seed` and wait for confirmation; raises `UserError` after `START_TIMEOUT`."""
         self._request += 1
         requested, until = -RESET_RETRY, time.monotonic() + START_TIMEOUT
         while self.status.request != self._request:
@@ -63,11 +59,7 @@ class Simulation:
 def simulated(
     arguments: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run the node of a simulated robot with `arguments` in its own process, which ends with the context.
-
-    Raises:
-        UserError: The process does not start.
-    """
+    """Run a node in its own process until the context ends; raises `UserError` if it does not start."""
     command = [sys.executable, "-m", NODE, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
@@ -95,11 +87,7 @@ class SimulatedTime(WrappedTransport):
         self._timed: list[_TimedSubscription[Any]] = []
 
     def catch_up(self, until: float, timeout: float = START_TIMEOUT) -> None:
-        """Wait until all sensors have reported the state at `until` [s simulated] or later, and set the clock to it.
-
-        Raises:
-            UserError: The robot does not reach that time.
-        """
+        """Wait until all sensors have reported the state at `until` [s simulated]; raises `UserError` on timeout."""
         deadline = time.monotonic() + timeout
         while any(subscription.behind(until) for subscription in self._timed):
             if time.monotonic() > deadline:

@@ -210,11 +210,7 @@ def png(pixels: np.ndarray, header: Header) -> CompressedImage:
 
 
 def task_of(name: str) -> MujocoTask:
-    """Create the task with a registered name, without its simulator.
-
-    Raises:
-        UserError: The task is unknown, or does not run on the native MuJoCo backend.
-    """
+    """Create a registered task; raises `UserError` if it does not run on the native MuJoCo backend."""
     entry = get_task(name)
     sim = make_sim(name, SimOptions(num_envs=1, backend="mujoco", threads=1)) if "mujoco" in entry.backends else None
     if not isinstance(sim, MujocoSim):

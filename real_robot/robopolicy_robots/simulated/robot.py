@@ -109,11 +109,7 @@ class SimulatedRobot:
         self.holding = False
 
     def command(self, joints: tuple[str, ...], targets: Array) -> None:
-        """Set joint targets by name; other joints keep their targets.
-
-        Raises:
-            UserError: A joint is unknown, or a number is not finite; the command is ignored.
-        """
+        """Set joint targets by name; raises `UserError` for unknown joints and numbers that are not finite."""
         index = {name: i for i, name in enumerate(self.topics.commanded)}
         unknown = [name for name in joints if name not in index]
         if unknown or not joints or len(joints) != len(targets) or not np.isfinite(targets).all():

@@ -32,11 +32,7 @@ class _Json:
 
     @classmethod
     def read(cls, message: String) -> Self:
-        """Parse a message.
-
-        Raises:
-            UserError: The message is invalid.
-        """
+        """Parse a message; raises `UserError` if it is invalid."""
         try:
             data = parse_json(message.data)
             kinds = {each.name: type(each.default) for each in fields(cls)}  # type: ignore[arg-type]

@@ -123,9 +123,8 @@ class _End(ABC, Generic[M]):
     def _unmet(self) -> tuple[str, ...]:
         return ()
 
-    @abstractmethod
-    def _leave(self) -> None:
-        """Free resources."""
+    def _leave(self) -> None:  # noqa: B027
+        """Free resources; nothing by default."""
 
 
 class Publisher(_End[M]):
@@ -233,21 +232,13 @@ class Transport(ABC):
         self._closed = False
 
     def advertise(self, topic: str, kind: type[M], qos: QoS) -> Publisher[M]:
-        """Create a publisher of `topic` ("/joint_states").
-
-        Raises:
-            TransportError: The transport is closed, or the topic cannot be used.
-        """
+        """Create a publisher of `topic` ("/joint_states"); raises `TransportError` if closed or invalid."""
         publisher = self._publisher(self._checked(topic), kind, qos)
         self._ends.append(publisher)
         return publisher
 
     def subscribe(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
-        """Create a subscription of `topic`.
-
-        Raises:
-            TransportError: The transport is closed, or the topic cannot be used.
-        """
+        """Create a subscription of `topic`; raises `TransportError` if closed or invalid."""
         subscription = self._subscription(self._checked(topic), kind, qos)
         self._ends.append(subscription)
         return subscription
@@ -288,9 +279,8 @@ class Transport(ABC):
     def _subscription(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
         """Make a subscription."""
 
-    @abstractmethod
-    def _leave(self) -> None:
-        """Free resources, after publishers and subscriptions."""
+    def _leave(self) -> None:  # noqa: B027
+        """Free resources after the endpoints; nothing by default."""
 
 
 TRANSPORTS: Registry[type[Transport]] = Registry(
@@ -315,11 +305,7 @@ def stamp_of(message: Message) -> float | None:
 
 
 def ros_domain(domain: int | None) -> int:
-    """ROS 2 domain: `domain`, else ROS_DOMAIN_ID, else 0.
-
-    Raises:
-        TransportError: The number is invalid.
-    """
+    """ROS 2 domain: `domain`, else ROS_DOMAIN_ID, else 0; raises `TransportError` for invalid numbers."""
     text = os.environ.get("ROS_DOMAIN_ID", "").strip() or "0" if domain is None else str(domain)
     if not text.isdecimal() or int(text) > MAX_DOMAIN:
         raise TransportError(f"A ROS_DOMAIN_ID is a number from 0 to {MAX_DOMAIN}, got '{text}'.")

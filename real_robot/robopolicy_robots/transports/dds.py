@@ -40,12 +40,8 @@ POLICIES = {2: "durability", 4: "deadline", 8: "liveliness", 11: "reliability", 
 BATCH = 16  # maximum number of samples per poll
 
 
-def loopback_settings() -> str:
-    """Settings of Cyclone DDS, for `CYCLONEDDS_URI`, that restrict it to this machine."""
-    return _settings("lo")
-
-
-def _settings(interface: str) -> str:
+def cyclone_settings(interface: str) -> str:
+    """Settings of Cyclone DDS for a network interface, as in `CYCLONEDDS_URI`; "lo" restricts it to this machine."""
     local = interface == "lo"
     peers = '<Peers><Peer Address="127.0.0.1"/></Peers>' if local else ""
     multicast = f"<AllowMulticast>{str(not local).lower()}</AllowMulticast>"
@@ -66,7 +62,7 @@ class _Participant:
         if not configured and interface not in (known := [name for _, name in socket.if_nameindex()]):
             raise TransportError(f"Unknown network interface '{interface}'; this machine has {', '.join(known)}.")
         try:
-            self._domain = None if configured else dds.Domain(domain, _settings(interface))
+            self._domain = None if configured else dds.Domain(domain, cyclone_settings(interface))
             self.entity = dds.DomainParticipant(domain, qos=core.Qos(core.Policy.Userdata(b"enclave=/;")))
         except core.DDSException as error:
             text = f"DDS cannot join domain {domain} on interface '{interface}': {_line(error)}"

@@ -52,11 +52,7 @@ class JointUnits:
 
     @classmethod
     def of(cls, robot: RobotSpec, units: str) -> Self:
-        """Conversion for the joints of `robot`.
-
-        Raises:
-            UserError: The units are unknown, or need a range that a joint lacks.
-        """
+        """Create the conversion for `robot`; raises `UserError` for unknown units or a missing range."""
         if units not in UNITS:
             raise unknown_name("unit", units, UNITS)
         rows: list[tuple[float, float]] = []
@@ -203,11 +199,7 @@ def _connected(robot: RobotSpec, kind: str, units: str, settings: Mapping[str, A
 
 
 def _config(base: Any, package: str, what: str, kind: str, settings: Mapping[str, Any]) -> Any:
-    """Create a LeRobot configuration by its registered name.
-
-    Raises:
-        UserError: The name is unknown, or a setting is unknown or missing.
-    """
+    """Create a LeRobot configuration; raises `UserError` for unknown names and wrong settings."""
     known = _known(base, package, kind)
     if kind not in known:
         raise unknown_name(what, kind, known)

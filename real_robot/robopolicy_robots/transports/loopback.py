@@ -111,9 +111,6 @@ class LoopbackTransport(Transport):
     def _subscription(self, topic: str, kind: type[M], qos: QoS) -> LoopbackSubscription[M]:
         return LoopbackSubscription(self._bus, topic, kind, qos)
 
-    def _leave(self) -> None:
-        pass  # the bus is freed with its last transport
-
 
 def _matched(publisher: LoopbackPublisher[Any], subscription: LoopbackSubscription[Any]) -> bool:
     return publisher.topic == subscription.topic and not _unmet(publisher, subscription)

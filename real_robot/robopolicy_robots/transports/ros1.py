@@ -104,9 +104,6 @@ class Ros1Transport(Transport):
     def _subscription(self, topic: str, kind: type[M], qos: QoS) -> Ros1Subscription[M]:
         return Ros1Subscription(self._rospy, topic, kind, qos)  # ROS 1 is always reliable
 
-    def _leave(self) -> None:
-        pass  # the node lives until the process ends
-
 
 @cache
 def wire_class(kind: type[Message]) -> Any:

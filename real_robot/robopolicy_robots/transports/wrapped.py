@@ -21,9 +21,6 @@ class WrappedPublisher(Publisher[M]):
     def _unmet(self) -> tuple[str, ...]:
         return self._inner.describe().unmet
 
-    def _leave(self) -> None:
-        pass  # the inner transport closes it
-
 
 class WrappedSubscription(Subscription[M]):
     """Subscription through `inner`."""
@@ -45,9 +42,6 @@ class WrappedSubscription(Subscription[M]):
 
     def _unmet(self) -> tuple[str, ...]:
         return self._inner.describe().unmet
-
-    def _leave(self) -> None:
-        pass  # the inner transport closes it
 
 
 class WrappedTransport(Transport):

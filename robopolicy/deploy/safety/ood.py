@@ -134,11 +134,7 @@ class ActionOODCheck:
         self._run = 0
 
     def check(self, obs: Mapping[str, NDArray[Any]], action: NDArray[Any]) -> ActionOODResult:
-        """Check an action `(A,)` for the last observation `{key: (...)}`.
-
-        Raises:
-            UserError: Keys or sizes differ from the data.
-        """
+        """Check an action `(A,)` for an observation `{key: (...)}`; raises `UserError` for other keys or sizes."""
         batch = {key: torch.from_numpy(np.asarray(obs[key], np.float32))[None] for key in self.gate.keys if key in obs}
         point = self.gate.point(batch, torch.from_numpy(np.asarray(action, np.float32))[None])
         score, threshold = float(self.gate.score(point)), self.gate.threshold

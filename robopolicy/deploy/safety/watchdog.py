@@ -154,11 +154,7 @@ class EStop:
         return bool(self.cause)
 
     def reset(self) -> None:
-        """Release the emergency stop.
-
-        Raises:
-            UserError: A source is still pressed.
-        """
+        """Release the emergency stop; raises `UserError` if a source is still pressed."""
         if self._pressed:
             raise UserError(f"The emergency stop cannot be reset while {', '.join(sorted(self._pressed))} is pressed.")
         if self.cause:
