@@ -115,7 +115,7 @@ def rows(cells: Sequence[dict[str, Any]]) -> list[dict[str, object]]:
             after = wilson(*(sum(cell["after"][key] for cell in found) for key in ("correct", "n")))
             table.append(
                 {
-                    "who plays": mode.text,
+                    "rollouts": mode.text,
                     "seeds": len(found),
                     "tokens/s": round(rate),
                     "against synchronous": _against(found, cells),

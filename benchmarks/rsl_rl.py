@@ -277,9 +277,9 @@ def summarise(cells: list[dict[str, Any]]) -> tuple[list[dict[str, object]], dic
                     "seeds": len(found),
                     "return, IQM [95 %]": "-" if score is None else f"{score:.0f}",
                     "simulating [s]": round(typical["simulating"], 3),
-                    "rollout beside it [s]": round(typical["outside"] - typical["updating"], 3),
+                    "rest of the rollout [s]": round(typical["outside"] - typical["updating"], 3),
                     "updating [s]": round(typical["updating"], 3),
-                    "time beside the simulator / rsl_rl": f"{entry['outside_ratio']['value']:.2f} "
+                    "time outside of the simulator / rsl_rl": f"{entry['outside_ratio']['value']:.2f} "
                     f"[{min(ratios):.2f}, {max(ratios):.2f}]"
                     if name == OURS
                     else "-",

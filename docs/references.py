@@ -27,8 +27,8 @@ HEADER = """\
 <!-- Generated from docs/references.bib by `python -m docs.references`; edit the bibliography, not this page. -->
 # References
 
-Code cites by authors and year, pages link to the entry here. A year is that of the first public version; where a method
-was published later at a conference or in a journal, the entry names it.
+Code cites by authors and year, pages link to the entry here. The year is the year of the first public version; where a
+method was published later at a conference or in a journal, the entry names it.
 
 """
 

@@ -1,6 +1,4 @@
-"""The ROS bridge: a policy drives a robot over topics, behind the safety layer of `robopolicy.deploy`.
-
-Modules, from transports to the policy and back:
+"""ROS bridge: controls a robot with a policy over topics, behind the safety layer of `robopolicy.deploy`.
 
     transports/, codecs/, messages     topics of ROS 2, ROS 1, LeRobot or this process
     connection                         transport and its settings
@@ -16,7 +14,6 @@ Modules, from transports to the policy and back:
     metrics, tui, browser_*            live metrics of a run on the terminal and in a browser
     deployment, check, cli             the command `robopolicy deploy [--check]`
 
-Only `task_embodiment`, `mujoco_topics`, MJCF files and the simulated robot need MuJoCo. Only `task_embodiment`, the
-simulated robot and a checkpoint need torch, hence `deployment`; a custom loop with `JointEmbodiment` and a bundle does
-not.
+MuJoCo is needed only for `task_embodiment`, `mujoco_topics`, MJCF files and the simulated robot. Torch is needed only
+for `task_embodiment`, the simulated robot, checkpoints, and thus `deployment`.
 """

@@ -1,7 +1,7 @@
 """Preflight checks of `robopolicy deploy --check`, without motion of a real robot.
 
-Command timeout and emergency stop are tested on a simulated robot, with a command to its present position. For a
-real robot they must be declared, and the operator has to test them.
+The command timeout and the emergency stop are measured only on a simulated robot, with a command to its current
+position. For a real robot they must be declared, and the operator must test them.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from robopolicy_robots.commands import command_message
 from robopolicy_robots.embodiment import Embodiment
 from robopolicy_robots.messages import CATALOGUE, Bool, Message
 from robopolicy_robots.policy_source import PolicyRequirements, compatibility_errors
-from robopolicy_robots.robot import QUALITIES, RobotSpec
+from robopolicy_robots.robot import QOS_PROFILES, RobotSpec
 from robopolicy_robots.sensor_inputs import SensorInputs
 from robopolicy_robots.simulated.client import Simulation
 from robopolicy_robots.transports.base import Publisher, Transport
 
-LISTEN = 1.0  # [s] for which rates are measured
+MEASURE_TIME = 1.0  # [s] for which rates are measured
 DISCOVERY_TIMEOUT = 5.0  # [s] to wait for missing topics
-ASKED = 20  # timed chunks, after one warm-up
+TIMED_CHUNKS = 20  # timed requests after one warm-up
 SLACK = 0.1  # [s] tolerance of the command timeout on a busy machine
 
 
@@ -51,40 +51,40 @@ class PreflightContext:
     transport: Transport
     embodiment: Embodiment
     source: ChunkPolicy
-    wanted: PolicyRequirements
-    other: Callable[[], Transport]  # second transport of the same kind, as for an operator
+    requirements: PolicyRequirements
+    operator_transport: Callable[[], Transport]  # opens a second connection, as an operator would
     simulation: Simulation | None = None
 
 
 def check(context: PreflightContext) -> list[CheckResult]:
-    """Run all checks, in the order in which a run needs them."""
+    """Run all checks in the order in which a run depends on them."""
     robot = context.robot
     inputs = SensorInputs(robot, context.transport, context.embodiment.sources)
     commands = context.transport.advertise(
-        robot.command.topic, CATALOGUE[robot.command.type], QUALITIES[robot.command.qos]
+        robot.command.topic, CATALOGUE[robot.command.type], QOS_PROFILES[robot.command.qos]
     )
-    results = [_described(context), *_heard(context, inputs)]
+    results = [_limits(context), *_sources(context, inputs)]
     until = time.monotonic() + DISCOVERY_TIMEOUT
     while not commands.matched and time.monotonic() < until:
         time.sleep(0.01)
-    takers = commands.matched
-    results.append(CheckResult("commands", takers > 0, f"{takers} subscribers of {robot.command.topic}"))
+    count = commands.matched
+    results.append(CheckResult("commands", count > 0, f"{count} subscribers of {robot.command.topic}"))
     steps: tuple[tuple[str, Callable[[], Iterator[CheckResult]]], ...] = (
         ("joints", lambda: _joints(context, inputs)),
         ("policy", lambda: _policy(context, inputs)),
         ("emergency stop", lambda: _estop(context)),
         ("command time-out", lambda: _timeout(context, inputs, commands)),
     )
-    for name, look in steps:
+    for name, run in steps:
         try:
-            results.extend(look())
+            results.extend(run())
         except UserError as error:
             results.append(CheckResult(name, False, str(error)))
     return results
 
 
 def show(results: list[CheckResult], title: str) -> int:
-    """Print the table; returns 0 if all checks passed, else 2."""
+    """Print the results as a table; return 0 if all checks passed, else 2."""
     table = Table(title=title, title_justify="left")
     for column in ("check", "", "found"):
         table.add_column(column, overflow="fold")
@@ -97,21 +97,18 @@ def show(results: list[CheckResult], title: str) -> int:
     return 2 if failed else 0
 
 
-def _described(context: PreflightContext) -> CheckResult:
-    """Check the limits that a real robot needs."""
+def _limits(context: PreflightContext) -> CheckResult:
+    """Check that all joints have position limits."""
     limits, robot = context.robot.limits, context.robot
-    endless = [
-        joint.name for joint, width in zip(robot.joints, limits.position_high - limits.position_low, strict=True)
-        if not np.isfinite(width)
-    ]  # fmt: skip
+    unbounded = np.array(robot.names)[~np.isfinite(limits.position_high - limits.position_low)]
     unknown = [name for name in ("acceleration", "jerk", "effort") if not np.isfinite(getattr(limits, name)).any()]
     found = f"{len(robot.joints)} joints" + (f"; no limits of {', '.join(unknown)}" if unknown else "")
-    if endless:
-        found = f"no position limits of {', '.join(endless)}"
-    return CheckResult("limits", not endless, found)
+    if len(unbounded):
+        found = f"no position limits of {', '.join(unbounded)}"
+    return CheckResult("limits", not len(unbounded), found)
 
 
-def _heard(context: PreflightContext, inputs: SensorInputs) -> Iterator[CheckResult]:
+def _sources(context: PreflightContext, inputs: SensorInputs) -> Iterator[CheckResult]:
     """Check publishers, rate and age of every source."""
     until = time.monotonic() + DISCOVERY_TIMEOUT
     while (inputs.watchdog.oldest(time.monotonic()) or inputs.publisher_error()) and time.monotonic() < until:
@@ -120,17 +117,17 @@ def _heard(context: PreflightContext, inputs: SensorInputs) -> Iterator[CheckRes
     begin = time.monotonic()
     before = {key: received.sequence for key, received in inputs.state.items()}
     oldest = dict.fromkeys(inputs.watchdog.streams, 0.0)
-    while (now := time.monotonic()) < begin + LISTEN:
+    while (now := time.monotonic()) < begin + MEASURE_TIME:
         inputs.poll()
         oldest = {key: max(oldest[key], stream.age(now)) for key, stream in inputs.watchdog.streams.items()}
         time.sleep(0.002)
     sequences = {key: received.sequence for key, received in inputs.state.items()}
     for key, subscription in inputs.subscriptions.items():
-        rate = (sequences.get(key, 0) - before.get(key, 0)) / LISTEN
-        deadline, speakers = context.robot.deadline(key), subscription.publishers
-        found = f"{speakers} publishers of {context.robot.source(key).topic}, {rate:.0f} Hz"
+        rate = (sequences.get(key, 0) - before.get(key, 0)) / MEASURE_TIME
+        deadline, publishers = context.robot.deadline(key), subscription.publishers
+        found = f"{publishers} publishers of {context.robot.source(key).topic}, {rate:.0f} Hz"
         found += f", at most {1e3 * oldest[key]:.0f} ms old, allowed {1e3 * deadline:.0f} ms" if rate else ""
-        yield CheckResult(f"source {key}", speakers == 1 and rate > 0 and oldest[key] <= deadline, found)
+        yield CheckResult(f"source {key}", publishers == 1 and rate > 0 and oldest[key] <= deadline, found)
 
 
 def _joints(context: PreflightContext, inputs: SensorInputs) -> Iterator[CheckResult]:
@@ -142,27 +139,27 @@ def _joints(context: PreflightContext, inputs: SensorInputs) -> Iterator[CheckRe
 
 
 def _policy(context: PreflightContext, inputs: SensorInputs) -> Iterator[CheckResult]:
-    """Check observations, actions, the distance of the first target, and inference time."""
+    """Check observations, actions, the distance of the first target and the inference time."""
     source, robot, embodiment = context.source, context.robot, context.embodiment
     spec = source.spec
-    wanted, wrong = context.wanted, compatibility_errors(source, context.wanted)
-    found = f"{wanted.task}, actions of {1e3 * wanted.control_dt:g} ms"
-    yield CheckResult("task", not wrong, "; ".join(wrong) or found)
+    task, errors = context.requirements, compatibility_errors(source, context.requirements)
+    found = f"{task.task}, actions of {1e3 * task.control_dt:g} ms"
+    yield CheckResult("task", not errors, "; ".join(errors) or found)
     if isinstance(source, Bundle):
         report = source.verify()
         text = f"golden chunks within {report.max_error:.0e}, allowed {report.tolerance:.0e}"
         yield CheckResult("bundle", report.ok, text)
-    if wrong:
+    if errors:
         return
     embodiment.start(inputs.state)
-    seen = embodiment.observe(inputs.state)
+    current = embodiment.observe(inputs.state)
     for key, shape in spec.observation.items():
-        found = np.shape(seen[key]) if key in seen else "nothing"
+        found = np.shape(current[key]) if key in current else "nothing"
         if found != tuple(shape):
-            raise UserError(f"The policy expects '{key}' of shape {tuple(shape)}, the robot gives {found}.")
-    obs = {key: np.stack([seen[key]] * spec.obs_horizon) for key in spec.observation}
+            raise UserError(f"The policy expects '{key}' of shape {tuple(shape)}, the robot provides {found}.")
+    obs = {key: np.stack([current[key]] * spec.obs_horizon) for key in spec.observation}
     seconds: list[float] = []
-    for _ in range(ASKED + 1):
+    for _ in range(TIMED_CHUNKS + 1):
         start = time.monotonic()
         chunk = source.chunk(obs)
         seconds.append(time.monotonic() - start)
@@ -171,61 +168,56 @@ def _policy(context: PreflightContext, inputs: SensorInputs) -> Iterator[CheckRe
     order = [embodiment.joints.index(name) for name in robot.names]
     goal = np.asarray(embodiment.command(chunk[0], inputs.state))[order]
     far = np.abs(goal - inputs.measured(time.monotonic()).position).max() if robot.mode == "absolute" else 0.0
-    yield CheckResult(
-        "first target", far <= robot.safety.max_initial_error, f"{far:.3f} rad or m from the position of the robot"
-    )
+    near = far <= robot.safety.max_initial_error
+    yield CheckResult("first target", near, f"{far:.3f} rad or m from the position of the robot")
     p95, dt = float(np.quantile(seconds[1:], 0.95)), embodiment.control_dt
     delay = int(delay_steps(p95, robot.dt) * robot.dt / dt + 1e-6)
-    played = min(spec.action_horizon, spec.horizon - delay)
-    found = (
-        f"p95 {1e3 * p95:.1f} ms; {max(played, 0)} of a chunk's {spec.horizon} actions of {1e3 * dt:.0f} ms are used"
-    )
-    found += f", it was trained to execute {spec.action_horizon}" if played != spec.action_horizon else ""
-    yield CheckResult("inference", played >= max(delay, 1), found)
+    used = min(spec.action_horizon, spec.horizon - delay)
+    found = f"p95 {1e3 * p95:.1f} ms; {max(used, 0)} of a chunk's {spec.horizon} actions of {1e3 * dt:.0f} ms are used"
+    found += f", it was trained to execute {spec.action_horizon}" if used != spec.action_horizon else ""
+    yield CheckResult("inference", used >= max(delay, 1), found)
     ticks = dt * robot.rate
-    yield CheckResult("rate", ticks >= 1.0 - 1e-6, f"{robot.rate:g} Hz, {ticks:.3g} ticks an action")
+    yield CheckResult("rate", ticks >= 1.0 - 1e-6, f"{robot.rate:g} Hz, {ticks:.3g} ticks per action")
 
 
 def _estop(context: PreflightContext) -> Iterator[CheckResult]:
-    """Press and release the emergency stop of a simulated robot; check for a publisher on a real one."""
+    """Press and release the emergency stop of a simulated robot; check for a publisher on a real robot."""
     robot, topic = context.robot, context.robot.estop.topic
-    ours = context.transport.subscribe(topic, Bool, QUALITIES[robot.estop.qos])
+    ours = context.transport.subscribe(topic, Bool, QOS_PROFILES[robot.estop.qos])
     until = time.monotonic() + DISCOVERY_TIMEOUT
     if context.simulation is None:
         while not ours.publishers and time.monotonic() < until:
             time.sleep(0.01)
         found = f"{ours.publishers} publishers of {topic}"
-        by_heart = f", heartbeat within {robot.safety.heartbeat_timeout:g} s" if robot.safety.heartbeat_timeout else ""
-        yield CheckResult("emergency stop", ours.publishers > 0 or bool(by_heart), found + by_heart)
+        heartbeat = f", heartbeat within {robot.safety.heartbeat_timeout:g} s" if robot.safety.heartbeat_timeout else ""
+        yield CheckResult("emergency stop", ours.publishers > 0 or bool(heartbeat), found + heartbeat)
         return
-    with context.other() as operator:
-        button = operator.advertise(topic, Bool, QUALITIES[robot.estop.qos])
-        found = {pressed: _arrives(button, ours, pressed, until) for pressed in (True, False)}
-    heard = ", ".join(f"{'pressed' if key else 'released'} {seen}" for key, seen in found.items())
-    yield CheckResult("emergency stop", "not received" not in heard, f"{topic}: {heard}")
+    with context.operator_transport() as operator:
+        button = operator.advertise(topic, Bool, QOS_PROFILES[robot.estop.qos])
+        delays = {pressed: _press(button, ours, pressed, until) for pressed in (True, False)}
+    found = ", ".join(f"{'pressed' if key else 'released'} {delay}" for key, delay in delays.items())
+    yield CheckResult("emergency stop", "not received" not in found, f"{topic}: {found}")
 
 
-def _arrives(button: Publisher[Bool], ours: Any, pressed: bool, until: float) -> str:
+def _press(button: Publisher[Bool], ours: Any, pressed: bool, until: float) -> str:
+    """Publish `pressed` until `ours` receives it, and return the delay as text."""
     start = time.monotonic()
     while time.monotonic() < until:
         button.publish(Bool(pressed))
         time.sleep(0.005)
         if (received := ours.latest()) is not None and received.message.data is pressed:
             return f"received after {1e3 * (time.monotonic() - start):.0f} ms"
-    return "unheard"
+    return "not received"
 
 
 def _timeout(context: PreflightContext, inputs: SensorInputs, commands: Publisher[Message]) -> Iterator[CheckResult]:
-    """Check the command timeout of the robot: declared, and measured on a simulated robot."""
+    """Check that the command timeout is declared, and measure it on a simulated robot."""
     robot, simulation = context.robot, context.simulation
     if robot.command_timeout is None:
-        raise UserError(
-            "not declared: find out after how long the robot stops without commands, and set 'command_timeout'"
-        )
+        raise UserError("not declared: measure when the robot stops without commands, and set 'command_timeout'")
     if simulation is None:
-        yield CheckResult(
-            "command time-out", True, f"{1e3 * robot.command_timeout:.0f} ms, as declared; test it yourself"
-        )
+        found = f"{1e3 * robot.command_timeout:.0f} ms, as declared; test it yourself"
+        yield CheckResult("command time-out", True, found)
         return
     here = command_message(robot, inputs.measured(time.monotonic()).position)
     for _ in range(10):

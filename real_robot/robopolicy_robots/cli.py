@@ -11,11 +11,8 @@ from robopolicy.cli.options import add_overwrite_option, check_numbers
 from robopolicy_robots.connection import add_options
 from robopolicy_robots.robot import robot_names
 
-COMMAND = Command(
-    __name__,
-    "run a policy on a real or simulated robot",
-    registries=("robopolicy_robots.transports.base:TRANSPORTS",),
-)
+REGISTRIES = ("robopolicy_robots.transports.base:TRANSPORTS",)
+COMMAND = Command(__name__, "run a policy on a real or simulated robot", registries=REGISTRIES)
 
 EXAMPLES = """\
 examples:
@@ -26,7 +23,7 @@ examples:
   robopolicy deploy --robot my_panda.yaml --policy bundles/lift --task manipulation/lift --transport auto --dry-run
   robopolicy deploy --robot my_panda.yaml --policy bundles/lift --task manipulation/lift --dry-run --browser
 
-my_panda.yaml is a copy of robopolicy_robots/robots/franka_panda.yaml with the topic of the task's cube:
+my_panda.yaml is a copy of robopolicy_robots/robots/franka_panda.yaml with the topic of the cube:
   sources:
     object.cube: {topic: /objects/cube/pose, type: geometry_msgs/msg/PoseStamped, qos: sensor}
 """
@@ -36,8 +33,8 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "deploy",
-        description="Run the control loop of a policy on a robot behind the safety layer. A simulated robot is started "
-        "in its own process, runs numbered episodes and is scored; a real one moves until you stop it.",
+        description="Run the control loop of a policy on a robot behind the safety layer. A simulated robot starts "
+        "in its own process and runs scored episodes; a real robot moves until you stop it.",
         epilog=EXAMPLES,
     )
     shipped = ", ".join(robot_names())
@@ -50,34 +47,21 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--seconds", type=float, help="stop after this time (default: until interrupted)")
     parser.add_argument("--rate", type=float, help="ticks of the control loop per second (default: the robot's)")
     parser.add_argument("--priority", type=int, help="real-time priority from 1 to 99 of the control loop")
-    parser.add_argument(
-        "--chunk-blending",
-        default="replace",
-        help="blending how overlapping chunks are blended: replace, hold, ensemble, rtc (default: replace)",
-    )
+    blendings = "blending of overlapping chunks: replace, hold, ensemble, rtc (default: replace)"
+    parser.add_argument("--chunk-blending", default="replace", help=blendings)
     parser.add_argument("--ood-data", metavar="DATASET", help="dataset for out-of-distribution action checks")
-    parser.add_argument(
-        "--ood-action",
-        default="hold",
-        help="response to out-of-distribution actions: hold, slow, refuse (default: hold)",
-    )
+    responses = "response to out-of-distribution actions: hold, slow, refuse (default: hold)"
+    parser.add_argument("--ood-action", default="hold", help=responses)
     parser.add_argument("--device", default="cpu", help="device of a checkpoint (default: cpu)")
     parser.add_argument("--lockstep", action="store_true", help="advance simulated time only with commands")
     parser.add_argument("--use-running-sim", action="store_true", help="use a running simulated robot")
     parser.add_argument("--dry-run", action="store_true", help="compute everything, send nothing")
-    parser.add_argument(
-        "--check", action="store_true", help="run preflight checks without motion; exit code 2 if one fails"
-    )
+    parser.add_argument("--check", action="store_true", help="run checks without motion; exit code 2 on failure")
     parser.add_argument("--record", type=Path, metavar="FILE.mcap", help="record received, sent and filtered messages")
     parser.add_argument("--out", type=Path, help="report file (default: next free runs/deploy/report.json)")
     add_overwrite_option(parser)
-    parser.add_argument(
-        "--browser",
-        nargs="?",
-        const="127.0.0.1:8780",
-        metavar="[HOST:]PORT",
-        help="show the run on a web page, with an emergency stop (default: 127.0.0.1:8780)",
-    )
+    dashboard = "show the run on a web page, with an emergency stop (default: 127.0.0.1:8780)"
+    parser.add_argument("--browser", nargs="?", const="127.0.0.1:8780", metavar="[HOST:]PORT", help=dashboard)
     parser.add_argument("--no-tui", action="store_true", help="print lines instead of the live table")
 
 

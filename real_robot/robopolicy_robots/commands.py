@@ -12,38 +12,27 @@ from robopolicy_robots.robot import RobotSpec
 def command_message(robot: RobotSpec, command: Array) -> Message:
     """Message for `command` `(J,)`: positions, or velocities in velocity mode.
 
-    Trajectories carry a stamp of zero ("from now"), since clocks need not agree, and one point, due in one period.
+    Trajectories have a stamp of zero ("from now"), since clocks may differ, and one point, due in one period.
     """
     velocity = robot.mode == "velocity"
     if robot.command.type == JointTrajectory.ros_name:
         due = Duration.from_seconds(robot.dt)
-        point = (
-            JointTrajectoryPoint(velocities=command, time_from_start=due)
-            if velocity
-            else JointTrajectoryPoint(positions=command, time_from_start=due)
-        )
+        key = "velocities" if velocity else "positions"
+        point = JointTrajectoryPoint(**{key: command}, time_from_start=due)
         return JointTrajectory(joint_names=robot.names, points=(point,))
     if robot.command.type == Float64MultiArray.ros_name:
         return Float64MultiArray(data=command)
     if robot.command.type == JointState.ros_name:
-        return (
-            JointState(name=robot.names, velocity=command)
-            if velocity
-            else JointState(name=robot.names, position=command)
-        )
-    raise UserError(f"There is no command of type {robot.command.type}.")
+        return JointState(name=robot.names, **{"velocity" if velocity else "position": command})
+    raise UserError(f"Commands of type {robot.command.type} are not supported.")
 
 
 def targets_of(message: Message, order: tuple[str, ...]) -> tuple[tuple[str, ...], Array]:
-    """Joints and targets in a command; `order` is used if the message has no names.
-
-    Raises:
-        UserError: It has no positions.
-    """
+    """Joint names (`order` for unnamed joints) and targets of a command; raises `UserError` without positions."""
     if isinstance(message, JointTrajectory) and message.points:
         return message.joint_names, message.points[-1].positions
     if isinstance(message, JointState):
         return message.name, message.position
     if isinstance(message, Float64MultiArray) and len(message.data) == len(order):
         return order, message.data
-    raise UserError(f"A command of type {message.ros_name} without a position for every joint.")
+    raise UserError(f"The command of type {message.ros_name} has no position for every joint.")

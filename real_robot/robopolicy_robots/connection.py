@@ -16,26 +16,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(transport_names())
     parser.add_argument("--transport", help=f"{names} (default: the robot's, mostly dds)")
     parser.add_argument("--domain", type=int, help="ROS_DOMAIN_ID (default: the robot's)")
-    parser.add_argument(
-        "--connect",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="setting of the transport, e.g. interface=eth0, url=ws://HOST:9090, port=/dev/ttyACM0; may be repeated",
-    )
+    setting = "transport setting, e.g. interface=eth0, url=ws://HOST:9090, port=/dev/ttyACM0; may be repeated"
+    parser.add_argument("--connect", action="append", default=[], metavar="KEY=VALUE", help=setting)
 
 
 def to_argv(args: argparse.Namespace) -> list[str]:
-    """Command-line arguments of the same connection, for another process."""
+    """Command-line arguments of the connection, for another process."""
     domain = [] if args.domain is None else ["--domain", str(args.domain)]
-    return ["--transport", args.transport, *domain, *(word for each in args.connect for word in ("--connect", each))]
+    return ["--transport", args.transport, *domain, *(text for each in args.connect for text in ("--connect", each))]
 
 
 def connect(args: argparse.Namespace, robot: RobotSpec) -> Transport:
     """Open the transport given by `args`, else the one of the robot.
 
     Raises:
-        TransportError: It cannot be opened.
+        TransportError: The transport cannot be opened.
         UserError: The transport or a setting is unknown.
     """
     name = args.transport or robot.transport
@@ -43,7 +38,7 @@ def connect(args: argparse.Namespace, robot: RobotSpec) -> Transport:
     for text in args.connect:
         key, equals, value = text.partition("=")
         if not equals:
-            raise UserError(f"A setting of a transport is written KEY=VALUE, got '{text}'.")
+            raise UserError(f"A transport setting must have the form KEY=VALUE, got '{text}'.")
         settings[key] = _value(value)
     known = transport_settings(name)
     if "domain" in known:
@@ -57,7 +52,7 @@ def connect(args: argparse.Namespace, robot: RobotSpec) -> Transport:
 
 
 def _value(text: str) -> Any:
-    """Parse a value as in YAML: a number, true or false, a map, or text."""
+    """Parse a YAML value: a number, true or false, a map, or text."""
     try:
         return parse_yaml(text)
     except ValueError as error:

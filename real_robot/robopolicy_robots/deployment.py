@@ -52,7 +52,7 @@ from robopolicy_robots.task_embodiment import TaskEmbodiment
 from robopolicy_robots.transports.base import check_transport
 from robopolicy_robots.tui import RunDisplay, open_view
 
-DRIVING = ("--episodes", "--seconds", "--record", "--out", "--dry-run", "--browser", "--ood-data")
+RUN_OPTIONS = ("--episodes", "--seconds", "--record", "--out", "--dry-run", "--browser", "--ood-data")
 
 
 @dataclass
@@ -66,36 +66,32 @@ class EpisodeRecord:
     state: str = ""  # final state of the loop
     reason: str = ""
     ticks: int = 0
-    misses: int = 0  # periods without a tick
+    misses: int = 0  # missed periods
     holds: int = 0  # number of holds
     interventions: dict[str, int] = field(default_factory=dict)
     inference_ms: float = 0.0  # p95
-    moments: list[float] = field(default_factory=list)  # [s] when ticks began
+    tick_times: list[float] = field(default_factory=list)  # [s] when ticks began
 
 
 def deploy(args: argparse.Namespace) -> int:
-    """Run `robopolicy deploy`; exit code 0 after a normal end, 1 after an emergency stop.
-
-    Raises:
-        UserError: The arguments are invalid, or a component does not answer.
-    """
+    """Run `robopolicy deploy` and return the exit code: 0 after a normal end, 1 after an emergency stop."""
     robot = load_robot(args.robot)
-    asked = {name: getattr(args, name) for name in ("rate", "domain") if getattr(args, name) is not None}
-    robot = replace(robot, **asked)
+    changed = {name: getattr(args, name) for name in ("rate", "domain") if getattr(args, name) is not None}
+    robot = replace(robot, **changed)
     args.transport = args.transport or robot.transport
     _check(args, robot)
     task = task_of(args.task)
     embodiment = TaskEmbodiment(task, prefix_of(task.model, robot.names))
     for key in embodiment.sources:
-        robot.source(key)  # checks that the robot has all sources before anything is started
-    wanted = PolicyRequirements(
+        robot.source(key)  # raises an error for a missing source before anything starts
+    requirements = PolicyRequirements(
         get_task(args.task).name,
         {key: tensor.shape for key, tensor in task.observation.items()},
         task.action_low,
         task.action_high,
         embodiment.control_dt,
     )
-    report = _places(args)
+    report = _report_path(args)
     if args.priority is not None:
         set_realtime_priority(args.priority)
     with ExitStack() as stack:
@@ -103,18 +99,17 @@ def deploy(args: argparse.Namespace) -> int:
         stack.callback(source.close)
         if args.chunk_blending == "rtc" and not source.takes_prefix:
             raise UserError(
-                f"--chunk-blending rtc needs a policy that continues a prefix, and {args.policy} "
-                f"does not; pass a "
-                "bundle of 'robopolicy export --rtc' or a server of one, or choose another blending."
+                f"--chunk-blending rtc needs a policy that continues a prefix, and {args.policy} does not; pass a "
+                "bundle of 'robopolicy export --rtc' or a server of such a bundle, or choose another blending."
             )
         for camera in _images(source):
             robot.source(CAMERA + camera)
         if robot.simulated and args.transport != "loopback":
-            connect(args, robot).close()  # reports transport errors before a process is started
+            connect(args, robot).close()  # raises transport errors before a process starts
         if args.check:
-            return _checked(args, robot, task, source, wanted)
-        if wrong := compatibility_errors(source, wanted):
-            raise UserError(f"The policy {args.policy} does not fit {wanted.task}: {'; '.join(wrong)}.")
+            return _run_checks(args, robot, task, source, requirements)
+        if errors := compatibility_errors(source, requirements):
+            raise UserError(f"The policy {args.policy} does not fit {requirements.task}: {'; '.join(errors)}.")
         gate = _gate(args, source)
         if robot.simulated and not args.use_running_sim:
             stack.enter_context(_simulation(args, robot, source))
@@ -122,33 +117,20 @@ def deploy(args: argparse.Namespace) -> int:
         view = stack.enter_context(open_view(args.no_tui, RunMetrics(robot, args.task), args.browser))
         episodes: list[EpisodeRecord] = []
         for number in range(args.episodes if robot.simulated else 1):
-            episodes.append(
-                _play(
-                    args,
-                    robot,
-                    TaskEmbodiment(task, prefix_of(task.model, robot.names), _images(source)),
-                    source,
-                    recorder,
-                    view,
-                    gate,
-                    args.seed + number,
-                )
-            )
-            view.episode_finished(episodes[-1], len(episodes), args.episodes)
-            if not episodes[-1].done:
+            embodiment = TaskEmbodiment(task, prefix_of(task.model, robot.names), _images(source))
+            episode = _run_episode(args, robot, embodiment, source, recorder, view, gate, args.seed + number)
+            episodes.append(episode)
+            view.episode_finished(episode, len(episodes), args.episodes)
+            if not episode.done:
                 break
-    figures = summary(args, robot, episodes)
-    write_text(report, json.dumps(figures, indent=2) + "\n")
-    view.run_finished(figures, report)
+    metrics = summary(args, robot, episodes)
+    write_text(report, json.dumps(metrics, indent=2) + "\n")
+    view.run_finished(metrics, report)
     return 1 if any(each.state == State.ESTOP for each in episodes) else 0
 
 
 def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
-    """Check combinations of options.
-
-    Raises:
-        UserError: Two options conflict; one line.
-    """
+    """Raise `UserError` for invalid or conflicting options."""
     if args.browser is not None:
         parse_address(args.browser)
     check_transport(args.transport)
@@ -160,32 +142,32 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
     if args.ood_data is None:
         reject_unused(args, "without --ood-data", "--ood-action")
     if args.check:
-        reject_unused(args, "with --check, which moves no robot", *DRIVING)
+        reject_unused(args, "with --check, which does not move the robot", *RUN_OPTIONS)
     if not robot.simulated:
         reject_unused(args, f"on {robot.name}, which is a real robot", "--seed")
     if not robot.simulated and args.episodes > 1:
-        raise UserError(f"--episodes is for simulated robots; {robot.name} is a real one, and moves until you stop it.")
+        raise UserError(
+            f"--episodes is for simulated robots; {robot.name} is a real robot and moves until you stop it."
+        )
     if not robot.simulated and (args.lockstep or args.use_running_sim):
         option = "--lockstep" if args.lockstep else "--use-running-sim"
-        raise UserError(f"{option} is for simulated robots; {robot.name} is a real one.")
+        raise UserError(f"{option} is for simulated robots; {robot.name} is a real robot.")
     if robot.simulated and args.transport == "lerobot":
-        raise UserError(f"LeRobot controls real robots; {robot.name} is a simulated one.")
+        raise UserError(f"LeRobot controls real robots; {robot.name} is a simulated robot.")
     if not robot.simulated and args.transport == "loopback":
-        raise UserError("The transport loopback stays within this process; name the one that reaches the robot.")
+        raise UserError("The transport loopback connects only within this process; choose the transport of the robot.")
     if args.use_running_sim and args.transport == "loopback":
-        raise UserError("The transport loopback stays within this process, so there is no running robot to use.")
+        raise UserError("The transport loopback connects only within this process, where no robot runs yet.")
     if args.check and args.lockstep:
-        raise UserError("In lockstep, time passes only with commands, and --check needs running time.")
+        raise UserError("--check cannot run in lockstep, where time passes only with commands; leave one of them out.")
     if args.dry_run and args.lockstep:
-        raise UserError("In lockstep, time passes only with commands, and --dry-run sends none; leave one of them out.")
+        raise UserError(
+            "--dry-run cannot run in lockstep, where time passes only with commands; leave one of them out."
+        )
 
 
-def _places(args: argparse.Namespace) -> Path:
-    """Path of the report; checks all output paths before the run.
-
-    Raises:
-        UserError: A path exists already or cannot be written.
-    """
+def _report_path(args: argparse.Namespace) -> Path:
+    """Path of the report; raises `UserError` for an output path that exists already or cannot be written."""
     report = args.out or next_free_path(Path("runs/deploy")) / "report.json"
     check_new_file(report, ".json", overwrite=args.overwrite)
     if args.record is not None:
@@ -193,10 +175,10 @@ def _places(args: argparse.Namespace) -> Path:
     return report
 
 
-def _checked(
-    args: argparse.Namespace, robot: RobotSpec, task: MujocoTask, source: ChunkPolicy, wanted: PolicyRequirements
+def _run_checks(
+    args: argparse.Namespace, robot: RobotSpec, task: MujocoTask, source: ChunkPolicy, requirements: PolicyRequirements
 ) -> int:
-    """Run the preflight checks; returns the exit code."""
+    """Run the preflight checks and return the exit code."""
     with ExitStack() as stack:
         if robot.simulated and not args.use_running_sim:
             stack.enter_context(_simulation(args, robot, source))
@@ -204,15 +186,11 @@ def _checked(
         simulation = Simulation(transport) if robot.simulated else None
         if simulation is not None:
             simulation.reset(args.seed)
-        context = PreflightContext(
-            robot,
-            transport,
+        embodiment, reconnect = (
             TaskEmbodiment(task, prefix_of(task.model, robot.names), _images(source)),
-            source,
-            wanted,
             lambda: connect(args, robot),
-            simulation,
         )
+        context = PreflightContext(robot, transport, embodiment, source, requirements, reconnect, simulation)
         return show(check(context), f"{robot.name}, {args.task}, {args.transport}")
 
 
@@ -220,49 +198,47 @@ def _gate(args: argparse.Namespace, source: ChunkPolicy) -> OODDetector | None:
     """OOD detector for the vectors that the policy observes; None without `--ood-data`."""
     if args.ood_data is None:
         return None
-    seen = {key: shape for key, shape in source.spec.observation.items() if key != HIDDEN_STATE}
-    gate = load_ood_detector(args.ood_data, [key for key, shape in seen.items() if len(shape) == 1])
-    blank = {key: torch.zeros(1, *shape) for key, shape in seen.items()}
-    gate.point(blank, torch.zeros(1, source.spec.action_dim))  # checks the sizes
+    shapes = {key: shape for key, shape in source.spec.observation.items() if key != HIDDEN_STATE}
+    gate = load_ood_detector(args.ood_data, [key for key, shape in shapes.items() if len(shape) == 1])
+    zeros = {key: torch.zeros(1, *shape) for key, shape in shapes.items()}
+    gate.point(zeros, torch.zeros(1, source.spec.action_dim))  # raises an error for wrong sizes
     return gate
 
 
 def _images(source: ChunkPolicy) -> dict[str, tuple[int, int]]:
     """Cameras of a policy and their image sizes."""
-    shapes = {
-        key.removeprefix(CAMERA): shape for key, shape in source.spec.observation.items() if key.startswith(CAMERA)
-    }
-    return {name: (shape[1], shape[2]) for name, shape in shapes.items()}
+    shapes = source.spec.observation.items()
+    return {key.removeprefix(CAMERA): (shape[1], shape[2]) for key, shape in shapes if key.startswith(CAMERA)}
 
 
 @contextmanager
 def _simulation(args: argparse.Namespace, robot: RobotSpec, source: ChunkPolicy) -> Iterator[None]:
     """Run a simulated robot in its own process, or in a thread for the transport loopback."""
-    words = ["--robot", args.robot, "--task", args.task, *to_argv(args)]
-    words += ["--lockstep", "--rate", f"{robot.rate:.17g}"] if args.lockstep else []
-    words += ["--cameras", *_images(source)]
+    argv = ["--robot", args.robot, "--task", args.task, *to_argv(args)]
+    argv += ["--lockstep", "--rate", f"{robot.rate:.17g}"] if args.lockstep else []
+    argv += ["--cameras", *_images(source)]
     if args.transport != "loopback":
-        with simulated(words):
+        with simulated(argv):
             yield
         return
-    node, over = build(node_parser().parse_args(words)), threading.Event()
+    node, stopping = build(node_parser().parse_args(argv)), threading.Event()
 
-    def live() -> None:
+    def run() -> None:
         try:
-            node.run(over.is_set)
+            node.run(stopping.is_set)
         finally:
-            node.close()  # here, since renderers belong to the thread that created them
+            node.close()  # in this thread, which created the renderers
 
-    thread = threading.Thread(target=live, name="simulated robot", daemon=True)
+    thread = threading.Thread(target=run, name="simulated robot", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        stopping.set()
         thread.join(5.0)
 
 
-def _play(
+def _run_episode(
     args: argparse.Namespace,
     robot: RobotSpec,
     embodiment: TaskEmbodiment,
@@ -272,8 +248,8 @@ def _play(
     gate: OODDetector | None,
     seed: int,
 ) -> EpisodeRecord:
-    """Run one episode; a real robot runs until it is stopped."""
-    played = EpisodeRecord(seed if robot.simulated else None)
+    """Run one episode; a real robot runs until it stops."""
+    record = EpisodeRecord(seed if robot.simulated else None)
     with ExitStack() as stack:
         transport = clock = connect(args, robot)
         view.watch(transport)
@@ -286,35 +262,35 @@ def _play(
         safety = RecordedFilter(robot.limits, robot.filter_config, recorder=recorder) if recorder is not None else None
         runner = SyncRunner(NonClosing(source)) if args.lockstep else PolicyRunner(NonClosing(source))
         support = ActionOODCheck(gate, ActionOODConfig(args.ood_action)) if gate is not None else None
-        parts = LoopOptions(safety=safety, chunk_blending=args.chunk_blending, support=support, dry_run=args.dry_run)
+        options = LoopOptions(safety=safety, chunk_blending=args.chunk_blending, support=support, dry_run=args.dry_run)
         if simulation is not None:
             simulation.reset(seed)
-        loop = ControlLoop(robot, transport, embodiment, runner, parts)
+        loop = ControlLoop(robot, transport, embodiment, runner, options)
         stack.callback(loop.stop)
         begin, armed, missed, last = time.monotonic(), False, 0, loop.state
 
         def after(tick: Tick) -> None:
             nonlocal armed, last, begin, missed
             if armed:
-                played.moments.append(tick.now)
-            played.holds += tick.state is State.HOLD and last is not State.HOLD
+                record.tick_times.append(tick.now)
+            record.holds += tick.state is State.HOLD and last is not State.HOLD
             last = tick.state
             view.update(loop.status(tick.now), tick)
             if view.stopped:
                 loop.estop.press("pressed in the browser")
             elif not armed and not loop.arming_blocker(tick.now):
-                start_episode(source, seed)  # the policy is warm; restart its noise
+                start_episode(source, seed)  # after the warm-up; restarts the noise
                 loop.arm()
                 armed, begin, missed = True, time.monotonic(), loop.overruns
             elif not armed and time.monotonic() - begin > START_TIMEOUT:
                 raise UserError(f"The robot cannot be armed: {loop.arming_blocker(tick.now)}.")
-            over = simulation is not None and simulation.status.done
-            enough = armed and args.seconds and time.monotonic() - begin > args.seconds
-            if over or tick.state is State.ESTOP or enough:
-                played.state, played.reason = str(tick.state), tick.reason
+            done = simulation is not None and simulation.status.done
+            expired = armed and args.seconds and time.monotonic() - begin > args.seconds
+            if done or tick.state is State.ESTOP or expired:
+                record.state, record.reason = str(tick.state), tick.reason
                 loop.stop()
 
-        parts.on_tick = after
+        options.on_tick = after
         if isinstance(clock, SimulatedTime):
             assert simulation is not None
             clock.catch_up(simulation.status.time)
@@ -323,15 +299,15 @@ def _play(
             loop.run()
         if simulation is not None:
             status = simulation.status
-            played.success, played.steps, played.done = status.success, status.steps, status.done
-        played.state = played.state or str(loop.state)
-        played.ticks, played.misses = len(played.moments), loop.overruns - missed
-        played.interventions, played.inference_ms = dict(loop.log.counts), 1e3 * runner.latency
-    return played
+            record.success, record.steps, record.done = status.success, status.steps, status.done
+        record.state = record.state or str(loop.state)
+        record.ticks, record.misses = len(record.tick_times), loop.overruns - missed
+        record.interventions, record.inference_ms = dict(loop.log.counts), 1e3 * runner.latency
+    return record
 
 
 def _in_lockstep(loop: ControlLoop, clock: SimulatedTime) -> None:
-    """Tick after every period of the robot; every command advances the time."""
+    """Run one tick per period of the robot; every command advances the time."""
     until = time.monotonic() + START_TIMEOUT
     while loop.state is not State.STOPPED:
         tick = loop.tick(clock.now)
@@ -341,14 +317,14 @@ def _in_lockstep(loop: ControlLoop, clock: SimulatedTime) -> None:
             clock.catch_up(clock.now + loop.robot.dt)
             until = time.monotonic() + START_TIMEOUT
         elif time.monotonic() > until:
-            raise UserError(f"The simulated robot cannot be controlled: {tick.reason}.")
+            raise UserError(f"The simulated robot received no command in {START_TIMEOUT:g} s: {tick.reason}.")
         else:
             time.sleep(1e-3)
 
 
 def summary(args: argparse.Namespace, robot: RobotSpec, episodes: list[EpisodeRecord]) -> dict[str, Any]:
-    """Metrics of `report.json`."""
-    periods = np.concatenate([np.diff(each.moments) for each in episodes] or [np.zeros(0)])
+    """Metrics for `report.json`."""
+    periods = np.concatenate([np.diff(each.tick_times) for each in episodes] or [np.zeros(0)])
     ticks, misses = sum(each.ticks for each in episodes), sum(each.misses for each in episodes)
     scored = [each for each in episodes if each.done]
     rate = wilson(sum(bool(each.success) for each in scored), len(scored)) if scored else None
@@ -383,4 +359,5 @@ def summary(args: argparse.Namespace, robot: RobotSpec, episodes: list[EpisodeRe
 
 
 def _quantile(periods: np.ndarray, share: float) -> float | None:
+    """Quantile [ms] of `periods` [s]; None without any."""
     return round(1e3 * float(np.quantile(periods, share)), 3) if len(periods) else None

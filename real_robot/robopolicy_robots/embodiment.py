@@ -16,28 +16,25 @@ from robopolicy_robots.robot import CAMERA, JOINTS
 from robopolicy_robots.transports.base import Received
 
 Array = NDArray[np.float64]
-FORMATS = ("PNG", "JPEG")  # of a CompressedImage
-MAX_PIXELS = 2**24  # pixels of a picture
+FORMATS = ("PNG", "JPEG")  # supported formats of a CompressedImage
+MAX_PIXELS = 2**24  # maximum number of pixels of an image
 
 
 class Embodiment(Protocol):
-    """One robot doing one task."""
+    """Interface of one robot in one task."""
 
-    sources: Mapping[str, type[Message]]  # required sources: {"joints": JointState, "object.cube": PoseStamped}
+    sources: Mapping[str, type[Message]]  # required sources, such as {"joints": JointState, "object.cube": PoseStamped}
     joints: tuple[str, ...]  # (J,) joints that `command` moves, in this order
     control_dt: float  # [s] duration of an action
 
     def start(self, state: Mapping[str, Received]) -> None:
         """Reset the state; called before an episode and before the robot moves again after a stop."""
-        ...
 
     def observe(self, state: Mapping[str, Received]) -> dict[str, NDArray[Any]]:
         """Observation `{key: (...)}` without history, from the newest messages `{source: Received}`."""
-        ...
 
     def command(self, action: NDArray[Any], state: Mapping[str, Received]) -> Array:
         """Joint targets `(J,)` [rad, m] for `action` `(A,)`; called once per action, not per tick."""
-        ...
 
 
 class JointEmbodiment:
@@ -45,7 +42,7 @@ class JointEmbodiment:
 
     Args:
         joints: Joints in the order of the policy's actions and of its observation `state`.
-        control_dt: Seconds that an action lasts.
+        control_dt: Duration of an action [s].
         images: Cameras of the policy and their sizes `{"front": (height, width)}`.
         velocities: Append joint velocities to the positions in `state`.
     """
@@ -58,17 +55,13 @@ class JointEmbodiment:
         *,
         velocities: bool = False,
     ) -> None:
-        self.joints = tuple(joints)
-        self.control_dt = control_dt
+        self.joints, self.control_dt, self.velocities = tuple(joints), control_dt, velocities
         self.images = dict(images or {})
-        self.velocities = velocities
-        self.sources: Mapping[str, type[Message]] = {
-            JOINTS: JointState,
-            **{CAMERA + name: Image for name in self.images},
-        }
+        cameras = {CAMERA + name: Image for name in self.images}
+        self.sources: Mapping[str, type[Message]] = {JOINTS: JointState, **cameras}
 
     def start(self, state: Mapping[str, Received]) -> None:
-        """Do nothing: the embodiment has no state."""
+        """Do nothing, since the embodiment has no state."""
 
     def observe(self, state: Mapping[str, Received]) -> dict[str, NDArray[Any]]:
         """`state` `(J,)` or `(2J,)` float32 and `image.<camera>` `(3, height, width)` uint8.
@@ -78,64 +71,54 @@ class JointEmbodiment:
         """
         message = state[JOINTS].message if JOINTS in state else JointState()
         assert isinstance(message, JointState)
-        place = {name: i for i, name in enumerate(message.name)}
-        absent = [name for name in self.joints if name not in place] + [
-            CAMERA + name for name in self.images if CAMERA + name not in state
-        ]
-        if absent:
-            raise UserError(f"The robot does not report {', '.join(absent)}.")
-        order = [place[name] for name in self.joints]
+        index = {name: i for i, name in enumerate(message.name)}
+        missing = [name for name in self.joints if name not in index]
+        missing += [CAMERA + name for name in self.images if CAMERA + name not in state]
+        if missing:
+            raise UserError(f"The robot does not report {', '.join(missing)}.")
+        order = [index[name] for name in self.joints]
         parts = [message.position, message.velocity] if self.velocities else [message.position]
         if any(len(part) != len(message.name) for part in parts):
             raise UserError("The joint state reports names without positions or velocities.")
         found: dict[str, NDArray[Any]] = {"state": np.concatenate([part[order] for part in parts]).astype(np.float32)}
         return found | {
-            CAMERA + name: picture(state[CAMERA + name].message, size) for name, size in self.images.items()
+            CAMERA + name: decode_image(state[CAMERA + name].message, size) for name, size in self.images.items()
         }
 
     def command(self, action: NDArray[Any], state: Mapping[str, Received]) -> Array:
-        """Return the action.
-
-        Raises:
-            UserError: The length differs from the number of joints.
-        """
+        """Return the action as joint targets; raises `UserError` for other lengths than the number of joints."""
         if np.shape(action) != (len(self.joints),):
             raise UserError(f"Expected {len(self.joints)} joint targets, found an action of shape {np.shape(action)}.")
         return np.asarray(action, np.float64)
 
 
-def picture(message: Message, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """Pixels `(3, height, width)` of an image, scaled to `size` where it has another one.
-
-    Raises:
-        UserError: It cannot be read, or is larger than `MAX_PIXELS`.
-    """
+def decode_image(message: Message, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Decode an image to pixels `(3, height, width)` of `size`; raises `UserError` if unreadable or too large."""
     from PIL import Image as pillow
 
     if isinstance(message, CompressedImage):
         try:
-            seen = pillow.open(BytesIO(message.data.tobytes()), formats=FORMATS)
-            if seen.width * seen.height > MAX_PIXELS:  # a damaged header may claim gigabytes
-                raise ValueError(f"{seen.width} x {seen.height} pixels")
-            seen = seen.convert("RGB")
-        except Exception as error:  # decoders raise many types; a camera must not stop the loop
+            image = pillow.open(BytesIO(message.data.tobytes()), formats=FORMATS)
+            if image.width * image.height > MAX_PIXELS:  # a damaged header may claim gigabytes
+                raise ValueError(f"{image.width} x {image.height} pixels")
+            image = image.convert("RGB")
+        except Exception as error:  # decoders raise many exceptions, which must not stop the loop
             raise UserError(f"A camera sent an image that cannot be read: {' '.join(str(error).split())}.") from error
     elif isinstance(message, Image):
         try:
-            seen = pillow.fromarray(_rgb(message))
+            image = pillow.fromarray(_rgb(message))
         except ValueError as error:
             raise UserError(str(error)) from error
     else:
         raise UserError(f"Expected an image, found {message.ros_name}.")
-    if (seen.height, seen.width) != size:
-        seen = seen.resize((size[1], size[0]), pillow.Resampling.BOX)
-    return np.ascontiguousarray(np.asarray(seen).transpose(2, 0, 1))
+    if (image.height, image.width) != size:
+        image = image.resize((size[1], size[0]), pillow.Resampling.BOX)
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
 def _rgb(message: Image) -> NDArray[np.uint8]:
     pixels = message.pixels
     if message.encoding == "mono8":
         return np.repeat(pixels, 3, axis=2)
-    return np.ascontiguousarray(
-        pixels[:, :, :3][:, :, ::-1] if message.encoding.startswith("bgr") else pixels[:, :, :3]
-    )
+    rgb = pixels[:, :, :3]
+    return np.ascontiguousarray(rgb[:, :, ::-1] if message.encoding.startswith("bgr") else rgb)

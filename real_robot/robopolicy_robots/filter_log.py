@@ -1,4 +1,4 @@
-"""Log of the inputs and outputs of the safety filter, so that a recording can be filtered again."""
+"""Log of the inputs and outputs of the safety filter, to filter a recording again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOPIC = "/robopolicy/filter"
 
 
 class RecordedFilter(SafetyFilter):
-    """Safety filter that records its steps, with unchanged results."""
+    """Safety filter that records its steps."""
 
     def __init__(
         self,
@@ -39,16 +39,16 @@ class RecordedFilter(SafetyFilter):
     ) -> tuple[Array, FilterState, tuple[SafetyIntervention, ...]]:
         """Call the filter and record the step."""
         sent, after, done = super().step(command, state, measured, dt)
-        self._keep(state, dt, sent, after, asked=_plain(command), measured=_plain(measured), done=done)
+        self._log_step(state, dt, sent, after, asked=_plain(command), measured=_plain(measured), done=done)
         return sent, after, done
 
     def hold(self, state: FilterState, dt: float) -> tuple[Array, FilterState]:
         """Call the filter and record the step."""
         sent, after = super().hold(state, dt)
-        self._keep(state, dt, sent, after)
+        self._log_step(state, dt, sent, after)
         return sent, after
 
-    def _keep(self, state: FilterState, dt: float, sent: Array, after: FilterState, **more: Any) -> None:
+    def _log_step(self, state: FilterState, dt: float, sent: Array, after: FilterState, **more: Any) -> None:
         done = [asdict(each) for each in more.pop("done", ())]
         entry = {"dt": dt, "state": _plain(state), "sent": _plain(sent), "after": _plain(after), "done": done, **more}
         self._recorder.write(TOPIC, String(json.dumps(entry)))
@@ -61,39 +61,36 @@ def refilter(recording: Iterable[Recorded], safety: SafetyFilter) -> tuple[int, 
         The number of ticks, and the indices of ticks with a different command.
 
     Raises:
-        UserError: A record is damaged, or from a robot with other joints.
+        UserError: A record is damaged, or belongs to a robot with other joints.
     """
-    ticks, other = 0, []
+    ticks, changed = 0, []
     for each in recording:
         if each.topic != TOPIC or not isinstance(each.message, String):
             continue
         try:
             entry = parse_json(each.message.data)
-            state, dt, wanted = _state(entry["state"]), entry["dt"], np.array(entry["sent"])
+            state, dt, expected = _state(entry["state"]), entry["dt"], np.array(entry["sent"])
             if "measured" in entry:
                 now = JointMeasurement(entry["measured"][0], *(np.array(value) for value in entry["measured"][1:]))
-                sent, after, _ = safety.step(_array(entry["asked"]), state, now, dt)
+                command = np.array(entry["asked"]) if isinstance(entry["asked"], list) else entry["asked"]
+                sent, after, _ = safety.step(command, state, now, dt)
             else:
                 sent, after = safety.hold(state, dt)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise UserError(f"The record of tick {ticks} on {TOPIC} cannot be used: {error}.") from error
-        if not np.array_equal(sent, wanted) or _plain(after) != entry["after"]:
-            other.append(ticks)
+        if not np.array_equal(sent, expected) or _plain(after) != entry["after"]:
+            changed.append(ticks)
         ticks += 1
-    return ticks, other
+    return ticks, changed
 
 
 def _plain(value: Any) -> Any:
-    """Arrays as lists; JSON keeps floats exactly."""
+    """Convert arrays to lists; JSON stores floats exactly."""
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
     if isinstance(value, np.ndarray):
         return value.tolist()
     return value if value is None or isinstance(value, bool | int | float | list | str) else repr(value)
-
-
-def _array(value: Any) -> Any:
-    return np.array(value) if isinstance(value, list) else value
 
 
 def _state(value: Any) -> FilterState:

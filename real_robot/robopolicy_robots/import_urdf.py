@@ -1,11 +1,10 @@
-"""A robot description (YAML) from a URDF or an MJCF file: joints in order, ranges, velocities, efforts.
+"""Convert a URDF or an MJCF file to a robot description (YAML): joints in order, ranges, velocities, efforts.
 
     python -m robopolicy_robots.import_urdf arm.urdf --name my_arm --out my_arm.yaml
     python -m robopolicy_robots.import_urdf sim_assets/panda.xml --name panda --prefix panda_ --velocity 2.175
 
-URDF has all limits for the safety filter. MJCF has no velocity limits, so they must be given. A missing limit
-is an error and never guessed; limits of acceleration and jerk are in neither format and are left out, i.e. unlimited.
-Only MJCF needs MuJoCo.
+URDF contains all limits for the safety filter. MJCF has no velocity limits, so they must be given. A missing limit is
+an error. Neither format has limits of acceleration and jerk, which are therefore unlimited. Only MJCF needs MuJoCo.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from robopolicy_robots.robot import Joint, RobotSpec, Topic
 if TYPE_CHECKING:
     import mujoco
 
-MOVING = ("revolute", "continuous", "prismatic")  # types of joints in URDF that can be commanded
+MOVING = ("revolute", "continuous", "prismatic")  # URDF types of joints that can be commanded
 XACRO = "ros.org/wiki/xacro"
 
 
@@ -50,11 +49,7 @@ class ParsedJoint:
 
 
 def read(path: Path, prefix: str = "") -> list[ParsedJoint]:
-    """The joints of a URDF or MJCF file that can be commanded, with `prefix` before their names.
-
-    Raises:
-        UserError: The file is neither.
-    """
+    """Read the joints that can be commanded from URDF or MJCF, with `prefix` before their names."""
     try:
         root = ElementTree.parse(path).getroot()
     except (OSError, ElementTree.ParseError) as error:
@@ -62,14 +57,11 @@ def read(path: Path, prefix: str = "") -> list[ParsedJoint]:
     if any(XACRO in node.tag for node in root.iter()):
         raise UserError(f"{path.name} is a xacro file; run: xacro {path.name} > robot.urdf")
     if root.tag == "robot":
-        return [_of_urdf(node, prefix) for node in root.findall("joint") if _moves(node)]
+        nodes = [node for node in root.findall("joint") if node.get("type") in MOVING and node.find("mimic") is None]
+        return [_of_urdf(node, prefix) for node in nodes]
     if root.tag == "mujoco":
         return _of_mjcf(path, prefix)
     raise UserError(f"{path.name} is neither URDF (<robot>) nor MJCF (<mujoco>), found <{root.tag}>.")
-
-
-def _moves(node: ElementTree.Element) -> bool:
-    return node.get("type") in MOVING and node.find("mimic") is None
 
 
 def _of_urdf(node: ElementTree.Element, prefix: str) -> ParsedJoint:
@@ -84,7 +76,7 @@ def _of_urdf(node: ElementTree.Element, prefix: str) -> ParsedJoint:
     low, high = numbers["lower"], numbers["upper"]
     if node.get("type") == "continuous":
         low, high = -math.inf, math.inf
-    elif limit is not None:  # in URDF a bound that is left out is 0
+    elif limit is not None:  # a missing bound is 0 in URDF
         low, high = low or 0.0, high or 0.0
     home = 0.0 if low is None or high is None else min(max(0.0, low), high)
     unit = "m" if node.get("type") == "prismatic" else "rad"
@@ -100,27 +92,24 @@ def _of_mjcf(path: Path, prefix: str) -> list[ParsedJoint]:
         model = mujoco.MjModel.from_xml_path(str(path))
     except ValueError as error:
         raise UserError(f"MuJoCo cannot read {path.name}: {' '.join(str(error).split())}") from error
-    wiring, found = MujocoTopics(model), []
+    topics, found = MujocoTopics(model), []
     pose = model.key_qpos[0] if model.nkey else model.qpos0
-    rows = zip(wiring.commanded, wiring.actuators, wiring.targets, wiring.is_gripper, strict=True)
-    for name, actuator, place, grips in rows:
+    rows = zip(topics.commanded, topics.actuators, topics.targets, topics.is_gripper, strict=True)
+    for name, actuator, index, gripper in rows:
         joint = model.joint(name)
         low, high = joint.range if model.jnt_limited[joint.id] else (None, None)
-        home = float(pose[place])
+        home = float(pose[index])
         if low is not None and high is not None:
             low, high = float(low), float(high)
             home = min(max(home, low), high)
-        slides = model.jnt_type[joint.id] == mujoco.mjtJoint.mjJNT_SLIDE
-        found.append(
-            ParsedJoint(
-                prefix + name, low, high, None, _effort(model, actuator), home, "m" if slides else "rad", bool(grips)
-            )
-        )
+        unit = "m" if model.jnt_type[joint.id] == mujoco.mjtJoint.mjJNT_SLIDE else "rad"
+        effort = _effort(model, actuator)
+        found.append(ParsedJoint(prefix + name, low, high, None, effort, home, unit, bool(gripper)))
     return found
 
 
 def _effort(model: mujoco.MjModel, actuator: int) -> float | None:
-    """Largest force or torque on its joint of an actuator that moves one; None if there is no limit."""
+    """Maximum force or torque of an actuator on its joint; None without a limit or for other transmissions."""
     import mujoco
 
     if model.actuator_trntype[actuator] != mujoco.mjtTrn.mjTRN_JOINT:
@@ -134,19 +123,15 @@ def _effort(model: mujoco.MjModel, actuator: int) -> float | None:
     return float(min(limits)) if limits else None
 
 
-def described(found: Sequence[ParsedJoint], args: argparse.Namespace) -> RobotSpec:
-    """Robot description from the joints of a file and the command line.
-
-    Raises:
-        UserError: A joint is unknown or lacks a limit; one line that names it and the option.
-    """
+def robot_spec(found: Sequence[ParsedJoint], args: argparse.Namespace) -> RobotSpec:
+    """Create a robot description; raises `UserError` if a joint is unknown or lacks a limit."""
     known = {joint.name: joint for joint in found}
     names = args.joints or list(known)
     if not names:
         raise UserError("The file has no joints that can be commanded.")
     velocities = {name: _numbers(text, 1)[0] for name, text in map(_named, args.velocity)}
     ranges = {name: _numbers(text, 2) for name, text in map(_named, args.range)}
-    usual = velocities.pop("", None)
+    default = velocities.pop("", None)
     for name in (*names, *velocities, *ranges, *args.gripper):
         if name not in known:
             raise unknown_name("joint", name, known)
@@ -154,11 +139,11 @@ def described(found: Sequence[ParsedJoint], args: argparse.Namespace) -> RobotSp
     for name in names:
         joint = known[name]
         low, high = ranges.get(name, (joint.low, joint.high))
-        velocity = velocities.get(name, usual if usual is not None and joint.unit == "rad" else joint.velocity)
+        velocity = velocities.get(name, default if default is not None and joint.unit == "rad" else joint.velocity)
         if low is None or high is None:
-            raise UserError(f"Joint '{name}' has no range; give it with --range {name}=LOW,HIGH.")
+            raise UserError(f"Joint '{name}' has no range; set it with --range {name}=LOW,HIGH.")
         if not velocity:  # exporters write 0 for unknown limits
-            raise UserError(f"Joint '{name}' has no velocity limit; give it with --velocity {name}=VALUE.")
+            raise UserError(f"Joint '{name}' has no velocity limit; set it with --velocity {name}=VALUE.")
         effort = joint.effort or math.inf
         home, gripper = min(max(joint.home, low), high), joint.gripper or name in args.gripper
         joints.append(Joint(name, velocity, low, high, effort=effort, home=home, unit=joint.unit, gripper=gripper))
@@ -166,8 +151,8 @@ def described(found: Sequence[ParsedJoint], args: argparse.Namespace) -> RobotSp
     return RobotSpec(args.name, tuple(joints), state, Topic(args.command, args.type, "command"), rate=args.rate)
 
 
-def _named(word: str) -> tuple[str, str]:
-    name, _, text = word.rpartition("=")
+def _named(option: str) -> tuple[str, str]:
+    name, _, text = option.rpartition("=")
     return name, text
 
 
@@ -182,13 +167,13 @@ def _numbers(text: str, count: int) -> tuple[float, ...]:
 
 
 def text_of(robot: RobotSpec, source: str) -> str:
-    """The YAML file."""
-    needed, usual = ("name", "low", "high", "velocity"), Joint("", 0.0)
+    """Content of the YAML file."""
+    required, default = ("name", "low", "high", "velocity"), Joint("", 0.0)
     rows = [
         {
             key: getattr(joint, key)
-            for key in (*needed, "effort", "home", "unit", "gripper")
-            if key in needed or getattr(joint, key) != getattr(usual, key)
+            for key in (*required, "effort", "home", "unit", "gripper")
+            if key in required or getattr(joint, key) != getattr(default, key)
         }
         for joint in robot.joints
     ]
@@ -196,8 +181,8 @@ def text_of(robot: RobotSpec, source: str) -> str:
         [
             f"# {robot.name}, made from {source} by robopolicy_robots.import_urdf.",
             "#",
-            "# Limits are from that file and the command line. Accelerations and jerks are unknown, hence not",
-            "# limited; add them (acceleration, jerk) if they are published. Check the topics and the home pose.",
+            "# Limits are from that file and the command line. Acceleration and jerk are not limited; add their",
+            "# limits (acceleration, jerk) if they are published. Check the topics and the home pose.",
             f"name: {_flow(robot.name)}",
             "joints:",
             *(f"  - {_flow(row)}" for row in rows),
@@ -210,42 +195,29 @@ def text_of(robot: RobotSpec, source: str) -> str:
 
 
 def _flow(value: Any) -> str:
-    """YAML in one line, with integers for whole numbers."""
+    """YAML on one line, with integers for whole numbers."""
     if isinstance(value, Mapping):
         value = {key: int(v) if isinstance(v, float) and v.is_integer() else v for key, v in value.items()}
     return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf).removesuffix("...\n").strip()
 
 
 def parser() -> argparse.ArgumentParser:
-    """Arguments of the program."""
-    found = argparse.ArgumentParser(
-        "python -m robopolicy_robots.import_urdf", description="A robot description from URDF, MJCF."
-    )
+    """Create the argument parser."""
+    description = "Convert a URDF or MJCF file to a robot description."
+    found = argparse.ArgumentParser("python -m robopolicy_robots.import_urdf", description=description)
     found.add_argument("file", type=Path, help="URDF or MJCF file")
     found.add_argument("--name", required=True, help="name of the robot")
     found.add_argument("--prefix", default="", help="prefix of joint names in messages")
     found.add_argument("--joints", nargs="+", help="joints in the order of commands (default: all, as in the file)")
-    found.add_argument(
-        "--velocity",
-        nargs="+",
-        default=[],
-        metavar="[JOINT=]V",
-        help="limits: of one joint [rad/s, m/s], or of all that turn",
-    )
+    velocity = "velocity limits: of one joint [rad/s, m/s], or of all revolute joints"
+    found.add_argument("--velocity", nargs="+", default=[], metavar="[JOINT=]V", help=velocity)
     found.add_argument("--range", nargs="+", default=[], metavar="JOINT=LOW,HIGH", help="range of a joint [rad, m]")
-    found.add_argument("--gripper", nargs="+", default=[], metavar="JOINT", help="joints that are part of a gripper")
-    found.add_argument(
-        "--state", default="/joint_states", metavar="TOPIC", help="topic of its JointState (default: /joint_states)"
-    )
-    found.add_argument(
-        "--command",
-        default="/joint_trajectory_controller/joint_trajectory",
-        metavar="TOPIC",
-        help="topic of its commands",
-    )
-    found.add_argument(
-        "--type", default=JointTrajectory.ros_name, help=f"type of commands (default: {JointTrajectory.ros_name})"
-    )
+    found.add_argument("--gripper", nargs="+", default=[], metavar="JOINT", help="joints of a gripper")
+    state = "topic of the JointState (default: /joint_states)"
+    found.add_argument("--state", default="/joint_states", metavar="TOPIC", help=state)
+    topic, kind = "/joint_trajectory_controller/joint_trajectory", JointTrajectory.ros_name
+    found.add_argument("--command", default=topic, metavar="TOPIC", help="topic of the commands")
+    found.add_argument("--type", default=kind, help=f"message type of the commands (default: {kind})")
     found.add_argument("--rate", type=float, default=50.0, help="commands per second (default: 50)")
     found.add_argument("--out", type=Path, metavar="FILE.yaml", help="output file (default: the terminal)")
     add_overwrite_option(found)
@@ -253,14 +225,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the description; 0, or 2 for bad input."""
+    """Write the description; exit code 2 for invalid input."""
     args = parser().parse_args(argv)
     try:
         if args.overwrite and args.out is None:
             raise UserError("--overwrite has no effect without --out; leave it out.")
         if args.out is not None:
             check_new_file(args.out, ".yaml", ".yml", overwrite=args.overwrite)
-        text = text_of(described(read(args.file, args.prefix), args), args.file.name)
+        text = text_of(robot_spec(read(args.file, args.prefix), args), args.file.name)
         if args.out is not None:
             write_text(args.out, text)
         else:

@@ -2,12 +2,9 @@
 
     DISCONNECTED -> WAIT_OBS -> ARMED -> RUN <-> HOLD(reason) -> STOPPED, and ESTOP from anywhere
 
-Nothing is sent before RUN. HOLD and ESTOP send the fastest stop within the limits and then the same position (or zero
-velocity) again and again. A hold ends by itself once its reason is gone, by a ramp from the measured position, unless
-the reason is in `LATCHED`; an emergency stop, only by `reset_estop` and `arm`. The loop never waits for a policy.
-
-In the terms of ROS's lifecycle: `configure` connects, `arm` activates (lets the robot move), `deactivate` holds it,
-`stop` shuts down.
+Nothing is sent before RUN. HOLD and ESTOP send the fastest stop within the limits and then repeat the same position (or
+zero velocity). A hold ends once its reason no longer applies, with a ramp from the measured position, unless the reason
+is in `LATCHED`. An emergency stop ends only with `reset_estop` and `arm`. The loop never waits for a policy.
 """
 
 from __future__ import annotations
@@ -34,23 +31,23 @@ from robopolicy_robots.loop_options import LoopOptions
 from robopolicy_robots.messages import CATALOGUE, Bool, String
 from robopolicy_robots.policy_runner import InferenceRunner
 from robopolicy_robots.rate import gc_frozen, stop_on_signals, ticks
-from robopolicy_robots.robot import CAMERA, QUALITIES, RobotSpec
+from robopolicy_robots.robot import CAMERA, QOS_PROFILES, RobotSpec
 from robopolicy_robots.sensor_inputs import SensorInputs
 from robopolicy_robots.states import LATCHED, RESUME_FROM_COMMAND, Reason, SafetyHold, State, Tick
 from robopolicy_robots.transports.base import Transport
 
 log = logging.getLogger(__name__)
 STATUS_PERIOD = 0.2  # [s]
-HUNG = 1.0  # [s] maximum wait of a stop for a tick of another thread
-REPEAT = 5  # periods at rest that end a safe stop, in case the last message is lost
-NOT_WARM, WARM_UPS = "the policy is not warm", 3  # results before arming: the first is slow, others measure the latency
-MOVING = (State.ARMED, State.RUN, State.HOLD)  # states with motion, or with motion to follow
-REFUSED = {"shape": Reason.WRONG_SHAPE, "finite": Reason.NON_FINITE}  # by the filter
+STOP_TIMEOUT = 1.0  # [s] maximum time that `stop` waits for a tick of another thread
+STOP_REPEATS = 5  # commands at rest at the end of a safe stop, in case a message is lost
+NOT_WARM, WARM_UPS = "the policy is not warm", 3  # results before arming, to measure the latency; the first is slow
+MOVING = (State.ARMED, State.RUN, State.HOLD)  # states with motion or before motion
+REJECTED = {"shape": Reason.WRONG_SHAPE, "finite": Reason.NON_FINITE}  # interventions of the filter that hold
 FAULTS = {"shape": Reason.WRONG_SHAPE, "non-finite": Reason.NON_FINITE, "unavailable": Reason.UNAVAILABLE}
 
 
 class ControlLoop:
-    """One robot, one policy.
+    """Control loop of one robot with one policy.
 
     Raises:
         UserError: The embodiment needs a source or moves a joint that the robot does not have.
@@ -71,59 +68,51 @@ class ControlLoop:
         blending, gate, support = self.options.chunk_blending, self.options.gate, self.options.support
         self.executor = ChunkExecutor(robot, embodiment, runner, blending, gate, support)
         self.state, self.reason = State.DISCONNECTED, ""
-        self.overruns = self.ticks = self._late_ticks = self._beats = 0
-        self._now = self._due = self._status_due = -np.inf  # [s] time and due time of the tick; of a status
-        self._wanted_running = self._ready = False  # armed by an operator; chunks are requested and executed
+        self.overruns = self.ticks = self._late_ticks = self._last_beat = 0
+        self._now = self._due = self._status_due = -np.inf  # [s] time and due time of the tick; due time of a status
+        self._armed = self._ready = False  # `arm` was called; chunks are requested and executed
         self._warm, self._retry = 0, -np.inf  # number of results of the policy; time of the next attempt [s]
-        self._hold_reason, self._in_place = Reason.OPERATOR, False  # and whether in control since RUN
+        self._hold_reason, self._in_place = Reason.OPERATOR, False  # and whether to resume from the last command
         self._joint_fault = "no joint state yet"
         self._filter_state: FilterState | None = None  # from the first command on
         self._measured: JointMeasurement | None = None
-        self._closing = threading.RLock()  # no tick during a stop by another thread
+        self._closing = threading.RLock()  # prevents ticks during `stop` in another thread
         self.configure(transport, embodiment)
 
     def configure(self, transport: Transport, embodiment: Embodiment) -> None:
-        """Connect; done by the constructor."""
+        """Connect to the topics; called by the constructor."""
         robot, command = self.robot, self.robot.command
-        self.transport = transport  # kept alive as long as its publishers
+        self.transport = transport  # must live as long as its publishers
         self.inputs = SensorInputs(robot, transport, embodiment.sources)
-        self._publisher = transport.advertise(command.topic, CATALOGUE[command.type], QUALITIES[command.qos])
-        self._status = transport.advertise(robot.status.topic, String, QUALITIES[robot.status.qos])
-        self._estop_topic = transport.subscribe(robot.estop.topic, Bool, QUALITIES[robot.estop.qos])
-        self._heartbeat = transport.subscribe(robot.heartbeat.topic, Bool, QUALITIES[robot.heartbeat.qos])
+        self._publisher = transport.advertise(command.topic, CATALOGUE[command.type], QOS_PROFILES[command.qos])
+        self._status = transport.advertise(robot.status.topic, String, QOS_PROFILES[robot.status.qos])
+        self._estop_topic = transport.subscribe(robot.estop.topic, Bool, QOS_PROFILES[robot.estop.qos])
+        self._heartbeat = transport.subscribe(robot.heartbeat.topic, Bool, QOS_PROFILES[robot.heartbeat.qos])
 
     def arm(self) -> None:
-        """Let the robot move as soon as all conditions for arming hold.
-
-        Raises:
-            UserError: An emergency stop is pressed, or the loop has ended.
-        """
+        """Let the robot move once it can be armed; raises `UserError` if stopped or the emergency stop is pressed."""
         if self.state is State.STOPPED or self.estop:
             raise UserError(f"The robot cannot be armed: {self.estop.cause or 'the loop has ended'}.")
         if self.state is State.HOLD and self._hold_reason in LATCHED:
             self.inputs.unlock_publishers()
             self._enter(State.WAIT_OBS, "")
-        self._wanted_running = True
+        self._armed = True
 
     def deactivate(self) -> None:
-        """Hold until it is armed again."""
-        self._wanted_running = False
+        """Hold until `arm` is called again."""
+        self._armed = False
         if self.state in MOVING:
             self._hold(SafetyHold(Reason.OPERATOR))
 
     def reset_estop(self) -> None:
-        """Release the emergency stop, as an operator; the robot has to be armed again.
-
-        Raises:
-            UserError: A source of it is still pressed.
-        """
+        """Release the emergency stop without arming; raises `UserError` if a source of it is still pressed."""
         self.estop.reset()
         if self.state is State.ESTOP:
             self.inputs.unlock_publishers()
             self._enter(State.WAIT_OBS, "")
 
     def tick(self, now: float, due: float | None = None) -> Tick:
-        """Run one tick at `now` [s] on the monotonic clock that was due at `due`."""
+        """Run one tick at `now` [s, monotonic] that was due at `due`."""
         if self.state is State.STOPPED:
             return Tick(now, self.state, self.reason, None, None, None, ())
         self.ticks, self._now, self._due = self.ticks + 1, now, now if due is None else due
@@ -133,9 +122,9 @@ class ControlLoop:
             self._update_state()
         except SafetyHold as held:
             self._hold(held)
-        wanted, command, done = self._command()
+        target, command, done = self._command()
         self._send(command)
-        tick = Tick(now, self.state, self.reason, self._measured and self._measured.position, wanted, command, done)
+        tick = Tick(now, self.state, self.reason, self._measured and self._measured.position, target, command, done)
         if now >= self._status_due:
             self._publish_status(now)
         if self.options.on_tick is not None:
@@ -143,7 +132,7 @@ class ControlLoop:
         return tick
 
     def run(self, seconds: float = np.inf) -> None:
-        """Tick at the robot's rate until `stop`, a signal, or `seconds` are over; always ends in a safe stop."""
+        """Run ticks at the robot's rate until `stop`, a signal or for `seconds`; always ends with a safe stop."""
         stopping = threading.Event()
         atexit.register(self.stop)
         with stop_on_signals(stopping), gc_frozen():
@@ -163,21 +152,21 @@ class ControlLoop:
                 atexit.unregister(self.stop)
 
     def note_overrun(self, missed: int) -> None:
-        """Count periods without a tick; consecutive late ticks are a reason to hold."""
+        """Count missed periods; consecutive late ticks are a reason to hold."""
         self.overruns += missed
         self._late_ticks = self._late_ticks + 1 if missed else 0
 
     def stop(self) -> None:
-        """Stop safely: brake within limits, repeat the last position, disconnect. A second call does nothing."""
-        alone = self._closing.acquire(timeout=HUNG)
+        """Brake within the limits, repeat the last position and disconnect; a second call does nothing."""
+        acquired = self._closing.acquire(timeout=STOP_TIMEOUT)
         try:
             if self.state is State.STOPPED:
                 return
             repeated = 0
-            while self._filter_state is not None and repeated < REPEAT:
+            while self._filter_state is not None and repeated < STOP_REPEATS:
                 command, self._filter_state = self.safety.hold(self._filter_state, self.robot.dt)
                 repeated += self._filter_state.motion.at_rest
-                with suppress(Exception):  # the transport may be what failed
+                with suppress(Exception):  # the transport may have failed
                     self._send(command)
                 time.sleep(self.robot.dt)
             self._enter(State.STOPPED, self.estop.cause or "shut down")
@@ -185,7 +174,7 @@ class ControlLoop:
                 self._publish_status(time.monotonic())
             self.runner.close()
         finally:
-            if alone:
+            if acquired:
                 self._closing.release()
 
     def arming_blocker(self, now: float) -> str:
@@ -199,7 +188,7 @@ class ControlLoop:
         if not self.estop.heartbeat_ok:
             return f"no operator on {self.robot.heartbeat.topic}"
         if self._filter_state is not None and not self._filter_state.motion.at_rest:
-            return "the last stop is not over"
+            return "the last stop has not ended"
         outside = ~self.robot.limits.inside(self._measured.position, slack=1e-3)
         if outside.any():
             return f"{self.robot.names[int(np.argmax(outside))]} is outside its limits"
@@ -211,40 +200,40 @@ class ControlLoop:
             self._measured, self._joint_fault = self.inputs.measured(now), ""
         except UserError as error:
             self._measured, self._joint_fault = None, str(error)
-        said = [each.message.data for each in self._estop_topic.unread()]
-        for pressed in said if self.state in MOVING else said[-1:]:  # at rest, only the last message matters
+        levels = [each.message.data for each in self._estop_topic.unread()]
+        for pressed in levels if self.state in MOVING else levels[-1:]:  # at rest, only the last message counts
             self.estop.set_level(self.robot.estop.topic, pressed)
-        if (beat := self._heartbeat.latest()) is not None and beat.sequence != self._beats:
-            self._beats = beat.sequence
+        if (beat := self._heartbeat.latest()) is not None and beat.sequence != self._last_beat:
+            self._last_beat = beat.sequence
             self.estop.heartbeat(now)
 
     def _poll_policy(self) -> None:
-        """Read a result of the policy, if there is one."""
-        if (answer := self.runner.poll()) is None:
+        """Read a result of the policy, if available."""
+        if (result := self.runner.poll()) is None:
             return
-        if answer.chunk is not None:
+        if result.chunk is not None:
             self._warm, self._retry = self._warm + 1, -np.inf
-            self.executor.receive(answer)
+            self.executor.receive(result)
             return
-        self.log.add(SafetyIntervention(f"policy {answer.fault}", "", np.nan, np.nan, self._now))
-        log.warning("Policy: %s: %s", answer.fault, answer.detail)
+        self.log.add(SafetyIntervention(f"policy {result.fault}", "", np.nan, np.nan, self._now))
+        log.warning("Policy: %s: %s", result.fault, result.detail)
         if self.state in MOVING:
-            if answer.fault != "exception":
-                raise SafetyHold(FAULTS[answer.fault], answer.detail)
-            self.estop.press(f"policy exception: {answer.detail}")
+            if result.fault != "exception":
+                raise SafetyHold(FAULTS[result.fault], result.detail)
+            self.estop.press(f"policy exception: {result.detail}")
 
     def _update_state(self) -> None:
         """Update the state of the loop."""
         now, late = self._now, self.inputs.watchdog.oldest(self._now)
         if self.state in MOVING and self._filter_state and late and late[1] > self.robot.safety.estop_after:
-            self.estop.press(f"'{late[0]}' silent for {late[1]:.2f} s")
+            self.estop.press(f"no message of '{late[0]}' for {late[1]:.2f} s")
         if self.estop.check(now):
             if self.state is not State.ESTOP:
                 self.log.add(SafetyIntervention("estop", "", np.nan, np.nan, now))
-                self._wanted_running = self._ready = False
+                self._armed = self._ready = False
                 self._enter(State.ESTOP, self.estop.cause)
         elif self.state not in MOVING:
-            self._wait()
+            self._try_arming()
         else:
             self._check(late)
             resting = self._filter_state is None or self._filter_state.motion.at_rest
@@ -256,12 +245,12 @@ class ControlLoop:
         self.executor.start(self._due, self.inputs.state)
         self.executor.observe(self._due, self.inputs.state)
 
-    def _wait(self) -> None:
-        """Warm up the policy, and arm once all conditions hold and an operator has asked for it."""
-        unmet = self.arming_blocker(self._now)
-        self._enter(State.WAIT_OBS if self.inputs.state else State.DISCONNECTED, unmet)
-        warming = unmet == NOT_WARM and not self.runner.busy and self._now >= self._retry
-        if not warming and (unmet or not self._wanted_running):
+    def _try_arming(self) -> None:
+        """Warm up the policy, and arm once all conditions are met and `arm` was called."""
+        blocker = self.arming_blocker(self._now)
+        self._enter(State.WAIT_OBS if self.inputs.state else State.DISCONNECTED, blocker)
+        warming = blocker == NOT_WARM and not self.runner.busy and self._now >= self._retry
+        if not warming and (blocker or not self._armed):
             return
         try:
             self._begin()
@@ -278,8 +267,8 @@ class ControlLoop:
 
     def _check(self, late: tuple[str, float, float] | None) -> None:
         """Raise `SafetyHold` if a safety condition is violated."""
-        if stranger := self.inputs.publisher_error():
-            raise SafetyHold(Reason.PEER_LOST if stranger.startswith("0 ") else Reason.PUBLISHER, stranger)
+        if error := self.inputs.publisher_error():
+            raise SafetyHold(Reason.PEER_LOST if error.startswith("0 ") else Reason.PUBLISHER, error)
         if late:
             reason = Reason.STALE_CAMERA if late[0].startswith(CAMERA) else Reason.STALE_OBSERVATION
             raise SafetyHold(reason, f"'{late[0]}'", SafetyIntervention("stale", *late, self._now))
@@ -299,10 +288,10 @@ class ControlLoop:
             raise SafetyHold(Reason.SATURATION, f"{100 * self.log.limited_fraction:.0f} % of the ticks")
 
     def _policy_target(self) -> Array | None:
-        """Current joint targets `(J,)` of the policy; None without any."""
+        """Current joint targets `(J,)` of the policy, or None."""
         self.executor.observe(self._due, self.inputs.state)
         self.executor.request(self._due)
-        self._poll_policy()  # for a fast runner
+        self._poll_policy()  # a fast runner may have finished already
         if self.estop:
             return None
         goal = self.executor.waypoint(self._due, self.inputs.state)
@@ -315,7 +304,7 @@ class ControlLoop:
         return self.executor.target(self._due)
 
     def _early_observe(self, due: float, stopping: threading.Event) -> None:
-        """Observe and request a chunk shortly before the tick at `due` that begins an action, if inference is fast."""
+        """If inference is fast, observe and request a chunk shortly before the tick at `due` that begins an action."""
         ahead = self.executor.ahead(due) if self._ready else 0.0
         if not ahead or stopping.wait(max(0.0, due - ahead - time.monotonic())):
             return
@@ -327,7 +316,7 @@ class ControlLoop:
             self._hold(held)
 
     def _start_motion(self, goal: Array) -> None:
-        """Begin to move from the present position."""
+        """Begin to move from the current position."""
         assert self._measured is not None
         position = self._measured.position
         if self._filter_state is None or self.state is State.ARMED or not self._in_place:
@@ -340,34 +329,34 @@ class ControlLoop:
         self._enter(State.RUN, "")
 
     def _command(self) -> tuple[Array | None, Array | None, tuple[SafetyIntervention, ...]]:
-        """Wanted command, sent command, and interventions of the filter."""
-        wanted, done = None, ()
+        """Target of the policy, safe command, and interventions of the filter."""
+        target, done = None, ()
         try:
-            wanted = self._policy_target() if self._ready else None
+            target = self._policy_target() if self._ready else None
         except SafetyHold as held:
             self._hold(held)
         if self._filter_state is None:
-            return wanted, None, done
+            return target, None, done
         dt, measured = self.robot.dt, self._measured
         if self.state is State.HOLD and not self._ready and not self.inputs.watchdog.oldest(self._now):
-            wanted = self.options.fallback(self._filter_state.motion.position, dt)
-        if wanted is None or measured is None or self.state not in (State.RUN, State.HOLD):
+            target = self.options.fallback(self._filter_state.motion.position, dt)
+        if target is None or measured is None or self.state not in (State.RUN, State.HOLD):
             command, self._filter_state = self.safety.hold(self._filter_state, dt)
-            return wanted, command, done
-        command, self._filter_state, done = self.safety.step(wanted, self._filter_state, measured, dt)
+            return target, command, done
+        command, self._filter_state, done = self.safety.step(target, self._filter_state, measured, dt)
         self.log.tick((*self.executor.limited(), *done))
-        if done and done[0].kind in REFUSED:
-            self._hold(SafetyHold(REFUSED[done[0].kind]))
-        return wanted, command, done
+        if done and done[0].kind in REJECTED:
+            self._hold(SafetyHold(REJECTED[done[0].kind]))
+        return target, command, done
 
     def _hold(self, held: SafetyHold) -> None:
         if held.found is not None and (self.state is not State.HOLD or held.reason is not self._hold_reason):
             self.log.add(held.found)
         self._ready = False
         if self.state is State.HOLD and self._hold_reason in LATCHED and held.reason not in LATCHED:
-            return  # a latched reason is not replaced
+            return  # keep a latched reason
         self._in_place = held.reason in RESUME_FROM_COMMAND and (self.state is State.RUN or self._in_place)
-        self._hold_reason, self._wanted_running = held.reason, self._wanted_running and held.reason not in LATCHED
+        self._hold_reason, self._armed = held.reason, self._armed and held.reason not in LATCHED
         self._enter(State.HOLD, str(held))
 
     def _send(self, command: Array | None) -> None:

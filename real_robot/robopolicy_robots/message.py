@@ -1,7 +1,7 @@
 """Base class of message types; `robopolicy_robots.messages` defines the types.
 
-A type is a frozen dataclass with the fields of its ROS 2 definition, in their order. Numbers are stored in arrays,
-lists of strings or messages in tuples. Two messages are equal if all their fields are (NaN equals NaN).
+A type is a frozen dataclass with the fields of its ROS 2 definition, in order. Lists of numbers are arrays, and lists
+of strings or messages are tuples. Two messages are equal if all their fields are equal (NaN equals NaN).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ CATALOGUE: dict[str, type[Message]] = {}  # {"sensor_msgs/msg/JointState": Joint
 
 
 def array(dtype: type[np.generic] = np.float64, size: int | None = None) -> Any:
-    """A field that holds an array `(size,)`, or of any length without `size`; it starts as zeros."""
+    """Dataclass field with an array `(size,)`, or of any length if `size` is None; zeros by default."""
     return field(default_factory=lambda: np.zeros(size or 0, dtype), metadata={"dtype": dtype, "size": size})
 
 
 class Message:
-    """A message; treat it as immutable, since several readers may hold the same one."""
+    """Base class of messages; treat them as immutable, since readers may share them."""
 
     ros_name: ClassVar[str]  # "sensor_msgs/msg/JointState"
 
@@ -33,7 +33,7 @@ class Message:
         for name, dtype, size in _arrays(type(self)):
             values = np.ascontiguousarray(getattr(self, name), dtype).reshape(-1)
             if size not in (None, len(values)):
-                raise ValueError(f"{self.ros_name}.{name} holds {size} numbers, found {len(values)}.")
+                raise ValueError(f"{self.ros_name}.{name} must contain {size} numbers, found {len(values)}.")
             object.__setattr__(self, name, values)
         for name in _others(type(self)):
             if isinstance(value := getattr(self, name), list):
@@ -48,7 +48,7 @@ class Message:
     __hash__ = None  # type: ignore[assignment]
 
     def copy(self) -> Self:
-        """A deep copy."""
+        """Deep copy."""
         return type(self)(*(_copy(getattr(self, name)) for name in field_names(type(self))))
 
 
@@ -66,8 +66,8 @@ def _arrays(kind: type[Message]) -> tuple[tuple[str, type, int | None], ...]:
 
 @cache
 def _others(kind: type[Message]) -> tuple[str, ...]:
-    taken = {name for name, _, _ in _arrays(kind)}
-    return tuple(name for name in field_names(kind) if name not in taken)
+    arrays = {name for name, _, _ in _arrays(kind)}
+    return tuple(name for name in field_names(kind) if name not in arrays)
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -1,10 +1,10 @@
 """Messages of a robot, with the names of ROS 2.
 
-Units are those of ROS: metres, radians, seconds, newtons, newton metres. Arrays are `float64`, or `uint8` for bytes.
-`CATALOGUE` finds a type by its ROS name; `robopolicy_robots.codecs.register` adds types from the text of a `.msg` file.
+Units are SI (m, rad, s, N, N m). Arrays are `float64`, or `uint8` for bytes. `CATALOGUE` maps ROS names to types;
+`robopolicy_robots.codecs.register` adds types from the text of a `.msg` file.
 """
 
-# ruff: noqa: RUF009  (`array` makes a field, as `field` does)
+# ruff: noqa: RUF009  (`array` returns a field)
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from robopolicy_robots.message import Message, array
 Numbers = NDArray[np.float64]
 Octets = NDArray[np.uint8]
 NANO = 10**9
-CHANNELS = {"rgb8": 3, "bgr8": 3, "rgba8": 4, "bgra8": 4, "mono8": 1}  # encodings of one byte a channel
+CHANNELS = {"rgb8": 3, "bgr8": 3, "rgba8": 4, "bgra8": 4, "mono8": 1}  # encodings with one byte per channel
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,32 +30,32 @@ class _Clock(Message):
 
     @classmethod
     def from_seconds(cls, seconds: float) -> Self:
-        """From seconds as one number (rounded to nanoseconds)."""
+        """Convert seconds, rounded to nanoseconds."""
         return cls(*divmod(round(seconds * NANO), NANO))
 
     @property
     def seconds(self) -> float:
-        """Seconds as one number."""
+        """Time in seconds."""
         return self.sec + self.nanosec / NANO
 
 
 @dataclass(frozen=True, eq=False)
 class Time(_Clock):
-    """A moment: seconds since the epoch and nanoseconds within that second; zero stands for "not given"."""
+    """Time since the epoch in seconds and nanoseconds; zero means "not given"."""
 
     ros_name: ClassVar[str] = "builtin_interfaces/msg/Time"
 
 
 @dataclass(frozen=True, eq=False)
 class Duration(_Clock):
-    """A span of time."""
+    """Duration in seconds and nanoseconds."""
 
     ros_name: ClassVar[str] = "builtin_interfaces/msg/Duration"
 
 
 @dataclass(frozen=True, eq=False)
 class Header(Message):
-    """When something was measured, and in which frame."""
+    """Time and frame of a measurement."""
 
     ros_name: ClassVar[str] = "std_msgs/msg/Header"
     stamp: Time = field(default_factory=Time)
@@ -64,7 +64,7 @@ class Header(Message):
 
 @dataclass(frozen=True, eq=False)
 class Bool(Message):
-    """A switch, for instance the emergency stop."""
+    """Boolean, for instance the state of the emergency stop."""
 
     ros_name: ClassVar[str] = "std_msgs/msg/Bool"
     data: bool = False
@@ -88,7 +88,7 @@ class Float64(Message):
 
 @dataclass(frozen=True, eq=False)
 class MultiArrayDimension(Message):
-    """One axis of an array."""
+    """Axis of an array."""
 
     ros_name: ClassVar[str] = "std_msgs/msg/MultiArrayDimension"
     label: str = ""
@@ -98,7 +98,7 @@ class MultiArrayDimension(Message):
 
 @dataclass(frozen=True, eq=False)
 class MultiArrayLayout(Message):
-    """The axes of an array."""
+    """Axes of an array."""
 
     ros_name: ClassVar[str] = "std_msgs/msg/MultiArrayLayout"
     dim: tuple[MultiArrayDimension, ...] = ()
@@ -107,7 +107,7 @@ class MultiArrayLayout(Message):
 
 @dataclass(frozen=True, eq=False)
 class Float64MultiArray(Message):
-    """Numbers, as forward_command_controller takes them."""
+    """Array of numbers, for instance a command of forward_command_controller."""
 
     ros_name: ClassVar[str] = "std_msgs/msg/Float64MultiArray"
     layout: MultiArrayLayout = field(default_factory=MultiArrayLayout)
@@ -116,7 +116,7 @@ class Float64MultiArray(Message):
 
 @dataclass(frozen=True, eq=False)
 class Vector3(Message):
-    """A direction in space."""
+    """Vector in space."""
 
     ros_name: ClassVar[str] = "geometry_msgs/msg/Vector3"
     x: float = 0.0
@@ -126,7 +126,7 @@ class Vector3(Message):
 
 @dataclass(frozen=True, eq=False)
 class Point(Message):
-    """A place in space [m]."""
+    """Position in space [m]."""
 
     ros_name: ClassVar[str] = "geometry_msgs/msg/Point"
     x: float = 0.0
@@ -136,7 +136,7 @@ class Point(Message):
 
 @dataclass(frozen=True, eq=False)
 class Quaternion(Message):
-    """A rotation; note the order, MuJoCo puts w first."""
+    """Rotation; MuJoCo has another order, with w first."""
 
     ros_name: ClassVar[str] = "geometry_msgs/msg/Quaternion"
     x: float = 0.0
@@ -147,7 +147,7 @@ class Quaternion(Message):
 
 @dataclass(frozen=True, eq=False)
 class Pose(Message):
-    """Place and rotation."""
+    """Position and rotation."""
 
     ros_name: ClassVar[str] = "geometry_msgs/msg/Pose"
     position: Point = field(default_factory=Point)
@@ -156,7 +156,7 @@ class Pose(Message):
 
 @dataclass(frozen=True, eq=False)
 class PoseStamped(Message):
-    """A pose, when and in which frame."""
+    """Pose with time and frame."""
 
     ros_name: ClassVar[str] = "geometry_msgs/msg/PoseStamped"
     header: Header = field(default_factory=Header)
@@ -165,7 +165,7 @@ class PoseStamped(Message):
 
 @dataclass(frozen=True, eq=False)
 class PoseWithCovariance(Message):
-    """A pose and how certain it is (6 x 6, rows first: x, y, z, rotations about x, y, z)."""
+    """Pose with covariance (6 x 6, row-major: x, y, z, rotations about x, y, z)."""
 
     ros_name: ClassVar[str] = "geometry_msgs/msg/PoseWithCovariance"
     pose: Pose = field(default_factory=Pose)
@@ -183,7 +183,7 @@ class Twist(Message):
 
 @dataclass(frozen=True, eq=False)
 class TwistStamped(Message):
-    """A twist, when and in which frame."""
+    """Twist with time and frame."""
 
     ros_name: ClassVar[str] = "geometry_msgs/msg/TwistStamped"
     header: Header = field(default_factory=Header)
@@ -192,7 +192,7 @@ class TwistStamped(Message):
 
 @dataclass(frozen=True, eq=False)
 class TwistWithCovariance(Message):
-    """A twist and how certain it is (6 x 6, rows first)."""
+    """Twist with covariance (6 x 6, row-major)."""
 
     ros_name: ClassVar[str] = "geometry_msgs/msg/TwistWithCovariance"
     twist: Twist = field(default_factory=Twist)
@@ -210,7 +210,7 @@ class Wrench(Message):
 
 @dataclass(frozen=True, eq=False)
 class WrenchStamped(Message):
-    """A wrench, when and in which frame."""
+    """Wrench with time and frame."""
 
     ros_name: ClassVar[str] = "geometry_msgs/msg/WrenchStamped"
     header: Header = field(default_factory=Header)
@@ -219,7 +219,7 @@ class WrenchStamped(Message):
 
 @dataclass(frozen=True, eq=False)
 class Odometry(Message):
-    """Where a base is (in `header.frame_id`) and how it moves (in `child_frame_id`)."""
+    """Pose (in `header.frame_id`) and velocity (in `child_frame_id`) of a base."""
 
     ros_name: ClassVar[str] = "nav_msgs/msg/Odometry"
     header: Header = field(default_factory=Header)
@@ -230,7 +230,7 @@ class Odometry(Message):
 
 @dataclass(frozen=True, eq=False)
 class JointState(Message):
-    """Joints by name; each array is empty or as long as `name`."""
+    """State of joints by name; each array is empty or as long as `name`."""
 
     ros_name: ClassVar[str] = "sensor_msgs/msg/JointState"
     header: Header = field(default_factory=Header)
@@ -242,7 +242,7 @@ class JointState(Message):
 
 @dataclass(frozen=True, eq=False)
 class Image(Message):
-    """Pixels; `data` holds `height` rows of `step` bytes."""
+    """Raw image; `data` contains `height` rows of `step` bytes."""
 
     ros_name: ClassVar[str] = "sensor_msgs/msg/Image"
     header: Header = field(default_factory=Header)
@@ -255,7 +255,7 @@ class Image(Message):
 
     @classmethod
     def from_pixels(cls, pixels: Octets, header: Header, encoding: str = "rgb8") -> Self:
-        """The message for `pixels` `(H, W, C)`, or `(H, W)` for one channel."""
+        """Create a message from `pixels` `(H, W, C)`, or `(H, W)` for one channel."""
         height, width = pixels.shape[:2]
         return cls(header, height, width, encoding, 0, width * CHANNELS[encoding], np.asarray(pixels, np.uint8))
 
@@ -264,7 +264,7 @@ class Image(Message):
         """Pixels `(H, W, C)`, channels in the order of `encoding`.
 
         Raises:
-            ValueError: The encoding is none of one byte a channel, or `data` does not fit the sizes given.
+            ValueError: The encoding does not have one byte per channel, or `data` does not match the image size.
         """
         channels = CHANNELS.get(self.encoding)
         if channels is None or self.step < self.width * channels or len(self.data) != self.step * self.height:
@@ -276,7 +276,7 @@ class Image(Message):
 
 @dataclass(frozen=True, eq=False)
 class CompressedImage(Message):
-    """A file of an image; `format` says which, as in "jpeg"."""
+    """Encoded image file; `format` is its format, such as "jpeg"."""
 
     ros_name: ClassVar[str] = "sensor_msgs/msg/CompressedImage"
     header: Header = field(default_factory=Header)
@@ -286,7 +286,7 @@ class CompressedImage(Message):
 
 @dataclass(frozen=True, eq=False)
 class RegionOfInterest(Message):
-    """The part of the sensor that an image shows [pixels]; all zero is all of it."""
+    """Region of the sensor in an image [pixels]; all zeros for the whole sensor."""
 
     ros_name: ClassVar[str] = "sensor_msgs/msg/RegionOfInterest"
     x_offset: int = 0
@@ -330,7 +330,7 @@ class Imu(Message):
 
 @dataclass(frozen=True, eq=False)
 class JointTrajectoryPoint(Message):
-    """Where the joints should be `time_from_start` after the trajectory's stamp; empty arrays say nothing."""
+    """Targets of joints at `time_from_start` after the trajectory's stamp; empty arrays are not given."""
 
     ros_name: ClassVar[str] = "trajectory_msgs/msg/JointTrajectoryPoint"
     positions: Numbers = array()
@@ -342,7 +342,7 @@ class JointTrajectoryPoint(Message):
 
 @dataclass(frozen=True, eq=False)
 class JointTrajectory(Message):
-    """What joint_trajectory_controller takes; a stamp of zero means "from now"."""
+    """Command of joint_trajectory_controller; a stamp of zero means "from now"."""
 
     ros_name: ClassVar[str] = "trajectory_msgs/msg/JointTrajectory"
     header: Header = field(default_factory=Header)
@@ -352,7 +352,7 @@ class JointTrajectory(Message):
 
 @dataclass(frozen=True, eq=False)
 class KeyValue(Message):
-    """One line of a diagnosis."""
+    """Entry of a diagnosis."""
 
     ros_name: ClassVar[str] = "diagnostic_msgs/msg/KeyValue"
     key: str = ""
@@ -361,7 +361,7 @@ class KeyValue(Message):
 
 @dataclass(frozen=True, eq=False)
 class DiagnosticStatus(Message):
-    """How a part is doing; `level` is 0 fine, 1 warning, 2 error, 3 stale."""
+    """Diagnosis of one component; `level` is 0 OK, 1 warning, 2 error, 3 stale."""
 
     ros_name: ClassVar[str] = "diagnostic_msgs/msg/DiagnosticStatus"
     level: int = 0
@@ -373,7 +373,7 @@ class DiagnosticStatus(Message):
 
 @dataclass(frozen=True, eq=False)
 class DiagnosticArray(Message):
-    """How all parts are doing."""
+    """Diagnoses of all components."""
 
     ros_name: ClassVar[str] = "diagnostic_msgs/msg/DiagnosticArray"
     header: Header = field(default_factory=Header)

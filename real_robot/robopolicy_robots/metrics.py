@@ -12,7 +12,7 @@ from robopolicy_robots.robot import RobotSpec
 from robopolicy_robots.states import Tick
 
 WINDOW = 250  # ticks for rates and periods
-LINES = 5  # stored lines of episodes and interventions
+LINES = 5  # maximum number of episodes and interventions to list
 
 
 class RunMetrics:
@@ -22,21 +22,21 @@ class RunMetrics:
         self.robot, self.task = robot, task
         self.episodes: deque[str] = deque(maxlen=LINES)  # finished episodes, one line each
         self._status: Mapping[str, Any] = {}
-        self._moments: deque[float] = deque(maxlen=WINDOW + 1)  # [s] when ticks began
+        self._tick_times: deque[float] = deque(maxlen=WINDOW + 1)  # [s] start times of ticks
         self._recent: deque[str] = deque(maxlen=LINES)
 
     def update(self, status: Mapping[str, Any], tick: Tick) -> None:
         """Update after a tick with the `status` of the control loop."""
-        if status["ticks"] < self._status.get("ticks", 0):  # a new loop for another episode
-            self._moments.clear()
+        if status["ticks"] < self._status.get("ticks", 0):  # a new loop for the next episode
+            self._tick_times.clear()
         self._status = status
-        self._moments.append(tick.now)
+        self._tick_times.append(tick.now)
         self._recent.extend(map(str, tick.interventions))
 
     def snapshot(self) -> dict[str, Any]:
         """Current metrics as plain values: seconds, Hz, counts; None if unknown."""
         status, robot = self._status, self.robot
-        periods = np.diff(self._moments)
+        periods = np.diff(self._tick_times)
         known = len(periods) > 1 and periods.mean() > 0
         p50, p99 = (float(np.quantile(periods, share)) if known else None for share in (0.5, 0.99))
         return {

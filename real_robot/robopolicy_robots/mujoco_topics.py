@@ -1,8 +1,8 @@
 """Mapping between the state of a MuJoCo model and messages, for the simulated robot and the bridge.
 
-Sources of a state, by key: `joints` (JointState of the robot), `scene` (JointState of hinges and slides of everything
-else, such as a drawer), `object.<name>` (PoseStamped of every free body), and for a robot whose base is free `imu`
-(Imu) and `odometry` (Odometry). In addition to measurements: `operator` (TwistStamped), a velocity command.
+Keys of sources: `joints` (JointState of the robot), `scene` (JointState of all other hinges and slides, such as a
+drawer), `object.<name>` (PoseStamped of every free body), for a free base `imu` (Imu) and `odometry` (Odometry), and
+for a velocity command `operator` (TwistStamped).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from robopolicy_robots.robot import JOINTS
 
 Array = NDArray[np.float64]
 SCENE, IMU, ODOMETRY, OPERATOR = "scene", "imu", "odometry", "operator"
-OBJECT = "object."  # start of the key of an object's pose
+OBJECT = "object."  # prefix of the keys of object poses
 WORLD = "world"  # frame of every pose
 
 _HINGE_OR_SLIDE = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
@@ -45,7 +45,7 @@ class MujocoTopics:
     """Names and indices of all measured and commanded quantities of a model.
 
     Args:
-        model: The model. Joints with actuators are the robot; all others are the scene.
+        model: Model whose joints with actuators are the robot; all others are the scene.
         prefix: Prefix of joint names in messages, as in `panda_joint1`.
     """
 
@@ -57,9 +57,9 @@ class MujocoTopics:
         base = [joint for joint in free if int(model.jnt_bodyid[joint]) in roots]
         scene = [i for i in range(model.njnt) if model.jnt_type[i] in _HINGE_OR_SLIDE and i not in robot]
         first = [joints[0] for joints in driven.values()]
-        self.actuators: NDArray[np.intp] = np.array(list(driven), np.intp)  # (J,) that move joints
+        self.actuators: NDArray[np.intp] = np.array(list(driven), np.intp)  # (J,) actuators that move joints
         self.commanded = tuple(prefix + model.joint(joint).name for joint in first)  # (J,) names
-        self.targets: NDArray[np.intp] = model.jnt_qposadr[first].astype(np.intp)  # (J,) their indices in qpos
+        self.targets: NDArray[np.intp] = model.jnt_qposadr[first].astype(np.intp)  # (J,) indices in qpos
         self.is_gripper: NDArray[np.bool_] = np.array([len(joints) > 1 for joints in driven.values()])  # (J,) fingers
         self.robot = _Scalars(model, robot, prefix)
         self.scene = _Scalars(model, scene)
@@ -68,7 +68,7 @@ class MujocoTopics:
 
     @property
     def sources(self) -> dict[str, type[Message]]:
-        """Sources to measure and their message types."""
+        """Required sources and their message types."""
         found: dict[str, type[Message]] = {JOINTS: JointState}
         if self.scene.names:
             found[SCENE] = JointState
@@ -84,54 +84,46 @@ class MujocoTopics:
             found[SCENE] = self.scene.message(qpos, qvel, header)
         if self.base is not None:
             found |= {IMU: self.base.imu(qpos, qvel, header), ODOMETRY: self.base.odometry(qpos, qvel, header)}
-        return found | {key: PoseStamped(header, place.pose(qpos)) for key, place in self.objects.items()}
+        return found | {key: PoseStamped(header, body.pose(qpos)) for key, body in self.objects.items()}
 
     def read(self, messages: Mapping[str, Message], qpos: Array, qvel: Array) -> None:
-        """Write `messages` by source to `qpos` `(nq,)`, `qvel` `(nv,)`; other entries stay unchanged.
-
-        Raises:
-            UserError: A source or a joint is missing.
-        """
-        absent = [key for key in self.sources if key not in messages]
-        if absent:
-            raise UserError(f"The robot does not report {', '.join(absent)}; it reports {', '.join(messages) or '-'}.")
+        """Write `messages` to `qpos` `(nq,)` and `qvel` `(nv,)`; raises `UserError` if a source or joint is missing."""
+        missing = [key for key in self.sources if key not in messages]
+        if missing:
+            raise UserError(f"The robot does not report {', '.join(missing)}; it reports {', '.join(messages) or '-'}.")
         self.robot.read(messages[JOINTS], qpos, qvel)
         if self.scene.names:
             self.scene.read(messages[SCENE], qpos, qvel)
-        for key, place in self.objects.items():
-            place.read_pose(messages[key].pose, qpos)  # type: ignore[attr-defined]
+        for key, body in self.objects.items():
+            body.read_pose(messages[key].pose, qpos)  # type: ignore[attr-defined]
         if self.base is not None:
             self.base.read_motion(messages[IMU], messages.get(ODOMETRY), qpos, qvel)
 
 
-def to_twist(wanted: Array, stamp: Time) -> TwistStamped:
+def to_twist(command: Array, stamp: Time) -> TwistStamped:
     """Message of a velocity command `(3,)`: forward, left [m/s], yaw rate [rad/s]."""
-    ahead, left, turning = wanted.tolist()
-    return TwistStamped(Header(stamp, "base"), Twist(Vector3(ahead, left, 0.0), Vector3(0.0, 0.0, turning)))
+    forward, left, yaw = command.tolist()
+    return TwistStamped(Header(stamp, "base"), Twist(Vector3(forward, left, 0.0), Vector3(0.0, 0.0, yaw)))
 
 
 def from_twist(message: Message) -> Array:
-    """Velocity command `(3,)` in a message."""
+    """Velocity command `(3,)` of a message."""
     assert isinstance(message, TwistStamped)
     linear, angular = message.twist.linear, message.twist.angular
     return np.array([linear.x, linear.y, angular.z])
 
 
 def prefix_of(model: mujoco.MjModel, joints: Sequence[str]) -> str:
-    """Prefix of the joint names in `joints` relative to the model.
-
-    Raises:
-        UserError: The model has other joints.
-    """
+    """Prefix of `joints` relative to the joint names of the model; raises `UserError` for other joints."""
     own = MujocoTopics(model).commanded
     prefix = joints[0].removesuffix(own[0]) if joints and own else ""
     if tuple(prefix + name for name in own) != tuple(joints):
-        raise UserError(f"The task moves the joints {_few(own)}, and the robot has {_few(joints)}.")
+        raise UserError(f"The task moves the joints {_join(own)}, but the robot has {_join(joints)}.")
     return prefix
 
 
 class _Scalars:
-    """Hinges and slides, reported by one JointState."""
+    """Hinges and slides of one JointState."""
 
     def __init__(self, model: mujoco.MjModel, joints: Sequence[int], prefix: str = "") -> None:
         self.names = tuple(prefix + model.joint(joint).name for joint in joints)
@@ -143,30 +135,31 @@ class _Scalars:
 
     def read(self, message: Message, qpos: Array, qvel: Array) -> None:
         assert isinstance(message, JointState)
-        place = {name: i for i, name in enumerate(message.name)}
-        absent = [name for name in self.names if name not in place]
-        if absent or len(message.position) != len(message.name):
-            raise UserError(f"The joint state lacks {', '.join(absent) or 'positions'}; it names {_few(message.name)}.")
-        order = [place[name] for name in self.names]
+        index = {name: i for i, name in enumerate(message.name)}
+        missing = [name for name in self.names if name not in index]
+        if missing or len(message.position) != len(message.name):
+            lacking, found = ", ".join(missing) or "positions", _join(message.name)
+            raise UserError(f"The joint state lacks {lacking}; it contains {found}.")
+        order = [index[name] for name in self.names]
         qpos[self.qpos] = message.position[order]
         if len(message.velocity) == len(message.name):
             qvel[self.qvel] = message.velocity[order]
 
 
 class _Free:
-    """A body that moves freely: an object, or the base of a robot."""
+    """Free body: an object, or the base of a robot."""
 
     def __init__(self, model: mujoco.MjModel, joint: int) -> None:
         start, speed = int(model.jnt_qposadr[joint]), int(model.jnt_dofadr[joint])
-        self.place, self.turn = slice(start, start + 3), slice(start + 3, start + 7)
+        self.position, self.turn = slice(start, start + 3), slice(start + 3, start + 7)
         self.linear, self.angular = slice(speed, speed + 3), slice(speed + 3, speed + 6)
 
     def pose(self, qpos: Array) -> Pose:
-        return Pose(Point(*qpos[self.place].tolist()), _quaternion(qpos[self.turn]))
+        return Pose(Point(*qpos[self.position].tolist()), _quaternion(qpos[self.turn]))
 
     def read_pose(self, pose: Pose, qpos: Array) -> None:
         at = pose.position
-        qpos[self.place] = at.x, at.y, at.z
+        qpos[self.position] = at.x, at.y, at.z
         qpos[self.turn] = _turn(pose.orientation)
 
     def imu(self, qpos: Array, qvel: Array, header: Header) -> Imu:
@@ -185,7 +178,7 @@ class _Free:
         qvel[self.angular] = turning.x, turning.y, turning.z
         if isinstance(odometry, Odometry):
             at, moving = odometry.pose.pose.position, odometry.twist.twist.linear
-            qpos[self.place] = at.x, at.y, at.z
+            qpos[self.position] = at.x, at.y, at.z
             qvel[self.linear] = _matrix(qpos[self.turn]) @ np.array([moving.x, moving.y, moving.z])
 
 
@@ -215,5 +208,5 @@ def _matrix(turn: Array) -> Array:
     return matrix.reshape(3, 3)
 
 
-def _few(names: Sequence[str]) -> str:
+def _join(names: Sequence[str]) -> str:
     return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "") or "none"

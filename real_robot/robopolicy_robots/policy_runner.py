@@ -24,74 +24,69 @@ log = logging.getLogger(__name__)
 class InferenceResult:
     """Result of a request: a chunk or a fault."""
 
-    observed: float  # [s] when the observation was taken
-    seconds: float  # spent on it
+    observed: float  # [s] time of the observation
+    seconds: float  # inference time
     chunk: NDArray[Any] | None = None  # (H, A), finite
     fault: str = ""  # shape | non-finite | unavailable | exception
     detail: str = ""  # one line
 
 
 class InferenceRunner(Protocol):
-    """Interface of inference that never blocks the caller."""
+    """Interface of non-blocking inference."""
 
     spec: PolicySpec
     takes_prefix: bool
 
     @property
     def busy(self) -> bool:
-        """Whether a request is in progress; another one would be refused."""
-        ...
+        """Whether a request is in progress; further requests are then rejected."""
 
     @property
     def latency(self) -> float:
         """95th percentile of the time of recent requests [s]."""
-        ...
 
     def request(self, obs: Observed, observed: float, prefix: NDArray[Any] | None = None) -> bool:
-        """Start computing the chunk for `obs`; False if it is busy."""
-        ...
+        """Start computing the chunk for `obs`; return False if busy."""
 
     def poll(self) -> InferenceResult | None:
         """Return a finished result once, else None."""
-        ...
 
     def close(self) -> None:
-        """Free the policy, without waiting for a request in progress."""
-        ...
+        """Close the policy without waiting for a request in progress."""
 
 
 def infer(source: ChunkPolicy, obs: Observed, observed: float, prefix: NDArray[Any] | None) -> InferenceResult:
-    """Run one request and convert all exceptions to faults."""
+    """Run one request, with all exceptions converted to faults."""
     start = time.perf_counter()
 
-    def answer(fault: str = "", detail: str = "", chunk: NDArray[Any] | None = None) -> InferenceResult:
+    def result(fault: str = "", detail: str = "", chunk: NDArray[Any] | None = None) -> InferenceResult:
         return InferenceResult(observed, time.perf_counter() - start, chunk, fault, detail)
 
     try:
         chunk = np.asarray(source.chunk(obs) if prefix is None else source.chunk(obs, prefix))
     except UserError as error:
-        return answer("unavailable", str(error))
+        return result("unavailable", str(error))
     except Exception as error:
         log.exception("The policy raised")
-        return answer("exception", f"{type(error).__name__}: {error}")
+        return result("exception", f"{type(error).__name__}: {error}")
     expected = (source.spec.horizon, source.spec.action_dim)
     if chunk.shape != expected or chunk.dtype.kind not in "fiu":
-        return answer("shape", f"expected numbers of shape {expected}, found {chunk.dtype} {chunk.shape}")
+        return result("shape", f"expected numbers of shape {expected}, found {chunk.dtype} {chunk.shape}")
     if not np.isfinite(chunk).all():
-        return answer("non-finite", f"{int((~np.isfinite(chunk)).sum())} of {chunk.size} numbers")
-    return answer(chunk=chunk)
+        return result("non-finite", f"{int((~np.isfinite(chunk)).sum())} of {chunk.size} numbers")
+    return result(chunk=chunk)
 
 
 class PolicyRunner:
-    """Runs a policy in a thread and isolates its hangs and exceptions."""
+    """Thread that runs a policy, isolated from its hangs and exceptions."""
 
-    def __init__(self, source: ChunkPolicy, on_answer: Callable[[InferenceResult], None] | None = None) -> None:
+    def __init__(self, source: ChunkPolicy, on_result: Callable[[InferenceResult], None] | None = None) -> None:
         self.spec, self.takes_prefix = source.spec, source.takes_prefix
-        self._source, self._on_answer = source, on_answer
+        self._source, self._on_result = source, on_result
         self._wake, self._lock = threading.Event(), threading.Lock()
         self._request: tuple[Observed, float, NDArray[Any] | None] | None = None
-        self._asked = 0.0  # when
-        self._answer: InferenceResult | None = None
+        self._requested = 0.0  # [s] time of the request
+        self._result: InferenceResult | None = None
         self._busy = self._closed = False
         self._seconds: deque[float] = deque(maxlen=100)
         self._latency = 0.0
@@ -100,29 +95,29 @@ class PolicyRunner:
 
     @property
     def busy(self) -> bool:
-        """Whether a request is in progress; another one would be refused."""
+        """Whether a request is in progress; further requests are then rejected."""
         return self._busy
 
     @property
     def latency(self) -> float:
-        """95th percentile of the time of recent requests [s] without the first; 0 before the second."""
+        """95th percentile of the time of recent requests [s] except the first; 0 before the second."""
         return self._latency  # read several times per tick, computed once per result
 
     def request(self, obs: Observed, observed: float, prefix: NDArray[Any] | None = None) -> bool:
-        """Start computing the chunk for `obs` of time `observed` [s]; False if busy."""
+        """Start computing the chunk for `obs` of time `observed` [s]; return False if busy."""
         with self._lock:
             if self._busy or self._closed:
                 return False
             self._busy = True
-            self._request, self._asked = (obs, observed, prefix), time.perf_counter()
+            self._request, self._requested = (obs, observed, prefix), time.perf_counter()
         self._wake.set()
         return True
 
     def poll(self) -> InferenceResult | None:
         """Return a finished result once, else None."""
         with self._lock:
-            answer, self._answer = self._answer, None
-        return answer
+            result, self._result = self._result, None
+        return result
 
     def close(self) -> None:
         """End the thread once it is idle; a hanging request is abandoned."""
@@ -138,12 +133,12 @@ class PolicyRunner:
             if self._closed:
                 break
             assert self._request is not None
-            answer = infer(self._source, *self._request)
-            if warm:  # the first request loads and compiles, so its time is not representative
-                self._seconds.append(time.perf_counter() - self._asked)  # including waits for a processor
+            result = infer(self._source, *self._request)
+            if warm:  # the first request includes loading and compilation
+                self._seconds.append(time.perf_counter() - self._requested)  # includes the time until the thread runs
                 self._latency = float(np.quantile(self._seconds, 0.95))
             with self._lock:
-                self._answer, self._busy, warm = answer, False, True
-            if self._on_answer is not None:
-                self._on_answer(answer)
+                self._result, self._busy, warm = result, False, True
+            if self._on_result is not None:
+                self._on_result(result)
         self._source.close()

@@ -1,4 +1,4 @@
-"""Chunk policies from a bundle, a checkpoint or a server, given on the command line."""
+"""Chunk policies from a bundle, a checkpoint or a server."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ from robopolicy_robots.policy_runner import InferenceResult, infer
 
 @dataclass(frozen=True)
 class PolicyRequirements:
-    """Requirements of a task on a policy, known without a robot."""
+    """Requirements of a task on a policy."""
 
     task: str  # registered name
-    observation: Mapping[str, tuple[int, ...]]  # shapes of all observations but images
+    observation: Mapping[str, tuple[int, ...]]  # shapes of all observations except images
     low: NDArray[Any]  # (A,) bounds of the actions
     high: NDArray[Any]
     control_dt: float  # [s] duration of an action
 
 
-def compatibility_errors(source: ChunkPolicy, wanted: PolicyRequirements) -> list[str]:
-    """Errors of compatibility between a policy and its task; a bundle also has training metadata."""
+def compatibility_errors(source: ChunkPolicy, requirements: PolicyRequirements) -> list[str]:
+    """Incompatibilities of a policy with a task; for bundles, training metadata is also compared."""
     spec = source.spec
-    wrong: list[str] = []
+    errors: list[str] = []
     own = {key: tuple(shape) for key, shape in spec.observation.items() if key != HIDDEN_STATE}
     for key, shape in own.items():
-        found = wanted.observation.get(key)
+        found = requirements.observation.get(key)
         if found != shape and not key.startswith(IMAGE_PREFIX):
-            wrong.append(f"it expects '{key}' of shape {shape}, the task gives {found or 'nothing'}")
-    if spec.action_dim != len(wanted.low):
-        wrong.append(f"it has {spec.action_dim} actions and the task {len(wanted.low)}")
+            errors.append(f"it expects '{key}' of shape {shape}, the task provides {found or 'nothing'}")
+    if spec.action_dim != len(requirements.low):
+        errors.append(f"it has {spec.action_dim} actions and the task {len(requirements.low)}")
     manifest: Any = getattr(source, "manifest", None)
     if manifest is None:
-        return wrong
-    if manifest.task != wanted.task:
-        wrong.append(f"it was trained on {manifest.task}")
-    if manifest.control_dt is not None and abs(manifest.control_dt - wanted.control_dt) > 1e-9:
-        wrong.append(f"its actions last {1e3 * manifest.control_dt:g} ms, the task's {1e3 * wanted.control_dt:g} ms")
-    bounds = (manifest.action_low, wanted.low), (manifest.action_high, wanted.high)
+        return errors
+    if manifest.task != requirements.task:
+        errors.append(f"it was trained on {manifest.task}")
+    if manifest.control_dt is not None and abs(manifest.control_dt - requirements.control_dt) > 1e-9:
+        errors.append(
+            f"its actions last {1e3 * manifest.control_dt:g} ms, the task's {1e3 * requirements.control_dt:g} ms"
+        )
+    bounds = (manifest.action_low, requirements.low), (manifest.action_high, requirements.high)
     if any(len(theirs) and not (len(theirs) == len(ours) and np.allclose(theirs, ours)) for theirs, ours in bounds):
-        wrong.append("its actions have other bounds")
-    return wrong
+        errors.append("its actions have other bounds")
+    return errors
 
 
 def open_source(name: str, device: str = "cpu") -> ChunkPolicy:
-    """The policy `name`: `ws://HOST:PORT` or `wss://HOST:PORT`, the folder of a bundle, or that of a checkpoint.
-
-    Only a checkpoint needs torch.
+    """Open a policy: `ws://HOST:PORT`, `wss://HOST:PORT`, or the folder of a bundle or checkpoint (which needs torch).
 
     Raises:
-        UserError: It does not exist, or cannot be used here.
+        UserError: The policy does not exist or cannot be loaded.
     """
     if name.startswith(("ws://", "wss://")):
         from robopolicy.deploy.client import ServerChunkPolicy
@@ -78,14 +78,13 @@ def open_source(name: str, device: str = "cpu") -> ChunkPolicy:
 
 
 def start_episode(source: ChunkPolicy, seed: int) -> None:
-    """Reset a policy with state or noise for the episode `seed`; a server has no episodes."""
-    reset = getattr(source, "reset", None)
-    if reset is not None:
+    """Reset a policy with state or noise for episode `seed`; servers have no episodes."""
+    if reset := getattr(source, "reset", None):
         reset(seed)
 
 
 class NonClosing:
-    """Chunk policy for several successive runners: closing a runner does not close it."""
+    """Chunk policy that several runners use in sequence; closing a runner does not close it."""
 
     def __init__(self, source: ChunkPolicy) -> None:
         self.spec, self.takes_prefix = source.spec, source.takes_prefix
@@ -96,7 +95,7 @@ class NonClosing:
 
 
 class SyncRunner:
-    """Synchronous inference, for a robot in lockstep, whose time does not pass meanwhile."""
+    """Synchronous inference for a robot in lockstep, whose time does not pass during inference."""
 
     busy = False
     latency = 0.0
@@ -104,17 +103,17 @@ class SyncRunner:
     def __init__(self, source: ChunkPolicy) -> None:
         self.spec, self.takes_prefix = source.spec, source.takes_prefix
         self._source = source
-        self._answer: InferenceResult | None = None
+        self._result: InferenceResult | None = None
 
     def request(self, obs: Observed, observed: float, prefix: NDArray[Any] | None = None) -> bool:
         """Compute the chunk for `obs`."""
-        self._answer = infer(self._source, {key: np.asarray(value) for key, value in obs.items()}, observed, prefix)
+        self._result = infer(self._source, {key: np.asarray(value) for key, value in obs.items()}, observed, prefix)
         return True
 
     def poll(self) -> InferenceResult | None:
         """Return the result once, else None."""
-        answer, self._answer = self._answer, None
-        return answer
+        result, self._result = self._result, None
+        return result
 
     def close(self) -> None:
         """Close the policy."""

@@ -33,7 +33,7 @@ def ticks(dt: float, stopping: threading.Event, seconds: float) -> Iterator[tupl
 
 @contextmanager
 def stop_on_signals(stopping: threading.Event) -> Iterator[None]:
-    """Set `stopping` on `stop_signals`; only the main thread of a program can."""
+    """Set `stopping` on `stop_signals`; has no effect outside of the main thread."""
     before: dict[int, Any] = {}
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -51,13 +51,13 @@ def stop_on_signals(stopping: threading.Event) -> Iterator[None]:
 
 
 def set_realtime_priority(level: int) -> None:
-    """Give this thread, and all threads and processes that it starts later, real-time priority (SCHED_FIFO).
+    """Set real-time priority (SCHED_FIFO) for this thread and all threads and processes that it starts later.
 
-    Call it before the transport and the policy start threads: a prioritised loop that waits for one of them to
-    release the interpreter is not faster.
+    Call it before the transport and the policy start threads: otherwise the loop waits for threads of low priority to
+    release the interpreter.
 
     Args:
-        level: From 1 to 99, higher first; kernel threads have 50.
+        level: Priority from 1 to 99; kernel threads have 50.
 
     Raises:
         UserError: The system does not permit it, or has no real-time priorities.
@@ -77,7 +77,7 @@ def set_realtime_priority(level: int) -> None:
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:
-    """Exclude existing objects from garbage collection, which would stop the loop for many ticks."""
+    """Exclude existing objects from garbage collection, which would delay the loop by many ticks."""
     gc.collect()
     gc.freeze()
     try:

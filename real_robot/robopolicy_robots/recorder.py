@@ -1,7 +1,7 @@
-"""Recording a run to MCAP (profile `ros2`), which ROS 2's own tools, Foxglove and rosbags open, and reading it again.
+"""Recordings of runs in MCAP (profile `ros2`), readable by ROS 2 tools, Foxglove and rosbags.
 
-`RecordedTransport` records every message that the loop receives or sends. Writing happens in
-a separate thread; the control loop only queues messages.
+`RecordedTransport` records every message that the loop receives or sends. A separate thread writes the file; the
+control loop only queues messages.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from robopolicy.errors import UserError, cannot_write
@@ -26,14 +25,14 @@ from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscr
 from robopolicy_robots.transports.wrapped import WrappedPublisher, WrappedSubscription, WrappedTransport
 
 log = logging.getLogger(__name__)
-BACKLOG = 10_000  # queued messages; more are counted and dropped, the loop never waits
-FLUSH = 1.0  # [s] between flushes, so that most of a recording survives a kill
+QUEUE_SIZE = 10_000  # maximum number of queued messages; further messages are counted and dropped
+FLUSH_PERIOD = 1.0  # [s] between flushes, so that most of a recording survives a kill
 NANO = 10**9
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One message of a recording."""
+    """Message of a recording."""
 
     topic: str
     message: Message
@@ -41,19 +40,19 @@ class Recorded:
 
 
 class Recorder:
-    """Writer of one MCAP file; a context manager that completes it.
+    """Writer of one MCAP file, and a context manager that completes it.
 
     Args:
-        path: The file; it is replaced.
+        path: File, which is replaced.
 
     Raises:
-        UserError: It cannot be written, or the package mcap is missing.
+        UserError: The file cannot be written, or the package mcap is missing.
     """
 
     def __init__(self, path: Path) -> None:
         mcap = require("mcap.writer", "record")
         self.path = path
-        self.left_out = 0  # dropped messages, which came faster than the disk writes
+        self.dropped = 0  # messages dropped because the queue was full
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("wb")
@@ -63,29 +62,25 @@ class Recorder:
         self._writer.start(profile="ros2", library="robopolicy")
         self._channels: dict[tuple[str, str], int] = {}
         self._failure: Exception | None = None
-        self._queue: queue.Queue[tuple[str, Message, int] | None] = queue.Queue(BACKLOG)
+        self._queue: queue.Queue[tuple[str, Message, int] | None] = queue.Queue(QUEUE_SIZE)
         self._thread = threading.Thread(target=self._write, name="recorder", daemon=True)
         self._thread.start()
 
     def write(self, topic: str, message: Message) -> None:
-        """Queue a message; never waits."""
+        """Queue a message without waiting."""
         try:
             self._queue.put_nowait((topic, message, time.time_ns()))
         except queue.Full:
-            self.left_out += 1
+            self.dropped += 1
 
     def close(self) -> None:
-        """Complete the file; may be called twice.
-
-        Raises:
-            UserError: It could not be written in full.
-        """
+        """Complete the file; raises `UserError` if it could not be written in full; safe to call twice."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
         if not self._file.closed:
-            if self.left_out:
-                log.warning("%s lacks %d messages, which came faster than the disk writes", self.path, self.left_out)
+            if self.dropped:
+                log.warning("%s lacks %d messages, which arrived faster than the disk writes", self.path, self.dropped)
             try:
                 self._writer.finish()
                 self._file.close()
@@ -97,9 +92,7 @@ class Recorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _write(self) -> None:
@@ -109,7 +102,7 @@ class Recorder:
             try:
                 channel = self._channel(topic, type(message))
                 self._writer.add_message(channel, moment, cdr.encode(message), moment)
-                if time.monotonic() - flushed > FLUSH:
+                if time.monotonic() - flushed > FLUSH_PERIOD:
                     self._writer.flush()
                     flushed = time.monotonic()
             except (OSError, ValueError) as error:  # the robot continues; `close` raises the error
@@ -125,11 +118,7 @@ class Recorder:
 
 
 def read(path: Path) -> Iterator[Recorded]:
-    """Messages of a recording in the order of their times.
-
-    Raises:
-        UserError: The file is not a recording.
-    """
+    """Read the messages of a recording in order of time; raises `UserError` for other files."""
     reader, exceptions = require("mcap.reader", "record"), require("mcap.exceptions", "record")
     try:
         with path.open("rb") as file:

@@ -1,7 +1,7 @@
 """Robot descriptions, one YAML file per robot: `robots/*.yaml` or a custom file.
 
-Joints are listed in the order of commands; units are SI (rad, m, s, Nm, N). A limit that is not published is left out
-and counts as infinite, except for velocity, which is required.
+Joints are listed in the order of commands; units are SI (rad, m, s, Nm, N). A missing limit is infinite, except for
+velocity, which is required.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from robopolicy_robots.messages import (
 from robopolicy_robots.transports.base import COMMAND, IMAGE, LATCHED, MAX_DOMAIN, SENSOR, TOPIC, QoS, transport_names
 
 SHIPPED = Path(__file__).parent / "robots"
-QUALITIES: dict[str, QoS] = {"sensor": SENSOR, "image": IMAGE, "command": COMMAND, "latched": LATCHED}
-COMMANDS = (JointTrajectory.ros_name, Float64MultiArray.ros_name, JointState.ros_name)
-PICTURES = (Image.ros_name, CompressedImage.ros_name)
+QOS_PROFILES: dict[str, QoS] = {"sensor": SENSOR, "image": IMAGE, "command": COMMAND, "latched": LATCHED}
+COMMAND_TYPES = (JointTrajectory.ros_name, Float64MultiArray.ros_name, JointState.ros_name)
+IMAGE_TYPES = (Image.ros_name, CompressedImage.ros_name)
 JOINTS, CAMERA = "joints", "image."  # keys of sources
-# {unit: largest position and velocity of a joint}; what lies beyond was meant in degrees or millimetres
+# {unit: largest plausible position and velocity}; larger values are probably in degrees or millimetres
 PLAUSIBLE = {"rad": (8 * math.pi, 100.0), "m": (10.0, 10.0)}
 
 
@@ -47,12 +47,12 @@ class Topic:
 
     topic: str  # "/joint_states"
     type: str  # "sensor_msgs/msg/JointState"
-    qos: str = "sensor"  # one of QUALITIES
+    qos: str = "sensor"  # key of QOS_PROFILES
 
 
 @dataclass(frozen=True)
 class Joint:
-    """One joint that is commanded."""
+    """Commanded joint."""
 
     name: str
     velocity: float  # [rad/s or m/s]
@@ -60,7 +60,7 @@ class Joint:
     high: float = math.inf
     acceleration: float = math.inf  # [rad/s^2 or m/s^2]
     jerk: float = math.inf  # [rad/s^3 or m/s^3]
-    effort: float = math.inf  # [Nm or N] measured effort beyond which the motion stops
+    effort: float = math.inf  # [Nm or N] measured effort above which the motion stops
     home: float = 0.0  # [rad or m]
     unit: str = "rad"  # or m
     gripper: bool = False  # part of a gripper
@@ -68,7 +68,7 @@ class Joint:
 
 @dataclass(frozen=True)
 class Camera:
-    """One camera."""
+    """Camera and its topic."""
 
     name: str
     topic: str
@@ -78,12 +78,11 @@ class Camera:
     qos: str = "image"
 
     def __post_init__(self) -> None:
-        if self.type not in PICTURES:
-            raise UserError(f"Camera '{self.name}': type must be one of {', '.join(PICTURES)}, found '{self.type}'.")
+        if self.type not in IMAGE_TYPES:
+            raise UserError(f"Camera '{self.name}': type must be one of {', '.join(IMAGE_TYPES)}, found '{self.type}'.")
         if not self.name or min(self.height, self.width) < 1:
-            raise UserError(
-                f"A camera needs a name and at least one pixel, found '{self.name}' of {self.height} x {self.width}."
-            )
+            size = f"{self.height} x {self.width}"
+            raise UserError(f"A camera needs a name and at least one pixel, found '{self.name}' of {size}.")
 
 
 @dataclass(frozen=True)
@@ -98,10 +97,10 @@ class SafetyConfig:
     max_limited_fraction: float = 0.5  # maximum fraction of limited commands within `window`
     window: float = 2.0  # [s]
     max_overruns: int = 5  # maximum consecutive late ticks
-    heartbeat_timeout: float = 0.0  # [s] timeout of the heartbeat of an operator; 0 for none
-    margin: float = 0.002  # of a joint's range, kept free at either end
-    max_lead: float = 0.25  # [s] of motion at full speed, maximum distance of a command from the robot
-    max_step: float = math.inf  # [rad or m] largest change of a command per tick
+    heartbeat_timeout: float = 0.0  # [s] timeout of the operator's heartbeat; 0 for none
+    margin: float = 0.002  # fraction of a joint's range kept free at either end
+    max_lead: float = 0.25  # [s] maximum distance of a command from the robot, as time at full speed
+    max_step: float = math.inf  # [rad or m] maximum change of a command per tick
 
     def __post_init__(self) -> None:
         for name in ("max_age", "max_camera_age", "estop_after", "max_tracking_error", "max_initial_error", "window"):
@@ -110,9 +109,7 @@ class SafetyConfig:
         if self.window > 60:
             raise UserError(f"safety: window must be at most 60 s, got {self.window:g}.")
         if not 0 <= self.heartbeat_timeout < math.inf:
-            raise UserError(
-                f"safety: heartbeat_timeout must be 0 (none) or a positive number, got {self.heartbeat_timeout:g}."
-            )
+            raise UserError(f"safety: heartbeat_timeout must be 0 (none) or positive, got {self.heartbeat_timeout:g}.")
         if not 0 < self.max_limited_fraction <= 1:
             raise UserError(f"safety: max_limited_fraction must lie in (0, 1], got {self.max_limited_fraction:g}.")
         if self.max_overruns < 1:
@@ -126,12 +123,12 @@ class RobotSpec:
     name: str
     joints: tuple[Joint, ...]  # in the order of commands
     state: Topic  # a JointState with at least these joints, in any order
-    command: Topic  # commands, of a type in COMMANDS
-    mode: str = "absolute"  # commands: positions (absolute) or velocities (velocity)
-    interpolate: bool = True  # move straight from one action's target to the next instead of jumping there
+    command: Topic  # topic with a type in COMMAND_TYPES
+    mode: str = "absolute"  # absolute: positions; velocity: velocities
+    interpolate: bool = True  # interpolate between the targets of actions
     rate: float = 50.0  # [Hz] of the control loop
-    command_timeout: float | None = None  # [s] after which the robot stops without commands; None: unknown
-    transport: str = "dds"  # see `robopolicy_robots.transports`
+    command_timeout: float | None = None  # [s] time without commands after which the robot stops; None: unknown
+    transport: str = "dds"  # key of `robopolicy_robots.transports`, or "auto"
     transport_options: dict[str, dict[str, Any]] = field(default_factory=dict)  # settings by name of the transport
     domain: int | None = None  # ROS_DOMAIN_ID; None: from the environment, or 0
     simulated: bool = False  # simulated by `robopolicy_robots.simulated.node`
@@ -139,15 +136,17 @@ class RobotSpec:
     status: Topic = Topic("/robopolicy/status", "std_msgs/msg/String", "latched")
     heartbeat: Topic = Topic("/operator/heartbeat", "std_msgs/msg/Bool", "sensor")
     cameras: tuple[Camera, ...] = ()
-    sources: dict[str, Topic] = field(default_factory=dict)  # further messages for the embodiment, by its keys
+    sources: dict[str, Topic] = field(default_factory=dict)  # further sources of the embodiment by key
     safety: SafetyConfig = SafetyConfig()
 
     def __post_init__(self) -> None:
         self._check_topics()
         if self.state.type != JointState.ros_name:
             raise UserError(f"{self.name}: state must be of type {JointState.ros_name}, found {self.state.type}.")
-        if self.command.type not in COMMANDS:
-            raise UserError(f"{self.name}: command must be one of {', '.join(COMMANDS)}, found {self.command.type}.")
+        if self.command.type not in COMMAND_TYPES:
+            raise UserError(
+                f"{self.name}: command must be one of {', '.join(COMMAND_TYPES)}, found {self.command.type}."
+            )
         if not 0 < self.rate <= 2000:
             raise UserError(f"{self.name}: rate must lie in (0, 2000] Hz, got {self.rate:g}.")
         if self.command_timeout is not None and not 1.0 / self.rate < self.command_timeout < math.inf:
@@ -166,8 +165,9 @@ class RobotSpec:
             raise UserError(f"{self.name}: domain must lie in [0, {MAX_DOMAIN}], got {self.domain}.")
         for joint in self.joints:
             _check_joint(joint, self.name)
-        if not self.limits.inside(self.home).all():
-            raise UserError(f"{self.name}: home of '{self._first_outside()}' lies outside the joint's range.")
+        outside = ~self.limits.inside(self.home)
+        if outside.any():
+            raise UserError(f"{self.name}: home of '{self.names[int(np.argmax(outside))]}' is outside of its range.")
         _ = self.filter_config
 
     @property
@@ -198,15 +198,11 @@ class RobotSpec:
         return FilterConfig(self.mode, safety.margin, safety.max_lead, safety.max_step)  # type: ignore[arg-type]
 
     def source(self, key: str) -> Topic:
-        """Topic of a source of an embodiment: `joints`, `image.<camera>`, or one of `sources`.
-
-        Raises:
-            UserError: The robot has no such source.
-        """
+        """Topic of a source: `joints`, `image.<camera>` or a key of `sources`; raises `UserError` for other keys."""
         known = self.readable_topics
         if key not in known:
             unknown = unknown_name("source", key, known, f"of robot {self.name}")
-            raise UserError(f"{unknown} Name its topic in the robot's YAML file, under sources or cameras.")
+            raise UserError(f"{unknown} Add its topic to the robot's YAML file, under sources or cameras.")
         return known[key]
 
     @property
@@ -220,14 +216,14 @@ class RobotSpec:
         return self.safety.max_camera_age if key.startswith(CAMERA) else self.safety.max_age
 
     def _check_topics(self) -> None:
-        """Check names and types of topics, and that published and subscribed topics differ."""
+        """Check names and types of topics, and that only sources share topics."""
         names = [camera.name for camera in self.cameras]
         if len(set(names)) != len(names):
             raise UserError(f"{self.name}: each camera needs a unique name, found {', '.join(names)}.")
         for key in self.sources:
             if key == JOINTS or key.startswith(CAMERA):
-                place = "state" if key == JOINTS else "cameras"
-                raise UserError(f"{self.name}: the source '{key}' belongs under {place}.")
+                section = "state" if key == JOINTS else "cameras"
+                raise UserError(f"{self.name}: the source '{key}' belongs under {section}.")
         own = {"estop": self.estop, "heartbeat": self.heartbeat, "command": self.command, "status": self.status}
         for key, topic in (self.readable_topics | own).items():
             _check_topic(topic, f"{self.name}: {key}")
@@ -235,7 +231,7 @@ class RobotSpec:
             if own[key].type != kind.ros_name:
                 raise UserError(f"{self.name}: {key} must be of type {kind.ros_name}, found {own[key].type}.")
         used: dict[str, str] = {}
-        for key, topic in (self.readable_topics | own).items():  # sources may share a topic, nothing else may
+        for key, topic in (self.readable_topics | own).items():  # only sources may share a topic
             other = used.setdefault(topic.topic, key)
             if other != key and key in own:
                 raise UserError(f"{self.name}: {other} and {key} must be different topics, both are {topic.topic}.")
@@ -243,15 +239,12 @@ class RobotSpec:
     def _column(self, name: str) -> Array:
         return np.array([getattr(joint, name) for joint in self.joints], np.float64)
 
-    def _first_outside(self) -> str:
-        return self.names[int(np.flatnonzero(~self.limits.inside(self.home))[0])]
-
 
 def load_robot(name: str) -> RobotSpec:
     """Load a shipped robot by name ("franka_panda") or a YAML file.
 
     Raises:
-        UserError: It does not exist or is invalid; one line that names the file and the field.
+        UserError: It does not exist or is invalid; the error names the file and the field.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else SHIPPED / f"{name}.yaml"
     if not path.is_file() and path.parent == SHIPPED:
@@ -274,7 +267,7 @@ def robot_names() -> tuple[str, ...]:
 def _completed(cls: type[Any], data: Any, where: str) -> Any:
     """Fill `data` with the defaults of the dataclass `cls`; a missing required field is an error."""
     if not isinstance(data, Mapping):
-        return data  # refused by `from_dict`
+        return data  # `from_dict` raises the error
     hints, full = get_type_hints(cls), dict(data)
     for entry in dataclasses.fields(cls):
         here = f"{where}.{entry.name}"
@@ -303,22 +296,18 @@ def _check_joint(joint: Joint, where: str) -> None:
     if joint.unit not in PLAUSIBLE:
         raise UserError(f"{where}: the unit of a joint must be rad or m, found '{joint.unit}' of '{joint.name}'.")
     ends = [abs(end) for end in (joint.low, joint.high) if math.isfinite(end)]
-    furthest, fastest = PLAUSIBLE[joint.unit]
+    max_position, max_velocity = PLAUSIBLE[joint.unit]
     other = "degrees" if joint.unit == "rad" else "millimetres"
-    for value, most, unit in (
-        (max(ends, default=0.0), furthest, joint.unit),
-        (joint.velocity, fastest, f"{joint.unit}/s"),
-    ):
-        if most < value < math.inf:
-            raise UserError(
-                f"{where}: '{joint.name}' goes to {value:g}, which is not plausible in {unit}; was it meant in {other}?"
-            )
+    position = (max(ends, default=0.0), max_position, joint.unit)
+    for value, limit, unit in (position, (joint.velocity, max_velocity, f"{joint.unit}/s")):
+        if limit < value < math.inf:
+            raise UserError(f"{where}: {value:g} {unit} of '{joint.name}' is not plausible; was it meant in {other}?")
 
 
 def _check_topic(topic: Topic, where: str) -> None:
     if topic.type not in CATALOGUE:
         raise UserError(f"{where}: {unknown_name('message type', topic.type, CATALOGUE)}")
-    if topic.qos not in QUALITIES:
-        raise UserError(f"{where}: {unknown_name('QoS', topic.qos, QUALITIES)}")
+    if topic.qos not in QOS_PROFILES:
+        raise UserError(f"{where}: {unknown_name('QoS', topic.qos, QOS_PROFILES)}")
     if not TOPIC.fullmatch(topic.topic):
-        raise UserError(f"{where}: a topic looks like '/arm/joint_states', found '{topic.topic}'.")
+        raise UserError(f"{where}: expected a topic such as '/arm/joint_states', found '{topic.topic}'.")

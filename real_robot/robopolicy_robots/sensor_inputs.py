@@ -1,4 +1,4 @@
-"""Inputs of the control loop: newest message, age and publisher of every source."""
+"""Inputs of the control loop: newest messages of all sources, with ages and publishers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from robopolicy.deploy.safety.motion import Array
 from robopolicy.deploy.safety.watchdog import Watchdog
 from robopolicy.errors import UserError
 from robopolicy_robots.messages import CATALOGUE, JointState
-from robopolicy_robots.robot import JOINTS, QUALITIES, RobotSpec
+from robopolicy_robots.robot import JOINTS, QOS_PROFILES, RobotSpec
 from robopolicy_robots.transports.base import Received, Subscription, Transport
 
 
 class SensorInputs:
     """Subscriptions to the sources of the embodiment and to the joint state.
 
-    A source is locked to its publisher when the robot is armed; another publisher is a fault, even with the same
-    messages (an old process would otherwise keep the watchdog quiet).
+    A source is locked to its publisher when the robot is armed. Another publisher is a fault even with the same
+    messages, since messages of an old process would otherwise satisfy the watchdog.
     """
 
     def __init__(self, robot: RobotSpec, transport: Transport, keys: Iterable[str]) -> None:
@@ -28,9 +28,9 @@ class SensorInputs:
         self.watchdog = Watchdog({key: robot.deadline(key) for key in topics})
         self._names = robot.names
         self._topics = topics
-        self._bound: dict[str, str] = {}
+        self._locked: dict[str, str] = {}
         self.subscriptions: dict[str, Subscription] = {
-            key: transport.subscribe(topic.topic, CATALOGUE[topic.type], QUALITIES[topic.qos])
+            key: transport.subscribe(topic.topic, CATALOGUE[topic.type], QOS_PROFILES[topic.qos])
             for key, topic in topics.items()
         }
 
@@ -44,22 +44,22 @@ class SensorInputs:
                 self.state[key] = received
 
     def lock_publishers(self) -> None:
-        """Lock each source to its present publisher."""
-        self._bound = {key: received.publisher for key, received in self.state.items()}
+        """Lock each source to its current publisher."""
+        self._locked = {key: received.publisher for key, received in self.state.items()}
 
     def unlock_publishers(self) -> None:
         """Accept any publisher and reset the watchdog."""
-        self._bound = {}
+        self._locked = {}
         self.state = {}
         self.watchdog.reset()
 
     def publisher_error(self) -> str:
-        """Error text about publishers; empty if every source has exactly one, the locked one."""
+        """Error text about publishers; empty if every source has only its locked publisher."""
         for key, subscription in self.subscriptions.items():
             count = subscription.publishers
             if count != 1:
                 return f"{count} publishers of {self._topics[key].topic}"
-            if key in self._bound and key in self.state and self.state[key].publisher != self._bound[key]:
+            if key in self._locked and key in self.state and self.state[key].publisher != self._locked[key]:
                 return f"another publisher of {self._topics[key].topic}"
         return ""
 
@@ -74,20 +74,16 @@ class SensorInputs:
         return {key: round(age, 4) if np.isfinite(age) else None for key, age in ages.items()}
 
     def measured(self, now: float) -> JointMeasurement:
-        """The robot's joints in our order, whatever order they come in.
-
-        Raises:
-            UserError: A joint is missing, or its position is not a finite number.
-        """
+        """Measured joints in the robot's order; raises `UserError` if a joint is missing or not finite."""
         if JOINTS not in self.state:
             raise UserError("no joint state yet")
         message = self.state[JOINTS].message
         assert isinstance(message, JointState)
-        place = {name: i for i, name in enumerate(message.name)}
-        missing = [name for name in self._names if name not in place]
+        index = {name: i for i, name in enumerate(message.name)}
+        missing = [name for name in self._names if name not in index]
         if missing:
             raise UserError(f"the joint state lacks {', '.join(missing)}")
-        order = [place[name] for name in self._names]
+        order = [index[name] for name in self._names]
 
         def column(values: Array) -> Array:
             return values[order] if len(values) == len(message.name) else np.full(len(order), np.nan)

@@ -1,4 +1,4 @@
-"""States of the control loop, reasons of holds, and results of a tick."""
+"""States of the control loop, reasons of holds, and the result of a tick."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class State(StrEnum):
     ARMED = "ARMED"  # waiting for the first chunk
     RUN = "RUN"  # following the policy
     HOLD = "HOLD"  # stopped within limits, with a reason
-    ESTOP = "ESTOP"  # the same, until an operator resets it
-    STOPPED = "STOPPED"  # over
+    ESTOP = "ESTOP"  # stopped within limits, until an operator resets it
+    STOPPED = "STOPPED"  # final
 
 
 class Reason(StrEnum):
@@ -42,16 +42,16 @@ class Reason(StrEnum):
     OPERATOR = "operator"
 
 
-LATCHED = frozenset(
-    {Reason.PUBLISHER, Reason.TRACKING, Reason.FIRST_COMMAND, Reason.SATURATION, Reason.OPERATOR}
-)  # an operator has to arm the robot again
+# Holds after which an operator must arm the robot again.
+LATCHED = frozenset({Reason.PUBLISHER, Reason.TRACKING, Reason.FIRST_COMMAND, Reason.SATURATION, Reason.OPERATOR})
+# Holds after which the robot resumes from the last command instead of the measured position.
 RESUME_FROM_COMMAND = frozenset(
     {Reason.CHUNK_EXHAUSTED, Reason.NON_FINITE, Reason.WRONG_SHAPE, Reason.UNAVAILABLE, Reason.OVERRUN}
-)  # the robot stayed under control and resumes from the last command, not from the measured position
+)
 
 
 class SafetyHold(Exception):
-    """The robot must hold; `found` is an intervention to record."""
+    """Exception for conditions in which the robot must hold; `found` is the intervention to record."""
 
     def __init__(self, reason: Reason, detail: str = "", found: SafetyIntervention | None = None) -> None:
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
@@ -64,8 +64,8 @@ class Tick:
 
     now: float  # [s] on the monotonic clock
     state: State
-    reason: str  # of a hold or a stop, with details; else the unmet condition of arming
+    reason: str  # reason of a hold or stop, or the unmet condition of arming
     measured: Array | None  # (J,) positions
-    wanted: Array | None  # (J,) before the filter
-    command: Array | None  # (J,) sent; None while nothing is
+    target: Array | None  # (J,) before the filter
+    command: Array | None  # (J,) sent, or None
     interventions: tuple[SafetyIntervention, ...]

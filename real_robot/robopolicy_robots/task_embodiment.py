@@ -1,4 +1,4 @@
-"""Embodiment of a MuJoCo task: observations and control by the functions of the task, as in simulation."""
+"""Embodiment of a MuJoCo task, with the observation and control functions of its simulation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from robopolicy.errors import UserError
 from robopolicy.sim.backends.mujoco.task import BatchState, MujocoTask
-from robopolicy_robots.embodiment import picture
+from robopolicy_robots.embodiment import decode_image
 from robopolicy_robots.message import Message
 from robopolicy_robots.messages import Image, TwistStamped
 from robopolicy_robots.mujoco_topics import OPERATOR, MujocoTopics, from_twist
@@ -21,10 +21,10 @@ Array = NDArray[np.float64]
 
 
 class TaskEmbodiment:
-    """Embodiment that builds the state of a task from messages and calls `observe` and `control` of the task.
+    """Embodiment that converts messages to the state of a task and calls its `observe` and `control`.
 
-    The state has one row. Quantities without a message keep their initial values in the model: velocities of objects,
-    and sensors (zeros), which no observation that a robot can measure uses.
+    The state has one row. Quantities without a message keep their initial values: velocities of objects, and sensors
+    (zeros), which no measurable observation uses.
 
     Args:
         task: The task whose policy is deployed.
@@ -48,38 +48,30 @@ class TaskEmbodiment:
         self._steps = 0
 
     def start(self, state: Mapping[str, Received]) -> None:
-        """Reset and command the present pose of the robot; before an episode and after a stop.
-
-        Raises:
-            UserError: Something is missing, or the task cannot start from measurements.
-        """
+        """Reset the memory of the task to the current pose; raises `UserError` if a source is missing."""
         self._steps, self._memory = 0, {}
         self._memory = self.task.initial_memory(self._state(state))
 
     def observe(self, state: Mapping[str, Received]) -> dict[str, NDArray[Any]]:
-        """Current observations `{key: (dim,)}` float32 of the task and images `(3, height, width)` uint8.
-
-        Raises:
-            UserError: Something is missing.
-        """
+        """Observations `{key: (dim,)}` float32 and images `(3, h, w)` uint8; raises `UserError` without a source."""
         found = {key: value[0].astype(np.float32) for key, value in self.task.observe(self._state(state)).items()}
-        absent = [key for key in self.images if key not in state]
-        if absent:
-            raise UserError(f"The robot does not report {', '.join(absent)}.")
-        return found | {key: picture(state[key].message, size) for key, size in self.images.items()}
+        missing = [key for key in self.images if key not in state]
+        if missing:
+            raise UserError(f"The robot does not report {', '.join(missing)}.")
+        return found | {key: decode_image(state[key].message, size) for key, size in self.images.items()}
 
     def command(self, action: NDArray[np.floating], state: Mapping[str, Received]) -> Array:
-        """Joint targets `(J,)` [rad, m] of the next `control_dt` seconds for `action` `(A,)`; call it once per action.
+        """Joint targets `(J,)` [rad, m] for `action` `(A,)`, for `control_dt` seconds; call it once per action.
 
         Raises:
-            UserError: The action is not finite or has another length, or something is missing.
+            UserError: The action is not finite or has another length, or a source is missing.
         """
         task = self.task
         if np.shape(action) != task.action_low.shape or not np.isfinite(action).all():
             raise UserError(f"Expected {len(task.action_low)} finite numbers as an action, found {np.asarray(action)}.")
-        played = np.clip(np.asarray(action, np.float64), task.action_low, task.action_high)[None]
+        clipped = np.clip(np.asarray(action, np.float64), task.action_low, task.action_high)[None]
         now = self._state(state)
-        control = task.control(played, now)
+        control = task.control(clipped, now)
         self._memory = now.memory
         self._steps += 1
         return control[0, self.topics.actuators]

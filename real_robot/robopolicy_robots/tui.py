@@ -1,4 +1,4 @@
-"""Live display of a run: a table on a terminal, lines in other outputs, and a web page."""
+"""Live display of a run: a table on a terminal or lines of text, and a web page."""
 
 from __future__ import annotations
 
@@ -19,70 +19,70 @@ from robopolicy_robots.metrics import RunMetrics
 from robopolicy_robots.states import State, Tick
 from robopolicy_robots.transports.base import Transport
 
-REFRESH = 4  # frames per second; each costs the control loop a few milliseconds of the interpreter
-SWITCH = 0.0005  # [s] after which the interpreter lets the control loop interrupt the drawing
+REFRESH = 4  # frames per second; each one blocks the interpreter for a few milliseconds
+SWITCH = 0.0005  # [s] switch interval of the interpreter, so that the control loop interrupts the display
 COLOURS = {State.RUN: "green", State.ARMED: "cyan", State.HOLD: "yellow", State.ESTOP: "bold red"}
 
 
 class RunDisplay:
-    """Display of the newest metrics: a table on a terminal, else a line for every change of state."""
+    """Display of the newest metrics: a table, or with `lines` a line for every change of state."""
 
-    def __init__(self, console: Console, figures: RunMetrics, browser: BrowserDashboard | None, *, lines: bool) -> None:
-        self.figures, self.browser = figures, browser
+    def __init__(self, console: Console, metrics: RunMetrics, browser: BrowserDashboard | None, *, lines: bool) -> None:
+        self.metrics, self.browser = metrics, browser
         self._console, self._lines = console, lines
-        self._title = f"{figures.robot.name}, {figures.task}"
-        self._said = ""
+        self._title = f"{metrics.robot.name}, {metrics.task}"
+        self._last_state = ""
 
     def update(self, status: Mapping[str, Any], tick: Tick) -> None:
         """Update the display after a tick."""
-        self.figures.update(status, tick)
+        self.metrics.update(status, tick)
         if self.browser is not None:
             self.browser.update(tick)
         state = str(tick.state) + (f" ({tick.reason})" if tick.reason else "")
-        if self._lines and state != self._said:
+        if self._lines and state != self._last_state:
             self.line(f"{self._title}: {state}")
-        self._said = state
+        self._last_state = state
 
-    def episode_finished(self, played: Any, number: int, of: int) -> None:
+    def episode_finished(self, episode: Any, number: int, total: int) -> None:
         """Report the end of an episode."""
-        outcome = {True: "success", False: "failure", None: played.state}[played.success if played.done else None]
-        seed = "" if played.seed is None else f", seed {played.seed}"
-        text = f"episode {number} of {of}{seed}: {outcome}, {played.steps} steps, {played.ticks} ticks"
-        self.figures.episodes.append(text)
+        outcome = {True: "success", False: "failure", None: episode.state}[episode.success if episode.done else None]
+        seed = "" if episode.seed is None else f", seed {episode.seed}"
+        text = f"episode {number} of {total}{seed}: {outcome}, {episode.steps} steps, {episode.ticks} ticks"
+        self.metrics.episodes.append(text)
         if self._lines:
             self.line(text)
 
-    def run_finished(self, figures: Mapping[str, Any], report: Path) -> None:
+    def run_finished(self, metrics: Mapping[str, Any], report: Path) -> None:
         """Report the end of the run."""
-        if figures["n"]:
-            share = " ".join(f"{100 * figures[key]:.1f}" for key in ("success", "low", "high")).split()
-            self.line(f"success {share[0]} % [{share[1]}, {share[2]}] of {figures['n']} episodes")
-        p50, p99 = figures["period_p50_ms"], figures["period_p99_ms"]
-        period = "" if p50 is None or figures["lockstep"] else f", period p50 {p50:.2f} ms, p99 {p99:.2f} ms"
-        kinds = ", ".join(f"{count} {kind}" for kind, count in figures["interventions"].items()) or "none"
-        misses = f"{figures['deadline_misses']} deadline misses"
-        self.line(f"{figures['ticks']} ticks{period}, {misses}; interventions: {kinds}")
+        if metrics["n"]:
+            share = " ".join(f"{100 * metrics[key]:.1f}" for key in ("success", "low", "high")).split()
+            self.line(f"success {share[0]} % [{share[1]}, {share[2]}] of {metrics['n']} episodes")
+        p50, p99 = metrics["period_p50_ms"], metrics["period_p99_ms"]
+        period = "" if p50 is None or metrics["lockstep"] else f", period p50 {p50:.2f} ms, p99 {p99:.2f} ms"
+        kinds = ", ".join(f"{count} {kind}" for kind, count in metrics["interventions"].items()) or "none"
+        misses = f"{metrics['deadline_misses']} deadline misses"
+        self.line(f"{metrics['ticks']} ticks{period}, {misses}; interventions: {kinds}")
         self.line(f"report: {report}")
 
     def watch(self, transport: Transport) -> None:
-        """Show the cameras of `transport`; call it before every episode."""
+        """Show the cameras of `transport`; called before every episode."""
         if self.browser is not None:
             self.browser.watch(transport)
 
     @property
     def stopped(self) -> bool:
         """Whether the emergency stop was pressed in the browser."""
-        return self.browser is not None and self.browser.pressed
+        return self.browser is not None and self.browser.estop_pressed
 
     def line(self, text: str) -> None:
-        """Print a line, above the table if there is one."""
+        """Print a line, above the table if any."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def __rich__(self) -> Group:
-        now, table = self.figures.snapshot(), Table.grid(padding=(0, 2))
+        now, table = self.metrics.snapshot(), Table.grid(padding=(0, 2))
         heading = Text(f"{self._title}   ").append(f"{now['state']} {now['reason']}", COLOURS.get(now["state"], ""))
         table.add_row("rate", f"{now['rate'] or 0.0:6.1f} of {now['target_rate']:g} Hz", f"{now['missed']} missed")
-        table.add_row("jitter", f"{1e3 * (now['jitter'] or 0.0):6.1f} ms", "p99, off the period")
+        table.add_row("jitter", f"{1e3 * (now['jitter'] or 0.0):6.1f} ms", "p99, deviation from the period")
         table.add_row("inference", f"{1e3 * now['latency']:6.1f} ms", "p95")
         table.add_row("chunk", f"{1e3 * now['remaining']:6.0f} ms", "remaining")
         done = now["interventions"]
@@ -94,17 +94,13 @@ class RunDisplay:
 
 
 @contextmanager
-def open_view(plain: bool, figures: RunMetrics, browser: str | None = None) -> Iterator[RunDisplay]:
-    """Display of a run: a live table on a terminal unless `plain`, else lines; also a web page at `browser`.
-
-    Raises:
-        UserError: The port cannot be opened.
-    """
+def open_view(plain: bool, metrics: RunMetrics, browser: str | None = None) -> Iterator[RunDisplay]:
+    """Open a display: a live table on a terminal unless `plain`, else lines; and a web page at address `browser`."""
     console = Console()
     lines = plain or not console.is_terminal
     with ExitStack() as stack:
-        page = stack.enter_context(closing(BrowserDashboard(browser, figures))) if browser else None
-        view = RunDisplay(console, figures, page, lines=lines)
+        page = stack.enter_context(closing(BrowserDashboard(browser, metrics))) if browser else None
+        view = RunDisplay(console, metrics, page, lines=lines)
         if page is not None:
             view.line(f"viewer: {page.url}")
         if not lines:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.cli.policy_args import PolicyEntry
-from robopolicy.deploy.dashboard import ALONE, WATCHED, Dashboard, pixels_packet
+from robopolicy.deploy.dashboard import CLIENT_CONNECTED, NO_CLIENTS, Dashboard, pixels_packet
 from robopolicy.evaluation.harness import run_episodes
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.sim.contract import Observation, Step, VectorSim
@@ -107,11 +107,11 @@ class View:
         self.page.send(json.dumps({"title": self.title, "words": self.buttons, "figures": values}).encode())
 
     def commands(self) -> Iterator[str]:
-        """Yield the commands of the page, including `WATCHED`, until the end command or the end of the page."""
+        """Yield the commands of the page, including `CLIENT_CONNECTED`, until the end command or the end of the page."""
         while (command := self.page.poll()) not in (b"", END.encode()):
             if command is None:
                 time.sleep(POLL_INTERVAL)
-            elif command != ALONE:
+            elif command != NO_CLIENTS:
                 yield command.decode()
 
 
@@ -130,7 +130,7 @@ def teleoperate(address: str, predicted: VectorSim, real: VectorSim, seed: int) 
         sides = {"predicted": predicted, "real": real}
         over = True
         for command in view.commands():
-            if command in (NEXT_EPISODE, WATCHED.decode()):
+            if command in (NEXT_EPISODE, CLIENT_CONNECTED.decode()):
                 seed += command == NEXT_EPISODE
                 over = _reset(view, sides, seed)
             elif not over:

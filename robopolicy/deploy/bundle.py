@@ -1,16 +1,16 @@
 """Deployment bundle: a policy as one folder, run with onnxruntime and numpy only.
 
-policy.onnx     the graph: observations and noise in, chunk out; normalisers and sampler inside
+policy.onnx     graph from observations and noise to a chunk, with normalisers and sampler
 bundle.json     specification, origin, SHA-256 of every file and of itself
-golden.npz      observations, noise and the chunks that torch computed for them
+golden.npz      observations, noise and the chunks of torch for them
 
     bundle = open_bundle("runs/lift_bundle", seed=0)
     bundle.verify()
     chunk = bundle.chunk({"state": history})  # (H, A)
 
-A bundle draws the noise of its policy: with a seed, decision i of an episode equals decision i of an evaluation in
-simulation with that seed. It keeps the hidden state of a recurrent policy; `reset` begins an episode.
-Neither torch nor MuJoCo is imported. One caller at a time.
+With a seed, decision i of an episode has the same noise as in an evaluation in simulation with that seed. A bundle
+stores the hidden state of a recurrent policy; `reset` begins an episode. Neither torch nor MuJoCo is imported. Calls
+must not overlap.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from robopolicy.schema import from_dict, to_dict
 from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX, PolicySpec
 from robopolicy.versions import sha256
 
-SCHEMA = 1  # raise it with every change that an older reader would misunderstand
+SCHEMA = 1  # version of the layout, to increase with every incompatible change
 GRAPH, GOLDEN, MANIFEST = "policy.onnx", "golden.npz", "bundle.json"
 TOLERANCE = 1e-4  # largest error of the golden chunks, in normalised action units
 
@@ -44,14 +44,14 @@ Float32 = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class BundleManifest:
-    """Metadata of a bundle; entries that a task does not declare are empty or None."""
+    """Metadata of a bundle; entries that the task does not declare are empty or None."""
 
-    schema: int  # version of this layout
+    schema: int  # version of the layout
     policy: str  # kind of policy
     spec: dict[str, Any]  # `PolicySpec.to_dict()`: observations, action size, horizons
     network_calls: int  # network evaluations per chunk
-    noise_shape: tuple[int, ...]  # (R, A) numbers that one decision draws; () where it draws none
-    takes_prefix: bool  # continues given actions (real-time chunking)
+    noise_shape: tuple[int, ...]  # (R, A) noise of one decision; () without noise
+    takes_prefix: bool  # can continue a prefix of actions (real-time chunking)
     task: str  # task it was trained on
     control_dt: float | None  # seconds between two actions
     action_names: tuple[str, ...]  # one per dimension, with units in brackets
@@ -59,20 +59,20 @@ class BundleManifest:
     action_high: tuple[float, ...]
     observation_names: dict[str, list[str]]  # names of the elements of vectors, with units in brackets
     cameras: dict[str, list[int]]  # name -> [height, width] of the images (3, height, width)
-    action_scale: tuple[float, ...]  # action units per normalised unit, in which errors are measured
-    checkpoint: str  # SHA-256 of the manifest of the checkpoint it was made from
-    parity: float  # largest difference from torch where it was made, normalised units
+    action_scale: tuple[float, ...]  # action units per normalised unit
+    checkpoint: str  # SHA-256 of the manifest of the checkpoint
+    parity: float  # largest difference from torch at export, in normalised units
     versions: dict[str, str]  # package versions at export
     files: dict[str, str]  # name -> SHA-256
 
     @property
     def policy_spec(self) -> PolicySpec:
-        """The specification as an object."""
+        """Specification as an object."""
         return PolicySpec.from_dict(self.spec)
 
     @property
     def identity(self) -> str:
-        """Hash of the content of the whole bundle."""
+        """Hash of the whole bundle."""
         return hashlib.sha256(json.dumps(to_dict(self), sort_keys=True).encode()).hexdigest()
 
 
@@ -81,39 +81,39 @@ class BundleReport:
     """Result of the comparison with the golden chunks."""
 
     ok: bool
-    max_error: float  # largest difference from the stored chunks, normalised units
+    max_error: float  # largest difference from the stored chunks, in normalised units
     tolerance: float
 
 
 class Bundle:
-    """An open bundle, a `ChunkPolicy`; created by `open_bundle`."""
+    """Open bundle, which is a `ChunkPolicy`; created by `open_bundle`."""
 
     def __init__(self, folder: Path, manifest: BundleManifest, session: Any, seed: int | None) -> None:
         self.folder, self.manifest = folder, manifest
-        whole = manifest.policy_spec
+        spec = manifest.policy_spec
         self._inputs = {entry.name: entry for entry in session.get_inputs()}
         self._session = session
-        seen = {key: shape for key, shape in whole.observation.items() if key != HIDDEN_STATE}
-        self._spec = replace(whole, observation=seen)
-        self._memory_shape = (1, 1, whole.hidden_dim)
+        shapes = {key: shape for key, shape in spec.observation.items() if key != HIDDEN_STATE}
+        self._spec = replace(spec, observation=shapes)
+        self._hidden_shape = (1, 1, spec.hidden_dim)
         self._seed = secrets.randbits(63) if seed is None else seed
         self.reset()
 
     @property
     def spec(self) -> PolicySpec:
-        """Specification of the policy without the hidden state of a recurrent policy."""
+        """Specification of the policy, without the hidden state."""
         return self._spec
 
     @property
     def takes_prefix(self) -> bool:
-        """Whether `chunk` can continue given actions."""
+        """Whether `chunk` accepts a prefix."""
         return self.manifest.takes_prefix
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin an episode: clear the state and restart the noise, with a new `seed` if given."""
+        """Begin an episode: reset the hidden state and the noise, with a new `seed` if given."""
         self._seed = self._seed if seed is None else seed
         self._decision = 0
-        self._memory = np.zeros(self._memory_shape, np.float32)
+        self._hidden = np.zeros(self._hidden_shape, np.float32)
 
     def chunk(
         self,
@@ -123,42 +123,38 @@ class Bundle:
         weight: NDArray[Any] | None = None,
         noise: NDArray[Any] | None = None,
     ) -> Float32:
-        """The chunk `(H, A)` for one observation, in action units.
+        """Compute the chunk `(H, A)` for one observation, in action units.
 
         Args:
-            obs: Observation history `{key: (To, ...)}`; further keys are ignored.
-            prefix: Actions `(d, A)` to continue; needs `takes_prefix`.
+            obs: Observation history `{key: (To, ...)}`; other keys are ignored.
+            prefix: Actions `(d, A)` to continue; requires `takes_prefix`.
             weight: Weight of each prefix action `(d,)`, in [0, 1]; 1 by default (see `prefix_weights`).
-            noise: Standard normal numbers `noise_shape` instead of drawn ones.
+            noise: Standard normal noise of shape `noise_shape`; drawn by default.
 
         Raises:
-            UserError: Something does not fit; one line with what was expected and found.
+            UserError: An argument does not fit the policy; the error states what was expected and found.
         """
         if self._session is None:
             raise UserError(f"The bundle {self.folder} is closed; open it again.")
         feed = {key: self._checked(key, obs) for key in self._spec.observation}
         if HIDDEN_STATE in self._inputs:
-            feed[HIDDEN_STATE] = self._memory
+            feed[HIDDEN_STATE] = self._hidden
         if self.manifest.noise_shape:
             feed[NOISE] = self._noise(noise)
         elif noise is not None:
-            raise UserError("This policy draws no noise; leave it out.")
+            raise UserError("This policy has no noise; leave out the argument.")
         if self.takes_prefix:
             feed[PREFIX], feed[PREFIX_WEIGHT] = self._prefix(prefix, weight)
         elif prefix is not None:
-            raise UserError("This bundle cannot continue given actions; export it with --rtc.")
+            raise UserError("This bundle cannot continue a prefix; export it with --rtc.")
         chunk, *memory = self._session.run([CHUNK, NEXT_MEMORY] if HIDDEN_STATE in feed else [CHUNK], feed)
         self._decision += 1
         if memory:
-            self._memory = memory[0]
+            self._hidden = memory[0]
         return chunk[0]
 
     def verify(self) -> BundleReport:
-        """Compute the golden chunks and compare them.
-
-        Raises:
-            UserError: They do not belong to this graph.
-        """
+        """Compare the golden chunks with those of this machine; raises `UserError` if they do not fit the graph."""
         if self._session is None:
             raise UserError(f"The bundle {self.folder} is closed; open it again.")
         golden = read_golden(self.folder)
@@ -166,22 +162,21 @@ class Bundle:
         return BundleReport(error <= TOLERANCE, error, TOLERANCE)
 
     def close(self) -> None:
-        """Free the session; may be called twice."""
+        """Free the session; safe to call twice."""
         self._session = None
 
     def _checked(self, key: str, obs: Observed) -> NDArray[Any]:
-        """One observation as the graph takes it, `(1, To, ...)`."""
+        """Convert an observation to an input `(1, To, ...)` of the graph."""
         if key not in obs:
             raise UserError(f"The policy needs the observation '{key}', got {', '.join(sorted(obs)) or 'none'}.")
         value = np.asarray(obs[key])
-        wanted = (self._spec.obs_horizon, *self._spec.observation[key])
-        if value.shape != wanted:
-            raise UserError(f"Observation '{key}' must have shape {wanted}, found {value.shape}.")
+        expected = (self._spec.obs_horizon, *self._spec.observation[key])
+        if value.shape != expected:
+            raise UserError(f"Observation '{key}' must have shape {expected}, found {value.shape}.")
         kind = TYPES[self._inputs[key].type]
-        fits = value.dtype == np.uint8 if key.startswith(IMAGE_PREFIX) else value.dtype.kind in "fiub"
-        if not fits:
-            expected = "uint8" if key.startswith(IMAGE_PREFIX) else "numbers"
-            raise UserError(f"Observation '{key}' must be {expected}, found {value.dtype}.")
+        image = key.startswith(IMAGE_PREFIX)
+        if not (value.dtype == np.uint8 if image else value.dtype.kind in "fiub"):
+            raise UserError(f"Observation '{key}' must be {'uint8' if image else 'numbers'}, found {value.dtype}.")
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             raise UserError(f"Observation '{key}' is not finite.")
         return value.astype(kind, copy=False)[None]
@@ -194,29 +189,29 @@ class Bundle:
 
     def _prefix(self, prefix: NDArray[Any] | None, weight: NDArray[Any] | None) -> tuple[Float32, Float32]:
         horizon, size = self._spec.horizon, self._spec.action_dim
-        given, held = np.zeros((1, horizon, size), np.float32), np.zeros((1, horizon), np.float32)
+        actions, weights = np.zeros((1, horizon, size), np.float32), np.zeros((1, horizon), np.float32)
         if prefix is None:
-            return given, held
+            return actions, weights
         count = len(np.atleast_1d(prefix))
         if not 1 <= count < horizon:
-            raise UserError(f"A prefix holds 1 to {horizon - 1} actions, got {count}.")
-        given[0, :count] = _numbers("prefix", prefix, (count, size))
-        held[0, :count] = 1 if weight is None else _numbers("weight", weight, (count,))
-        if held.min() < 0 or held.max() > 1:
-            raise UserError("The weights of a prefix lie in [0, 1].")
-        return given, held
+            raise UserError(f"A prefix must have 1 to {horizon - 1} actions, got {count}.")
+        actions[0, :count] = _numbers("prefix", prefix, (count, size))
+        weights[0, :count] = 1 if weight is None else _numbers("weight", weight, (count,))
+        if weights.min() < 0 or weights.max() > 1:
+            raise UserError("The weights of a prefix must lie in [0, 1].")
+        return actions, weights
 
 
 def open_bundle(folder: str | Path, *, seed: int | None = None, threads: int = 1) -> Bundle:
-    """Check every file of a bundle and open it.
+    """Check all files of a bundle and open it.
 
     Args:
         folder: Path of the bundle.
         seed: Seed of the noise, for reproducible chunks; random by default.
-        threads: Threads per operator; one suits small networks and leaves the other cores to the control loop.
+        threads: Threads per operator; 1 is fast for small networks and leaves the other cores to the control loop.
 
     Raises:
-        UserError: It is damaged, was changed, or cannot be run here; one line.
+        UserError: The bundle is damaged, was changed, or cannot be run here.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -238,16 +233,15 @@ def prefix_weights(horizon: int, delay: int, action_horizon: int) -> Float32:
     """
     left = horizon - action_horizon
     if not 0 <= delay <= left or action_horizon < 1:
-        raise UserError(
-            f"A delay of {delay} does not fit {horizon} actions of which {action_horizon} are executed at a time."
-        )
+        chunk = f"chunks of {horizon} actions of which {action_horizon} are executed"
+        raise UserError(f"A delay of {delay} does not fit {chunk}.")
     index = np.arange(left)
     fade = (left - index) / (left - delay + 1)
     return np.where(index < delay, 1.0, fade * np.expm1(fade) / np.expm1(1.0)).astype(np.float32)
 
 
 def golden_error(session: Any, golden: Mapping[str, NDArray[Any]], scale: NDArray[Any], folder: Path) -> float:
-    """Largest difference of what `session` computes from the golden outputs; chunks in normalised units.
+    """Largest difference between the outputs of `session` and the golden outputs; chunks in normalised units.
 
     Raises:
         UserError: The golden inputs do not fit the graph.
@@ -274,36 +268,36 @@ def read_golden(folder: Path) -> dict[str, NDArray[Any]]:
 
 
 def write_manifest(folder: Path, manifest: BundleManifest) -> None:
-    """Write `bundle.json`, with its own hash."""
+    """Write `bundle.json` with its own hash."""
     content = {**to_dict(manifest), "identity": manifest.identity}
     (folder / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def read_manifest(folder: Path) -> BundleManifest:
-    """Read and check `bundle.json`.
-
-    Raises:
-        UserError: It is missing, of another version, damaged or was changed.
-    """
-    place = folder / MANIFEST
+    """Read `bundle.json`; raises `UserError` if it is missing, damaged, changed, or of another version."""
+    path = folder / MANIFEST
     try:
-        content = json.loads(place.read_text(encoding="utf-8"))  # `robopolicy.files` needs more than numpy
+        content = json.loads(
+            path.read_text(encoding="utf-8")
+        )  # without `robopolicy.files`, which needs more packages than numpy
     except (OSError, ValueError, RecursionError) as error:
         reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise UserError(f"{place} cannot be read ({reason}); pass a folder that 'robopolicy export' wrote.") from error
+        raise UserError(f"{path} cannot be read ({reason}); pass a folder that 'robopolicy export' wrote.") from error
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         found = content.get("schema") if isinstance(content, dict) else None
-        raise UserError(f"{place} has schema {found}, expected {SCHEMA}; export the checkpoint again.")
+        raise UserError(f"{path} has schema {found}, expected {SCHEMA}; export the checkpoint again.")
     identity = content.pop("identity", None)
-    manifest = from_dict(BundleManifest, content, str(place))
+    manifest = from_dict(BundleManifest, content, str(path))
     if identity != manifest.identity or manifest.files.keys() != {GRAPH, GOLDEN}:
-        raise UserError(f"{place} is damaged or was changed after the export; copy the bundle again.")
+        raise UserError(f"{path} is damaged or was changed after the export; copy the bundle again.")
     try:
         actions = manifest.policy_spec.action_dim
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{place} does not describe a policy ({error}); export the checkpoint again.") from error
+        raise UserError(f"{path} does not describe a policy ({error}); export the checkpoint again.") from error
     if len(manifest.action_scale) != actions:
-        raise UserError(f"{place} has {len(manifest.action_scale)} scales for {actions} actions; export it again.")
+        raise UserError(
+            f"{path} has {len(manifest.action_scale)} scales for {actions} actions; export the bundle again."
+        )
     return manifest
 
 
@@ -311,16 +305,16 @@ def _check_graph(session: Any, manifest: BundleManifest, folder: Path) -> None:
     """Check inputs and outputs of the graph against the manifest."""
     spec = manifest.policy_spec
     horizon, size = spec.horizon, spec.action_dim
-    seen = {key: shape for key, shape in spec.observation.items() if key != HIDDEN_STATE}
-    takes: dict[str, tuple[int, ...]] = {key: (1, spec.obs_horizon, *shape) for key, shape in seen.items()}
-    gives: dict[str, tuple[int, ...]] = {CHUNK: (1, horizon, size)}
+    shapes = {key: shape for key, shape in spec.observation.items() if key != HIDDEN_STATE}
+    inputs: dict[str, tuple[int, ...]] = {key: (1, spec.obs_horizon, *shape) for key, shape in shapes.items()}
+    outputs: dict[str, tuple[int, ...]] = {CHUNK: (1, horizon, size)}
     if spec.hidden_dim:
-        takes[HIDDEN_STATE] = gives[NEXT_MEMORY] = (1, 1, spec.hidden_dim)
+        inputs[HIDDEN_STATE] = outputs[NEXT_MEMORY] = (1, 1, spec.hidden_dim)
     if manifest.noise_shape:
-        takes[NOISE] = (1, *manifest.noise_shape)
+        inputs[NOISE] = (1, *manifest.noise_shape)
     if manifest.takes_prefix:
-        takes |= {PREFIX: (1, horizon, size), PREFIX_WEIGHT: (1, horizon)}
-    for expected, entries in ((takes, session.get_inputs()), (gives, session.get_outputs())):
+        inputs |= {PREFIX: (1, horizon, size), PREFIX_WEIGHT: (1, horizon)}
+    for expected, entries in ((inputs, session.get_inputs()), (outputs, session.get_outputs())):
         found = {entry.name: tuple(entry.shape) for entry in entries}
         for name in sorted(expected.keys() | found.keys()):
             if expected.get(name) != found.get(name):

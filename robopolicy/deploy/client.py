@@ -1,4 +1,4 @@
-"""Client of a chunk server as a `ChunkPolicy`, without torch; it reconnects after a restart of the server."""
+"""Client of a chunk server as a `ChunkPolicy`, without torch; reconnects after a restart of the server."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ SCHEMES = ("ws", "wss")
 
 
 class Connection:
-    """Websocket connection to one address. Temporary failures raise `OSError`, so that the caller can retry."""
+    """Websocket connection to one address; temporary failures raise `OSError`, so that the caller can retry."""
 
     def __init__(self, url: str, timeout: float, check: Callable[[Greeting], None] = lambda _: None) -> None:
         """Check the address without connecting.
 
         Args:
-            url: `ws://HOST:PORT`, or `wss://...` with a certificate that this machine trusts (the
-                variable SSL_CERT_FILE adds a file of certificates).
-            timeout: Seconds to wait for a reply; 0 waits forever.
+            url: `ws://HOST:PORT`, or `wss://...` with a trusted certificate (the variable SSL_CERT_FILE adds a file of
+                certificates).
+            timeout: Timeout of a reply [s]; 0 for none.
             check: Called with every greeting; raises an error for an unexpected server.
 
         Raises:
@@ -43,20 +43,20 @@ class Connection:
         """
         self._address = _parse(url)
         self.url, self._timeout, self._check = url, timeout or None, check
-        self._line: _WebSocket | None = None
+        self._socket: _WebSocket | None = None
         self._number = 0
 
     def open(self) -> Greeting:
         """Connect and return the greeting.
 
         Raises:
-            UserError: The server refuses, is not a policy server, or fails the check.
-            OSError: The server cannot be reached or does not answer in time.
+            UserError: The server rejects the client, is not a policy server, or fails the check.
+            OSError: The server cannot be reached or does not respond in time.
         """
         self.close()
-        self._line = _WebSocket(self._address, _headers(self._address), self._timeout)
+        self._socket = _WebSocket(self._address, _headers(self._address), self._timeout)
         try:
-            greeting = Greeting.unpack(self._line.receive())
+            greeting = Greeting.unpack(self._socket.receive())
             self._check(greeting)
         except BaseException as error:
             self.close()
@@ -66,19 +66,19 @@ class Connection:
         return greeting
 
     def request(self, **request: Any) -> Reply:
-        """Send a request with these fields and the next number, and wait for its reply.
+        """Send a request with the next number and return its reply.
 
         Raises:
-            UserError: As `open`; or the reply is an error or belongs to another request.
-            OSError: As `open`, or the connection is lost.
+            UserError: As in `open`, or the reply is an error or belongs to another request.
+            OSError: As in `open`, or the connection is lost.
         """
-        if self._line is None:
+        if self._socket is None:
             self.open()
-        assert self._line is not None
+        assert self._socket is not None
         self._number += 1
         try:
-            self._line.send(Request(self._number, **request).pack())
-            reply = Reply.unpack(self._line.receive())
+            self._socket.send(Request(self._number, **request).pack())
+            reply = Reply.unpack(self._socket.receive())
             if reply.number != self._number and not (reply.error and not reply.number):
                 raise WireError(f"expected the reply to request {self._number}, found one to {reply.number}")
         except BaseException as error:
@@ -91,10 +91,10 @@ class Connection:
         return reply
 
     def close(self) -> None:
-        """Close the connection, if open; the next request opens another."""
-        line, self._line = self._line, None
-        if line is not None:
-            line.close()
+        """Close the connection; the next request opens another."""
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            socket.close()
 
 
 class _WebSocket:
@@ -102,32 +102,21 @@ class _WebSocket:
         client = require("websockets.sync.client", "remote")
         self._errors = require("websockets.exceptions", "remote")
         self._timeout = timeout
-        self._connection = ExitStack()  # newer versions connect only in a context manager
+        self._connection = ExitStack()  # newer versions of websockets connect only in a context manager
         try:
-            self._socket = self._connection.enter_context(
-                client.connect(
-                    address.geturl(),
-                    additional_headers=headers,
-                    open_timeout=timeout,
-                    ping_timeout=timeout,  # the same limit for a server that computes and answers no ping
-                    close_timeout=1,
-                    max_size=MAX_MESSAGE_BYTES,
-                    compression=None,
-                    proxy=None,
-                )
-            )
+            options: dict[str, Any] = {"max_size": MAX_MESSAGE_BYTES, "compression": None, "proxy": None}
+            options |= {"open_timeout": timeout, "close_timeout": 1}
+            options["ping_timeout"] = timeout  # a server may not respond to pings during inference
+            connecting = client.connect(address.geturl(), additional_headers=headers, **options)
+            self._socket = self._connection.enter_context(connecting)
         except ssl.SSLCertVerificationError as error:
-            raise UserError(
-                f"The certificate of {address.geturl()} is not trusted ({error.verify_message}); for a private one, "
-                "set SSL_CERT_FILE to its file."
-            ) from error
+            text = f"The certificate of {address.geturl()} is not trusted ({error.verify_message})"
+            raise UserError(f"{text}; for a private certificate, set SSL_CERT_FILE to its file.") from error
         except self._errors.InvalidStatus as error:
             raise _refused(address, error.response.status_code) from error
         except (self._errors.InvalidHandshake, EOFError) as error:
-            raise UserError(
-                f"The endpoint {address.geturl()} is not a policy server: expected a websocket, found something else "
-                f"({reason_of(error)})."
-            ) from error
+            text = f"The endpoint {address.geturl()} is not a policy server: no websocket ({reason_of(error)})."
+            raise UserError(text) from error
 
     def send(self, message: bytes) -> None:
         try:
@@ -139,7 +128,7 @@ class _WebSocket:
         try:
             return self._socket.recv(timeout=self._timeout)
         except TimeoutError:
-            raise TimeoutError(f"no answer within {self._timeout:g} s") from None
+            raise TimeoutError(f"no reply within {self._timeout:g} s") from None
         except self._errors.ConnectionClosed as error:
             raise _lost(error) from error
 
@@ -148,7 +137,7 @@ class _WebSocket:
 
 
 def reason_of(error: BaseException) -> str:
-    """Reason of an error in one line, without a full stop."""
+    """First line of an error, without a full stop."""
     return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 
@@ -176,36 +165,34 @@ def _headers(address: SplitResult) -> dict[str, str]:
 
 def _refused(address: SplitResult, status: int) -> Exception:
     url = address.geturl()
-    if status >= 500:  # busy, or on its way up or down
+    if status >= 500:  # busy, starting or stopping
         return ConnectionError(f"status {status}")
     if status in (401, 403):
-        return UserError(f"The endpoint {url} refuses the token (status {status}); correct {TOKEN}.")
-    return UserError(f"The endpoint {url} answers with status {status}, expected a policy server; check the address.")
+        return UserError(f"The endpoint {url} rejects the token (status {status}); correct {TOKEN}.")
+    return UserError(f"The endpoint {url} returned status {status}, expected a policy server; check the address.")
 
 
 def _lost(closed: Any) -> Exception:
     if closed.rcvd is not None and closed.rcvd.code == 1009:
-        return UserError(
-            f"The message is larger than the endpoint accepts ({closed.rcvd.reason or 'no reason given'})."
-        )
+        return UserError(f"The message is too large for the endpoint ({closed.rcvd.reason or 'no reason given'}).")
     return ConnectionError("the connection was closed")
 
 
-INITIAL_BACKOFF, MAX_BACKOFF = 0.05, 1.0  # [s] waits before another attempt, doubled each time
+INITIAL_BACKOFF, MAX_BACKOFF = 0.05, 1.0  # [s] wait before another attempt, doubled each time
 
 
 @dataclass(frozen=True)
 class ClientConfig(Validated):
     """Timeouts and request settings of a client."""
 
-    timeout: NonNegative = 5.0  # [s] for one reply
-    reconnect_timeout: NonNegative = 10.0  # [s] for attempts to reconnect; 0 gives up at once
-    seed: NonNegativeInt = 0  # seed of the noise; a chunk is a function of seed, observation and number of the request
-    deadline: NonNegative = 0.0  # [s] after which a request that is still queued fails; 0: none
+    timeout: NonNegative = 5.0  # [s] timeout of a reply
+    reconnect_timeout: NonNegative = 10.0  # [s] maximum time of attempts to reconnect; 0 for none
+    seed: NonNegativeInt = 0  # seed of the noise; a chunk depends on seed, observation and request number
+    deadline: NonNegative = 0.0  # [s] after which a queued request fails; 0 for none
 
 
 class ServerChunkPolicy:
-    """Chunk policy on a server."""
+    """Chunk policy of a server."""
 
     def __init__(self, url: str, config: ClientConfig | None = None) -> None:
         """Connect and read the specification of the policy.
@@ -215,10 +202,10 @@ class ServerChunkPolicy:
             config: Timeouts and seed.
 
         Raises:
-            UserError: The server cannot be reached in time, refuses, or is not a policy server.
+            UserError: The server cannot be reached in time, rejects the client, or is not a policy server.
         """
         self.config = config or ClientConfig()
-        self.round_trip = LatencyWindow()  # from observation to chunk, without attempts that failed
+        self.round_trip = LatencyWindow()  # from observation to chunk, without failed attempts
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._connection = Connection(url, self.config.timeout, self._check)
@@ -243,13 +230,10 @@ class ServerChunkPolicy:
         return self.greeting.prefix
 
     def chunk(self, obs: Observed, prefix: NDArray[Any] | None = None) -> NDArray[np.float32]:
-        """The chunk `(H, A)` for one observation `{key: (To, ...)}`.
-
-        Waits up to `reconnect_timeout` for a lost server; meanwhile the chunk buffer of the robot runs empty, and it
-        holds still.
+        """Return the chunk `(H, A)` for one observation `{key: (To, ...)}`; waits up to `reconnect_timeout`.
 
         Raises:
-            UserError: The observation does not fit, or the server is lost, refuses, or now serves another policy.
+            UserError: The observation does not fit, or the server is lost, rejects the client, or has another policy.
         """
         spec = self.spec
         missing = [key for key in spec.observation if key not in obs]
@@ -268,12 +252,12 @@ class ServerChunkPolicy:
         return chunk[0].astype(np.float32, copy=False)
 
     def statistics(self) -> dict[str, Any]:
-        """Statistics of the server: requests, errors, latency, batches, missed deadlines."""
+        """Request the statistics of the server: requests, errors, latency, batches, missed deadlines."""
         with self._lock:
             return dict(self._with_retries(lambda: self._connection.request(stats=True)).stats)
 
     def close(self) -> None:
-        """Close the connection; a waiting call in another thread fails."""
+        """Close the connection; a call in another thread fails."""
         self._closed.set()
         self._connection.close()
 
@@ -288,7 +272,7 @@ class ServerChunkPolicy:
         return chunk
 
     def _with_retries(self, attempt: Any) -> Any:
-        """Call `attempt` with exponential backoff while the server is lost."""
+        """Call `attempt` with exponential backoff until the server responds."""
         until, wait = time.monotonic() + self.config.reconnect_timeout, INITIAL_BACKOFF
         while not self._closed.is_set():
             try:
@@ -296,8 +280,9 @@ class ServerChunkPolicy:
             except OSError as error:
                 left = until - time.monotonic()
                 if left <= 0:
+                    reason = reason_of(error)
                     raise UserError(
-                        f"{self._label} cannot be reached ({reason_of(error)}); start it, or check the address."
+                        f"{self._label} cannot be reached ({reason}); start it or check the address."
                     ) from error
                 self._closed.wait(min(wait, left))
                 wait = min(2 * wait, MAX_BACKOFF)

@@ -1,4 +1,4 @@
-"""Interface between policies and robots in numpy: an observation in, a chunk of actions out.
+"""Interface between policies and robots in numpy: from an observation to a chunk of actions.
 
 Shapes: To observation history, H chunk length, A action dimensions; no batch dimension.
 """
@@ -18,31 +18,27 @@ Observed = Mapping[str, NDArray[Any]]  # {key: (To, ...)}, numbers in the units 
 
 
 class ChunkPolicy(Protocol):
-    """Policy of action chunks: a bundle in this process, a checkpoint or a server."""
+    """Interface of policies of action chunks: a bundle, a checkpoint or a server."""
 
     @property
     def spec(self) -> PolicySpec:
         """Specification of the policy."""
-        ...
 
     def chunk(self, obs: Observed, prefix: NDArray[Any] | None = None) -> NDArray[np.float32]:
-        """The chunk `(H, A)` for one observation.
+        """Return the chunk `(H, A)` for one observation.
 
         Args:
             obs: Observation history.
-            prefix: Actions `(d, A)`, d < H, that will have been executed when the chunk arrives and that it must
-                continue (real-time chunking); only where `takes_prefix`.
+            prefix: Actions `(d, A)`, d < H, to be executed before the chunk arrives, which it continues (real-time
+                chunking); requires `takes_prefix`.
 
         Raises:
-            UserError: The observation does not fit `spec`, or the policy is unavailable; one line.
+            UserError: The observation does not fit `spec`, or the policy is unavailable.
         """
-        ...
 
     @property
     def takes_prefix(self) -> bool:
         """Whether `chunk` accepts a prefix."""
-        ...
 
     def close(self) -> None:
         """Free resources; safe to call twice."""
-        ...

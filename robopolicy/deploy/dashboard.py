@@ -1,8 +1,7 @@
 """Web dashboard of a program: sends metrics and images, and receives a fixed set of commands.
 
-The page is served by a process of its own (`robopolicy.deploy.dashboard_server`), at the other end of a pair of
-sockets: a web server within the program's process would take the interpreter from it. A packet that does not fit into
-the socket at once is dropped. The page can only send the commands that were given at the start.
+A separate process serves the page (`robopolicy.deploy.dashboard_server`), since a web server in the process of the
+program would block its interpreter. Packets that do not fit into the socket are dropped.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,31 +21,28 @@ from numpy.typing import NDArray
 from robopolicy.deploy.wire import TOKEN, is_loopback
 from robopolicy.errors import UserError
 
-MAX_PACKET_BYTES = 2**18  # bytes of a packet
-PIXELS, ENCODED = b"P", b"E"  # first byte of an image packet: raw, or an encoded file
-WATCHED, ALONE = b"watched", b"alone"  # messages of the server: a client is connected, none is
+MAX_PACKET_BYTES = 2**18
+PIXELS, ENCODED = b"P", b"E"  # first byte of an image packet: raw pixels, or an encoded file
+CLIENT_CONNECTED, NO_CLIENTS = (
+    b"watched",
+    b"alone",
+)  # messages of the server: the first client has connected, the last has left
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT` or `PORT`.
-
-    Raises:
-        UserError: It is neither, or needs a token that is not set.
-    """
+    """Host and port of `HOST:PORT` or `PORT`; raises `UserError` if invalid, or without a required token."""
     host, _, port = text.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     if not port.isdecimal() or not int(port) < 2**16:
         raise UserError(f"The dashboard needs an address PORT or HOST:PORT, such as 127.0.0.1:8780; got '{text}'.")
     if not is_loopback(host) and not os.environ.get(TOKEN):
-        raise UserError(
-            f"{host} can be reached from other machines, so the dashboard needs a token; set {TOKEN}, or listen "
-            "on 127.0.0.1."
-        )
+        text = "can be reached from other machines, so the dashboard needs a token"
+        raise UserError(f"{host} {text}; set {TOKEN}, or listen on 127.0.0.1.")
     return host, int(port)
 
 
 def pixels_packet(camera: str, pixels: NDArray[np.uint8]) -> bytes:
-    """Packet of the image `(h, w, 1 or 3)` uint8 of a camera."""
+    """Packet with an image `(h, w, 1 or 3)` uint8 of a camera."""
     return PIXELS + camera.encode() + b"\0" + struct.pack("<HHB", *pixels.shape) + pixels.tobytes()
 
 
@@ -58,22 +55,18 @@ class Dashboard:
         words: Commands that the page may send, as `{"WORD": true}`.
 
     Raises:
-        UserError: The address cannot be opened; one line.
+        UserError: The address cannot be opened.
     """
 
-    def __init__(self, address: str, file: Path, words: Sequence[str]) -> None:
+    def __init__(self, address: str, file: Path, commands: Sequence[str]) -> None:
         host, port = parse_address(address)
-        self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # packets, and an end of file
+        self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # with packets and an end of file
         self.link.setblocking(False)
         self.link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_PACKET_BYTES)
         command = [sys.executable, "-m", "robopolicy.deploy.dashboard_server", host, str(port), str(theirs.fileno())]
-        self.process = subprocess.Popen(
-            [*command, str(file), *words],
-            pass_fds=[theirs.fileno()],
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )  # own session, so that Ctrl-C ends the program first
+        options: dict[str, Any] = {"pass_fds": [theirs.fileno()], "stdout": subprocess.PIPE, "text": True}
+        # A new session, so that Ctrl-C ends the program first.
+        self.process = subprocess.Popen([*command, str(file), *commands], start_new_session=True, **options)
         theirs.close()
         assert self.process.stdout is not None
         self.url, _, error = self.process.stdout.readline().strip().partition(" ")
@@ -82,7 +75,7 @@ class Dashboard:
             raise UserError(error or "The dashboard did not start; see its message above.")
 
     def send(self, packet: bytes) -> bool:
-        """Send metrics (JSON) or an image; False if the socket is full or closed, or the packet is too long."""
+        """Send metrics (JSON) or an image; return False if the socket is full or closed or the packet is too long."""
         try:
             self.link.send(packet)
         except OSError:
@@ -90,7 +83,7 @@ class Dashboard:
         return True
 
     def poll(self) -> bytes | None:
-        """Next command of the page; None without one, and empty bytes after the server has ended."""
+        """Return the next message of the server; None without one, and empty bytes after its end."""
         try:
             return self.link.recv(64)
         except BlockingIOError:
@@ -100,7 +93,7 @@ class Dashboard:
 
     def close(self) -> None:
         """End the server; safe to call twice."""
-        self.link.close()  # which ends it
+        self.link.close()  # ends the server
         try:
             self.process.wait(2.0)
         except subprocess.TimeoutExpired:

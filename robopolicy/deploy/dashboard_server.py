@@ -1,12 +1,11 @@
 """Server process of a web dashboard, which relays messages between a program and browsers.
 
-    python -m robopolicy.deploy.dashboard_server HOST PORT DESCRIPTOR PAGE WORD...      (started by
-    `robopolicy.deploy.dashboard`)
+    python -m robopolicy.deploy.dashboard_server HOST PORT DESCRIPTOR PAGE COMMAND...
 
-`/` is the page, `/live` a websocket that sends metrics (text, JSON) and images (binary). Clients may send the commands
-of the command line, such as an emergency stop, and nothing else. A token, which is required beyond loopback, is the
-first message of a websocket; the page itself contains nothing about the run and needs none. Other web pages of the same
-browser are refused by their headers Host and Origin.
+`/` is the page, `/live` a websocket that sends metrics (text, JSON) and images (binary). Clients may send only the
+commands of the command line, such as an emergency stop. The token, required beyond loopback, is the first message of a
+websocket; the page contains no data of the run and needs no token. The headers Host and Origin are checked to reject
+other web pages.
 """
 
 from __future__ import annotations
@@ -29,53 +28,47 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from robopolicy.deploy.dashboard import ALONE, ENCODED, MAX_PACKET_BYTES, PIXELS, WATCHED
+from robopolicy.deploy.dashboard import CLIENT_CONNECTED, ENCODED, MAX_PACKET_BYTES, NO_CLIENTS, PIXELS
 from robopolicy.deploy.wire import TOKEN, is_loopback
 from robopolicy.errors import UserError
 from robopolicy.optional import require
 
-SHARED = Path(__file__).parent / "dashboard.js"  # goes into every page, in the place of SHARED
-CLIENTS = 16
-CLIENT_TIMEOUT = 10.0  # [s] for a token and for a ping
-GUESSING = 1.0  # [s] delay after a wrong token
-REFUSED = 4401  # close code after a wrong token
+SHARED = Path(__file__).parent / "dashboard.js"  # replaces SHARED in every page
+MAX_CLIENTS = 16
+CLIENT_TIMEOUT = 10.0  # [s] timeout of the token and of a ping
+WRONG_TOKEN_DELAY = 1.0  # [s]
+WRONG_TOKEN = 4401  # close code
 
 
 class DashboardServer:
-    """Web server of one page for one run.
+    """Web server of a dashboard.
 
     Args:
-        link: Socket to the program.
+        link: Socket of the program.
         host: Listening address.
         token: Required token; "" for none.
         page: HTML file.
         words: Commands that the page may send.
     """
 
-    def __init__(self, link: socket.socket, host: str, token: str, page: Path, words: Sequence[str]) -> None:
+    def __init__(self, link: socket.socket, host: str, token: str, page: Path, commands: Sequence[str]) -> None:
         self._link, self._host, self._token, self._page = link, host, token, page
-        self._words = {json.dumps({word: True}): word.encode() for word in words}
+        self._commands = {json.dumps({name: True}): name.encode() for name in commands}
         self._asyncio = require("websockets.asyncio.server", "remote")
-        self._http, self._headers = (
-            require("websockets.http11", "remote"),
-            require("websockets.datastructures", "remote"),
-        )
+        self._http = require("websockets.http11", "remote")
+        self._headers = require("websockets.datastructures", "remote")
         self._closed = require("websockets.exceptions", "remote").ConnectionClosed
-        self._clients: set[Any] = set()  # with a valid token
-        self._open = 0  # websockets with and without a valid token
+        self._clients: set[Any] = set()  # websockets with a valid token
+        self._open = 0  # number of websockets, with or without a valid token
         link.setblocking(False)
 
     async def run(self, port: int) -> None:
-        """Serve until the program ends.
-
-        Raises:
-            UserError: The port cannot be opened.
-        """
+        """Serve until the program ends; raises `UserError` if the port cannot be opened."""
         silent = logging.getLogger("robopolicy.viewer")
-        silent.disabled = True  # no traceback for an aborted handshake
+        silent.disabled = True  # no tracebacks of aborted handshakes
         options: dict[str, Any] = {
             "logger": silent,
-            "process_request": self._answer,
+            "process_request": self._respond,
             "compression": None,
             "max_size": 1024,
             "ping_interval": CLIENT_TIMEOUT,
@@ -102,21 +95,21 @@ class DashboardServer:
         with contextlib.suppress(ConnectionError):
             while packet := await loop.sock_recv(self._link, 2 * MAX_PACKET_BYTES):
                 known = packet[:1] in (PIXELS, ENCODED)
-                message = await asyncio.to_thread(_picture, packet) if known else packet.decode()
+                message = await asyncio.to_thread(_image_message, packet) if known else packet.decode()
                 self._asyncio.broadcast(self._clients, message)
 
-    def _answer(self, connection: Any, request: Any) -> Any:
-        """The page, a refusal, or None where a websocket may be opened."""
+    def _respond(self, connection: Any, request: Any) -> Any:
+        """Return the page or an error response, or None to open a websocket."""
         hosts = request.headers.get_all("Host")
         host = hosts[0] if len(hosts) == 1 else ""
         if not self._token and not is_loopback(urlsplit(f"//{host}").hostname or ""):
-            return connection.respond(403, "Use the name of this machine, as in http://127.0.0.1.\n")
+            return connection.respond(403, "Use a loopback address, such as http://127.0.0.1.\n")
         path = urlsplit(request.path).path
         if path == "/live":
             origins = request.headers.get_all("Origin")
             if any(urlsplit(origin).netloc != host for origin in origins):
                 return connection.respond(403, "Access from another page is refused.\n")
-            return None if self._open < CLIENTS else connection.respond(503, "Too many clients.\n")
+            return None if self._open < MAX_CLIENTS else connection.respond(503, "Too many clients.\n")
         if path != "/":
             return connection.respond(404, "Not found.\n")
         nonce = secrets.token_urlsafe(16)
@@ -141,15 +134,15 @@ class DashboardServer:
     async def _client(self, connection: Any) -> None:
         self._open += 1
         try:
-            if await self._admitted(connection):
+            if await self._authenticate(connection):
                 self._clients.add(connection)
                 if len(self._clients) == 1:
-                    self._post(WATCHED)
+                    self._post(CLIENT_CONNECTED)
                 async for message in connection:
-                    if message not in self._words:
-                        await connection.close(1003, "not understood")
+                    if message not in self._commands:
+                        await connection.close(1003, "unknown command")
                     else:
-                        self._post(self._words[message])
+                        self._post(self._commands[message])
         except self._closed:
             pass
         finally:
@@ -157,27 +150,27 @@ class DashboardServer:
             if connection in self._clients:
                 self._clients.remove(connection)
                 if not self._clients:
-                    self._post(ALONE)
+                    self._post(NO_CLIENTS)
 
-    async def _admitted(self, connection: Any) -> bool:
+    async def _authenticate(self, connection: Any) -> bool:
         if not self._token:
             return True
-        shown = ""
+        token = ""
         with contextlib.suppress(TimeoutError, ValueError, TypeError, KeyError, RecursionError):
-            shown = json.loads(await asyncio.wait_for(connection.recv(), CLIENT_TIMEOUT))["token"]
-        if isinstance(shown, str) and hmac.compare_digest(shown.encode(), self._token.encode()):
+            token = json.loads(await asyncio.wait_for(connection.recv(), CLIENT_TIMEOUT))["token"]
+        if isinstance(token, str) and hmac.compare_digest(token.encode(), self._token.encode()):
             return True
-        await asyncio.sleep(GUESSING)
-        await connection.close(REFUSED, "the token is wrong")
+        await asyncio.sleep(WRONG_TOKEN_DELAY)
+        await connection.close(WRONG_TOKEN, "the token is wrong")
         return False
 
-    def _post(self, word: bytes) -> None:
-        with contextlib.suppress(OSError):  # `_relay` notices the end of the program
-            self._link.send(word)
+    def _post(self, message: bytes) -> None:
+        with contextlib.suppress(OSError):  # `_relay` detects the end of the program
+            self._link.send(message)
 
 
-def _picture(packet: bytes) -> bytes:
-    """Browser message of an image: camera name, a zero byte, and the image file."""
+def _image_message(packet: bytes) -> bytes:
+    """Convert an image packet to a message for browsers: camera name, a zero byte, and the image file."""
     head, _, data = packet[1:].partition(b"\0")
     if packet[:1] == PIXELS:
         from PIL import Image
@@ -196,15 +189,15 @@ def _print_line(line: str) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve; 0 after the end of the run, 2 for an error."""
-    host, port, descriptor, page, *words = sys.argv[1:] if argv is None else argv
-    if hasattr(os, "sched_setscheduler"):  # a real-time priority is inherited from the control loop
+    """Run the server; exit code 0 after the end of the program, 2 for an error."""
+    host, port, descriptor, page, *commands = sys.argv[1:] if argv is None else argv
+    if hasattr(os, "sched_setscheduler"):  # reset the real-time priority inherited from the control loop
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.nice(10)  # lower priority than the program
     try:
-        token = os.environ.get(TOKEN, "")  # required beyond loopback, see `parse_address`
+        token = os.environ.get(TOKEN, "")  # checked by `parse_address`
         with socket.socket(fileno=int(descriptor)) as link:
-            asyncio.run(DashboardServer(link, host, token, Path(page), words).run(int(port)))
+            asyncio.run(DashboardServer(link, host, token, Path(page), commands).run(int(port)))
     except UserError as error:
         _print_line(f"error {error}")
         return 2

@@ -1,14 +1,10 @@
 """Export of a policy to a bundle (`bundle.py`): the graph of `act(deterministic=True)`, verified against torch.
 
-The graph contains normalisers, encoders, all sampler steps, and critics for selection or guidance.
-The noise of the sampler is an input: the initial noise, then the noise of DDPM, of consistency models with several
-steps and of stochastic compositions, or the candidates of a selection. A Gaussian returns its mean.
-
-A graph computes one decision of one robot with fixed shapes: parts that do not depend on the observation are computed
-once, at export. Continuing given actions (`rtc`) adds the inputs `prefix` and `prefix_weight`.
-
-Errors are raised for policies not in torch, operators that ONNX lacks, and graphs that differ from torch by more than
-`TOLERANCE`.
+The graph contains normalisers, encoders, all sampler steps, and critics for selection or guidance. The noise of the
+sampler is an input: the initial noise, then the noise of DDPM, of multi-step consistency models and of stochastic
+compositions, or the candidates of a selection. A Gaussian returns its mean. The graph computes one decision of one
+robot with fixed shapes; parts that do not depend on the observation are computed at export. With `rtc`, it has the
+additional inputs `prefix` and `prefix_weight`.
 """
 
 from __future__ import annotations
@@ -68,11 +64,7 @@ class TaskMetadata:
 
     @classmethod
     def of(cls, task: str) -> TaskMetadata:
-        """Read the metadata of a registered task.
-
-        Raises:
-            UserError: The task is not installed.
-        """
+        """Read the metadata of a registered task; raises `UserError` if it is not available."""
         sim = make_sim(task, SimOptions(num_envs=1))
         try:
             spec = sim.spec
@@ -89,7 +81,7 @@ class TaskMetadata:
 
 
 class Decision:
-    """One decision of a policy as a function of tensors alone."""
+    """One decision of a policy as a function of tensors."""
 
     def __init__(self, policy: Policy, *, rtc: bool) -> None:
         self.policy, self.rtc = policy, rtc
@@ -98,31 +90,30 @@ class Decision:
 
     @torch.no_grad()
     def inputs_for(self, obs: Observation) -> dict[str, Tensor]:
-        """Inputs of the graph for a batch of observations, with noise and prefixes drawn from fixed seeds.
+        """Create inputs of the graph for a batch of observations, with noise and prefixes of fixed seeds.
 
         Raises:
-            UserError: `rtc` is set and the policy cannot continue given actions.
+            UserError: `rtc` is set, but the policy cannot continue a prefix.
         """
         spec, rows = self.policy.spec, len(next(iter(obs.values())))
         streams = PerRowGenerator(range(rows), [0] * rows)
         inputs = {key: obs[key] for key in self.keys}
-        blank = torch.zeros(1, spec.horizon, spec.action_dim)
+        prefix = torch.zeros(1, spec.horizon, spec.action_dim)
         counted, first = CountingNoise(), {key: value[:1] for key, value in inputs.items()}
-        self._act(first, counted, blank, blank[..., 0])
+        self._act(first, counted, prefix, prefix[..., 0])
         if counted.size:
             width = spec.action_dim
             self.noise_shape = (max(spec.horizon, -(-counted.size // width)), width)
             inputs[NOISE] = streams.normal((rows, *self.noise_shape))
         if self.rtc:
-            inputs[PREFIX] = self.policy.act(
-                obs, deterministic=True, generator=PerRowGenerator(range(rows), [1] * rows)
-            )
+            generator = PerRowGenerator(range(rows), [1] * rows)
+            inputs[PREFIX] = self.policy.act(obs, deterministic=True, generator=generator)
             inputs[PREFIX_WEIGHT] = torch.zeros(rows, spec.horizon)
-            inputs[PREFIX_WEIGHT][1::2, : max(spec.horizon // 2, 1)] = 1  # every other row continues something
+            inputs[PREFIX_WEIGHT][1::2, : max(spec.horizon // 2, 1)] = 1  # every other row has a prefix
         return inputs
 
     def __call__(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """Outputs of the graph for inputs in the order of `inputs_for`."""
+        """Compute the outputs of the graph for inputs in the order of `inputs_for`."""
         rest = list(values[len(self.keys) :])
         obs = dict(zip(self.keys, values, strict=False))
         noise = ReplayNoise(rest.pop(0)) if self.noise_shape else None
@@ -150,32 +141,31 @@ def export_bundle(
     rtc: bool = False,
     announce: Callable[[str], None] = lambda _: None,
 ) -> BundleManifest:
-    """Write a bundle folder atomically, replacing an older bundle of that name.
+    """Write a bundle folder atomically, replacing an existing bundle.
 
     Args:
         policy: Policy to export, on the CPU and in evaluation mode.
         folder: Folder to create.
-        task_metadata: Metadata of its task.
-        obs: Observations `{key: (B, To, ...)}` to compare graph and torch at; they become the golden inputs.
-        checkpoint: Hash of the checkpoint of the policy.
-        rtc: Let the graph continue given actions.
+        task_metadata: Metadata of the task.
+        obs: Observations `{key: (B, To, ...)}` for the comparison of graph and torch, stored as golden inputs.
+        checkpoint: Hash of the checkpoint.
+        rtc: Whether the graph can continue a prefix.
         announce: Called with a message before long operations.
 
     Raises:
-        UserError: It cannot be exported, or the graph differs from torch; one line with the reason.
+        UserError: The policy cannot be exported, or the graph differs from torch by more than `TOLERANCE`.
     """
     folder = Path(folder)
     check_owned(folder, MANIFEST, "a bundle")
     black = next((part for part in policy.modules() if isinstance(part, BlackBoxPolicy)), None)
     if black is not None:
-        raise UserError(
-            f"{black.label} is not torch code of this project, so it cannot be exported; serve the policy instead."
-        )
+        raise UserError(f"{black.label} is not torch code of this project, so it cannot be exported; serve it instead.")
     decision = Decision(policy.eval(), rtc=rtc)
     inputs = decision.inputs_for(obs)
-    onnx = _exporter()
-    calls = policy.nfe
-    announce(f"tracing '{policy.name}' with {calls} network calls per chunk; many calls take minutes")
+    for package in ("onnxscript", "onnxruntime"):
+        require(package, "onnx")
+    onnx = require("onnx", "onnx")
+    announce(f"tracing '{policy.name}' with {policy.nfe} network calls per chunk; many calls take minutes")
     model = _graph(onnx, decision, {name: value[:1] for name, value in inputs.items()})
     golden = _golden(decision, inputs)
     scale = _scale(policy)
@@ -185,8 +175,8 @@ def export_bundle(
         error = golden_error(open_session(temporary / GRAPH, 1), golden, scale, temporary)
         if not error <= TOLERANCE:
             raise UserError(
-                f"The graph differs from torch by {error:.2g} in normalised units, more than {TOLERANCE:g}; something "
-                "amplifies rounding, e.g. finite differences (operator.derivative=exact) or nearly equal tokens."
+                f"The graph differs from torch by {error:.2g} in normalised units, above {TOLERANCE:g}; rounding is "
+                "amplified, e.g. by finite differences (use operator.derivative=exact) or nearly equal tokens."
             )
         manifest = BundleManifest(
             schema=SCHEMA,
@@ -216,39 +206,18 @@ def export_bundle(
     return manifest
 
 
-def _exporter() -> Any:
-    """The package `onnx`, after a check of all packages that an export needs.
-
-    Raises:
-        UserError: One of them is missing.
-    """
-    for package in ("onnxscript", "onnxruntime"):
-        require(package, "onnx")
-    return require("onnx", "onnx")
-
-
 def _graph(onnx: Any, decision: Decision, inputs: dict[str, Tensor]) -> bytes:
-    """The ONNX file of `decision`.
-
-    Raises:
-        UserError: It cannot be traced, or ONNX lacks an operator.
-    """
+    """ONNX file of `decision`; raises `UserError` if it cannot be traced or ONNX lacks an operator."""
     policy = decision.policy
     try:
         with _quiet():
             graph = trace(decision, list(inputs.values()))
-            program = torch.onnx.export(
-                graph,
-                tuple(inputs.values()),
-                input_names=list(inputs),
-                output_names=decision.outputs,
-                opset_version=OPSET,
-                dynamo=True,
-                verbose=False,
-            )
+            names: dict[str, Any] = {"input_names": list(inputs), "output_names": decision.outputs}
+            arguments = tuple(inputs.values())
+            program = torch.onnx.export(graph, arguments, **names, opset_version=OPSET, dynamo=True, verbose=False)
     except UserError:
         raise
-    except Exception as error:  # tracer and exporter raise many types
+    except Exception as error:  # tracer and exporter raise many exceptions
         raise UserError(f"Policy '{policy.name}' cannot be exported: {_reason(error)}.") from error
     assert program is not None
     model = program.model_proto
@@ -258,11 +227,9 @@ def _graph(onnx: Any, decision: Decision, inputs: dict[str, Tensor]) -> bytes:
 
 @torch.no_grad()
 def _golden(decision: Decision, inputs: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """Golden inputs and the outputs of torch, row by row."""
-    rows = [
-        decision(*(value[row : row + 1] for value in inputs.values()))
-        for row in range(len(next(iter(inputs.values()))))
-    ]
+    """Golden inputs and the outputs of torch, computed for each row."""
+    count = len(next(iter(inputs.values())))
+    rows = [decision(*(value[row : row + 1] for value in inputs.values())) for row in range(count)]
     outputs = {name: torch.cat(values) for name, values in zip(decision.outputs, zip(*rows, strict=True), strict=True)}
     if not bool(outputs[CHUNK].isfinite().all()):
         raise UserError("The policy returns non-finite actions; verify its checkpoint first.")
@@ -270,7 +237,7 @@ def _golden(decision: Decision, inputs: dict[str, Tensor]) -> dict[str, np.ndarr
 
 
 def _scale(policy: Policy) -> np.ndarray:
-    """Action units `(A,)` per normalised unit; ones where the policy has no units of its own."""
+    """Action units `(A,)` per normalised unit; ones for policies without an action normaliser."""
     found = next((part.action_normalizer for part in policy.modules() if hasattr(part, "action_normalizer")), None)
     if isinstance(found, Normalizer) and len(found.scale) == policy.spec.action_dim:
         return found.scale.double().numpy()
@@ -289,15 +256,14 @@ def _reason(error: BaseException) -> str:
     if missing:
         return f"ONNX has no operator for {missing[1]}"
     if "_local_scalar_dense" in text:
-        return "it decides by the values of its inputs"
-    return f"{type(error).__name__}: {messages[-1].strip().splitlines()[0] if messages[-1].strip() else ''}".rstrip(
-        ": ."
-    )
+        return "its control flow depends on the values of its inputs"
+    first = messages[-1].strip().splitlines()[0] if messages[-1].strip() else ""
+    return f"{type(error).__name__}: {first}".rstrip(": .")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress internal warnings of the exporter."""
+    """Suppress warnings and logs of the exporter."""
     previous = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -1,12 +1,12 @@
-"""A policy as an ONNX graph: names of inputs and outputs, metadata, and the session that runs it; no torch.
+"""ONNX graphs of policies: names of inputs and outputs, metadata and sessions; without torch.
 
-Inputs are the observations by their keys, `(B, To, ...)`, and optionally
+Inputs are the observations by key, `(B, To, ...)`, and optionally
 
-    noise           (B, R, A)   all the noise of one decision, the noise of the chunk first
+    noise           (B, R, A)   noise of one decision, starting with the noise of the chunk
     prefix          (B, H, A)   actions to continue, in action units
     prefix_weight   (B, H)      weight of each prefix action, 0 without a prefix
 
-Outputs are `chunk` `(B, H, A)` and, of a recurrent policy, `next_memory` `(B, 1, M)`.
+Outputs are `chunk` `(B, H, A)` and, for recurrent policies, `next_memory` `(B, 1, M)`.
 """
 
 from __future__ import annotations
@@ -21,36 +21,29 @@ from robopolicy.errors import UserError
 from robopolicy.optional import require
 from robopolicy.spec import PolicySpec
 
-METADATA = "robopolicy"  # entry of the file's metadata
+METADATA = "robopolicy"  # key in the metadata of the file
 NOISE, CHUNK = "noise", "chunk"
 PREFIX, PREFIX_WEIGHT = "prefix", "prefix_weight"
 NEXT_MEMORY = "next_memory"
-TYPES = {
-    "tensor(float)": np.float32,
-    "tensor(double)": np.float64,
-    "tensor(float16)": np.float16,
-    "tensor(uint8)": np.uint8,
-    "tensor(int64)": np.int64,
-}
+_TYPES = {"float": np.float32, "double": np.float64, "float16": np.float16, "uint8": np.uint8, "int64": np.int64}
+TYPES = {f"tensor({name})": kind for name, kind in _TYPES.items()}
 
 
 def metadata(spec: PolicySpec, network_calls: int = 1) -> dict[str, str]:
-    """Metadata entries of a graph with its specification."""
+    """Metadata of a graph with its specification."""
     return {METADATA: json.dumps({**spec.to_dict(), "network_calls": network_calls})}
 
 
 def open_session(source: bytes | Path, threads: int, *, cuda: bool = False) -> Any:
-    """A session of onnxruntime for the graph in a file or in memory.
-
-    Threads do not spin while they wait: the control loop needs the cores.
+    """Open a session of onnxruntime; idle threads do not spin, since the control loop needs the cores.
 
     Args:
-        source: The file, or its bytes.
-        threads: Of one operator; 0 is one per core.
-        cuda: Compute on the GPU where the runtime can.
+        source: Path or content of the graph.
+        threads: Threads per operator; 0 for one per core.
+        cuda: Use the GPU if the runtime supports it.
 
     Raises:
-        UserError: It cannot be run here.
+        UserError: The graph cannot be run here.
     """
     runtime = require("onnxruntime", "onnx")
     options = runtime.SessionOptions()
@@ -58,10 +51,10 @@ def open_session(source: bytes | Path, threads: int, *, cuda: bool = False) -> A
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
-    wanted = ["CUDAExecutionProvider"] if cuda and "CUDAExecutionProvider" in runtime.get_available_providers() else []
+    gpu = ["CUDAExecutionProvider"] if cuda and "CUDAExecutionProvider" in runtime.get_available_providers() else []
     content = source if isinstance(source, bytes) else str(source)
     try:
-        return runtime.InferenceSession(content, options, providers=[*wanted, "CPUExecutionProvider"])
+        return runtime.InferenceSession(content, options, providers=[*gpu, "CPUExecutionProvider"])
     except Exception as error:  # the runtime has its own error classes
         reason = str(error).splitlines()[0]
         raise UserError(f"onnxruntime cannot run this graph ({reason}); export it for this version.") from error

@@ -3,10 +3,9 @@
     with running(served, ServerConfig(port=0)) as server:
         source = ServerChunkPolicy(server.url)
 
-It listens on the loopback address unless a token is set. Clients are isolated: each has one request
-in work at a time, messages are read with bounds on size, time and number of objects, and an error is a reply of
-one line to that client. No received data is unpickled or run. Web pages are refused, since a browser on the same
-machine could reach a server without a token.
+It listens on the loopback address unless a token is set. Clients are isolated: each has one request in progress,
+messages are limited in size, time and number of objects, and errors are replies of one line. Received data is not
+unpickled or executed. Web pages are rejected, since a local browser could reach a server without a token.
 """
 
 from __future__ import annotations
@@ -35,38 +34,36 @@ from robopolicy.shutdown import stop_signals
 from robopolicy.spec import IMAGE_PREFIX
 
 Log = Callable[[str], None]
-_DRAIN = 5.0  # [s] for pending requests when the server stops
+_DRAIN_TIMEOUT = 5.0  # [s] for pending requests when the server stops
 
 
 @dataclass(frozen=True)
 class ServerConfig:
     """Address, authentication and batching of a server."""
 
-    host: str = "127.0.0.1"  # an address of this machine; beyond loopback a token is required
-    port: int = 8765  # 0 chooses a free one
-    token: str = field(default="", repr=False)  # token required from clients; "" for none
+    host: str = "127.0.0.1"  # listening address; addresses beyond loopback require a token
+    port: int = 8765  # 0 for a free port
+    token: str = field(default="", repr=False)  # required token; "" for none
     tls_cert: Path | None = None  # PEM file with the certificate and its chain; None for plain ws://
-    tls_key: Path | None = None  # PEM file with its private key
-    max_batch: int = 32  # observations per call of the policy
+    tls_key: Path | None = None  # PEM file with the private key
+    max_batch: int = 32  # maximum number of observations per call
     window: float = 0.002  # [s] maximum batching delay
-    max_bytes: int = 64 * 2**20  # of a message
+    max_bytes: int = 64 * 2**20  # maximum size of a message
     max_clients: int = 64
-    open_timeout: float = 5.0  # [s] for a handshake
+    open_timeout: float = 5.0  # [s] timeout of a handshake
     ping: float = 20.0  # [s] between pings, and timeout of a ping; silent clients are disconnected
     log_every: float = 60.0  # [s] between lines of statistics; 0 for none
 
     def __post_init__(self) -> None:
         if not self.token and not is_loopback(self.host):
-            raise UserError(
-                f"{self.host} can be reached from other machines, so the server needs a token; set {TOKEN}, "
-                "or listen on 127.0.0.1."
-            )
+            text = "can be reached from other machines, so the server needs a token"
+            raise UserError(f"{self.host} {text}; set {TOKEN}, or listen on 127.0.0.1.")
         if not self.token.isascii() or any(letter.isspace() for letter in self.token):
             raise UserError("A token must consist of ASCII letters, digits and punctuation, without spaces.")
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise UserError("TLS needs both a certificate and its key; give --tls-cert and --tls-key.")
+            raise UserError("TLS needs both a certificate and its key; pass --tls-cert and --tls-key.")
         if not 0 <= self.port < 2**16:
-            raise UserError(f"A port lies in [0, 65535], got {self.port}.")
+            raise UserError(f"A port must lie in [0, 65535], got {self.port}.")
         if min(self.max_batch, self.max_clients) < 1 or not 1024 <= self.max_bytes <= MAX_MESSAGE_BYTES:
             raise UserError(
                 f"A server needs max_batch >= 1, max_clients >= 1 and max_bytes in [1024, {MAX_MESSAGE_BYTES}], got "
@@ -74,20 +71,15 @@ class ServerConfig:
             )
         times = self.window, self.log_every, self.open_timeout, self.ping
         if not all(0 <= seconds < np.inf for seconds in times) or 0 in times[2:]:
-            raise UserError(
-                "The times of a server must be finite and not negative; those of handshakes and pings must be positive."
-            )
+            text = "The times of a server must be finite and not negative; handshake and ping times must be positive."
+            raise UserError(text)
 
 
 class ChunkServer:
-    """Server of one policy at one address."""
+    """Server of one policy."""
 
     def __init__(self, served: BatchedPolicy, config: ServerConfig, log: Log = lambda _: None) -> None:
-        """Read the certificate and test the policy, without listening.
-
-        Raises:
-            UserError: The certificate cannot be read, or the policy returns no chunk for an observation of zeros.
-        """
+        """Load the certificate and test the policy; raises `UserError` if either fails."""
         self.config, self.url = config, ""
         self.statistics = ServerStatistics()
         self._greeting, self._log = served.greeting, log
@@ -108,17 +100,17 @@ class ChunkServer:
             UserError: The address cannot be opened.
         """
         websockets = require("websockets.asyncio.server", "remote")
-        require("msgpack", "remote")  # now, not when the first client asks
+        require("msgpack", "remote")  # raises an error for a missing package now
         silent = logging.getLogger("robopolicy.server")
-        silent.disabled = True  # a failed handshake is counted, without a traceback
+        silent.disabled = True  # failed handshakes are counted, without a traceback
         config = self.config
         options: dict[str, Any] = {
-            "origins": [None],  # browsers always send an origin
+            "origins": [None],  # browsers always send an origin and are rejected
             "process_request": self._admit,
             "ssl": self._tls,
             "compression": None,
             "max_size": config.max_bytes,
-            "max_queue": 1,  # read no further than the next request
+            "max_queue": 1,  # maximum number of unread requests
             "open_timeout": config.open_timeout,
             "ping_interval": config.ping,
             "ping_timeout": config.ping,
@@ -130,9 +122,8 @@ class ChunkServer:
             listening = await websockets.serve(self._client, config.host, config.port, **options)
         except OSError as error:
             reason = error.strerror or str(error)
-            raise UserError(
-                f"Cannot listen on {config.host}:{config.port} ({reason}); pass another address or port."
-            ) from error
+            text = f"Cannot listen on {config.host}:{config.port} ({reason}); pass another address or port."
+            raise UserError(text) from error
         scheme, host = "wss" if self._tls else "ws", f"[{config.host}]" if ":" in config.host else config.host
         self.url = f"{scheme}://{host}:{next(iter(listening.sockets)).getsockname()[1]}"
         reports = asyncio.create_task(self._report())
@@ -142,23 +133,23 @@ class ChunkServer:
         finally:
             reports.cancel()
             listening.close(close_connections=False)
-            until = time.monotonic() + _DRAIN
+            until = time.monotonic() + _DRAIN_TIMEOUT
             while self._working and time.monotonic() < until:
                 await asyncio.sleep(0.01)
             await asyncio.gather(*(connection.close(1001, "the server stops") for connection in listening.connections))
-            with suppress(TimeoutError):  # a hanging policy keeps its client tasks
+            with suppress(TimeoutError):  # the tasks of clients hang with a policy
                 await asyncio.wait_for(listening.wait_closed(), 1.0)
             self._batcher.close()
 
     def stop(self) -> None:
-        """End `run`; must be called in its event loop."""
+        """End `run`; call it in the event loop of `run`."""
         self._stopping.set()
 
     def _admit(self, connection: Any, request: Any) -> Any:
-        """None to admit a client, else the response that refuses it."""
-        shown = request.headers.get_all("Authorization")
+        """Return None to accept a client, else an error response."""
+        tokens = request.headers.get_all("Authorization")
         expected = f"Bearer {self.config.token}".encode()
-        if self.config.token and not (len(shown) == 1 and hmac.compare_digest(shown[0].encode(), expected)):
+        if self.config.token and not (len(tokens) == 1 and hmac.compare_digest(tokens[0].encode(), expected)):
             self.statistics.refused_clients += 1
             return connection.respond(HTTPStatus.UNAUTHORIZED, "The token is wrong.\n")
         if self.statistics.clients >= self.config.max_clients or self._stopping.is_set():
@@ -202,7 +193,7 @@ class ChunkServer:
         except Exception as error:
             reply = Reply(number, error=_line(f"{type(error).__name__}: {error}"), seconds=time.monotonic() - start)
             self._log(f"the policy failed: {reply.error}")
-        self.statistics.answered(reply.seconds, deadline, failed=bool(reply.error))
+        self.statistics.record_reply(reply.seconds, deadline, failed=bool(reply.error))
         return reply
 
     async def _report(self) -> None:
@@ -212,11 +203,7 @@ class ChunkServer:
 
 
 def serve(served: BatchedPolicy, config: ServerConfig, log: Log, ready: Callable[[ChunkServer], None]) -> None:
-    """Serve in the main thread until one of `stop_signals`.
-
-    Raises:
-        UserError: As `ChunkServer` and `ChunkServer.run`.
-    """
+    """Serve in the main thread until one of `stop_signals`; raises the errors of `ChunkServer`."""
 
     async def main() -> None:
         server = ChunkServer(served, config, log)
@@ -232,11 +219,7 @@ def serve(served: BatchedPolicy, config: ServerConfig, log: Log, ready: Callable
 def running(
     served: BatchedPolicy, config: ServerConfig | None = None, log: Log = lambda _: None
 ) -> Iterator[ChunkServer]:
-    """Run a server in a background thread, for notebooks and tests.
-
-    Raises:
-        UserError: As `serve`.
-    """
+    """Run a server in a background thread, for notebooks and tests; raises the errors of `serve`."""
     server = ChunkServer(served, config or ServerConfig(port=0), log)
     listening, loops, failures = threading.Event(), [], []
 
@@ -269,26 +252,22 @@ def _tls(config: ServerConfig) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(config.tls_cert, config.tls_key, password="")  # no prompt on the terminal
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{config.tls_cert} and {config.tls_key} are not a certificate and its key "
-            f"({_line(str(error))}); give two PEM files that belong together."
-        ) from error
+        files = f"{config.tls_cert} and {config.tls_key}"
+        raise UserError(f"{files} are not PEM files of a certificate and its key: {_line(str(error))}.") from error
     return context
 
 
 def _try(served: BatchedPolicy) -> None:
-    """Compute one chunk as warm-up and test of the policy."""
+    """Compute one chunk, to warm up and test the policy."""
     spec = served.greeting.spec
     obs = {
         key: np.zeros((1, spec.obs_horizon, *shape), np.uint8 if key.startswith(IMAGE_PREFIX) else np.float32)
         for key, shape in spec.observation.items()
     }
     noise = np.zeros((1, spec.horizon, spec.action_dim), np.float32) if served.greeting.noise else None
-    found = np.shape(served.chunks(obs, noise, None, [(0, 0)]))
-    if found != (1, spec.horizon, spec.action_dim):
-        raise UserError(
-            f"The policy returned shape {found} instead of chunks of shape {(1, spec.horizon, spec.action_dim)}."
-        )
+    found, expected = np.shape(served.chunks(obs, noise, None, [(0, 0)])), (1, spec.horizon, spec.action_dim)
+    if found != expected:
+        raise UserError(f"The policy returned shape {found} instead of chunks of shape {expected}.")
 
 
 def _line(text: str) -> str:

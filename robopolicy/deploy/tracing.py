@@ -1,11 +1,9 @@
-"""A policy's decision as one flat list of tensor operations: one robot, fixed shapes, all randomness an input.
+"""Tracing of a policy's decision to a flat list of tensor operations with fixed shapes and noise as an input.
 
-`act(deterministic=True)` is run once and every operation that depends on the inputs is written down, derivatives
-included (guidance, climbing a critic, divergences). Whatever does not depend on them, such as time embeddings, noise
-tables and probing directions, is computed now and kept as a constant. Loops are unrolled.
-
-What a trace cannot hold is refused: decisions by the values of the inputs, and randomness that comes from anywhere but
-the noise that the policy is handed.
+`act(deterministic=True)` is run once, and every operation that depends on the inputs is recorded, including derivatives
+(guidance, ascent on a critic, divergences). Values that do not depend on the inputs, such as time embeddings, noise
+tables and probe directions, become constants. Loops are unrolled. Control flow that depends on the values of inputs and
+random draws without a fixed seed cannot be traced.
 """
 
 from __future__ import annotations
@@ -23,52 +21,40 @@ from robopolicy.errors import UserError
 from robopolicy.policies.heads.average_velocity import forward_mode
 from robopolicy.policies.noise import PerRowGenerator
 
-_aten = torch.ops.aten
-
-
-SHAPED_ALIKE = {  # what only takes the shape of its input
-    _aten.new_full.default,
-    _aten.new_zeros.default,
-    _aten.new_ones.default,
-    _aten.full_like.default,
-    _aten.zeros_like.default,
-    _aten.ones_like.default,
-}
+# Operators that use only the shape of their input.
+_NAMES = ("new_full", "new_zeros", "new_ones", "full_like", "zeros_like", "ones_like")
+SHAPE_ONLY = {getattr(torch.ops.aten, name).default for name in _NAMES}
 
 
 class ReplayNoise(PerRowGenerator):
-    """Hands out `noise` `(B, R, A)` piece by piece, in the order in which a policy draws."""
+    """Generator that returns `noise` `(B, R, A)` in the order of the policy's draws."""
 
     def __init__(self, noise: Tensor) -> None:
         super().__init__([], [])
         self._noise, self._used = noise.flatten(1), 0
 
     def normal(self, shape: Sequence[int]) -> Tensor:
-        """The next piece, as `(B, ...)`."""
+        """Return the next numbers, as `(B, ...)`."""
         start, self._used = self._used, self._used + math.prod(shape[1:])
         return self._noise[:, start : self._used].reshape(-1, *shape[1:])
 
 
 class CountingNoise(PerRowGenerator):
-    """Counts how many numbers a policy draws for one row."""
+    """Generator that counts the numbers drawn for one row."""
 
     def __init__(self) -> None:
         super().__init__([], [])
         self.size = 0
 
     def normal(self, shape: Sequence[int]) -> Tensor:
-        """Zeros."""
+        """Return zeros."""
         self.size += math.prod(shape[1:])
         return torch.zeros(tuple(shape))
 
 
 def trace(decide: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphModule:
-    """What `decide` does with `inputs`, as a graph without anything that could be computed beforehand.
-
-    Raises:
-        UserError: It draws randomness that is no input.
-    """
-    derivatives: dict[Any, Any] = {op: how for op, how in core_aten_decompositions().items() if "backward" in str(op)}
+    """Trace `decide`, with constants folded; raises `UserError` for random draws without a fixed seed."""
+    derivatives: dict[Any, Any] = {op: rule for op, rule in core_aten_decompositions().items() if "backward" in str(op)}
     with forward_mode():
         graph = make_fx(decide, decomposition_table=derivatives, tracing_mode="real")(*inputs)
     _check_randomness(graph)
@@ -77,25 +63,25 @@ def trace(decide: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphModul
 
 
 def _check_randomness(graph: fx.GraphModule) -> None:
-    """Rewind generators of fixed seed, whose draws are constants; there may be no others."""
+    """Reset generators with a fixed seed, whose draws are constants; raise `UserError` for other draws."""
     for node in graph.graph.nodes:
         if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
             continue
         generator = node.kwargs.get("generator")
         generator = getattr(graph, str(generator.target)) if isinstance(generator, fx.Node) else generator
         if generator is None:
-            raise UserError(f"This policy draws noise of its own ({node.target}), which a graph cannot repeat.")
+            raise UserError(f"This policy draws random numbers without a fixed seed ({node.target}); a graph cannot.")
         generator.manual_seed(generator.initial_seed())
 
 
 def _fold(graph: fx.GraphModule) -> None:
-    """Replace whatever is known without the inputs by constants; equal views of one memory become one constant."""
+    """Replace values that do not depend on the inputs by constants, one for equal views of the same memory."""
     known: dict[fx.Node, Any] = {}
     for node in graph.graph.nodes:
         if node.op == "get_attr":
             known[node] = getattr(graph, node.target)
         elif node.op == "call_function" and (
-            node.target in SHAPED_ALIKE or all(given in known for given in node.all_input_nodes)
+            node.target in SHAPE_ONLY or all(given in known for given in node.all_input_nodes)
         ):
 
             def value(given: fx.Node) -> Any:

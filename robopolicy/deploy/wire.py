@@ -1,19 +1,18 @@
 """Wire format between a policy server and its clients.
 
-Every message is a MessagePack map, written and read by the dataclasses below. An array is a map of exactly three
-entries: `dtype` (one of `DTYPES`, little endian), `shape` (a list) and `data` (the raw bytes, C order). Nothing else is
-allowed instead of a number, string, boolean, list, map or nil, so that reading cannot run code (the package
-msgpack-numpy would unpickle arrays of objects).
+Every message is a MessagePack map of numbers, strings, booleans, lists, maps, nil and arrays, so that decoding cannot
+run code (the package msgpack-numpy would unpickle arrays of objects). An array is a map with exactly three entries:
+`dtype` (one of `DTYPES`, little endian), `shape` (a list) and `data` (raw bytes, C order).
 
 1. The server sends one `Greeting` with its protocol version and the specification of its policy.
 2. The client sends a `Request`: a number, observations `{key: (B, To, ...)}` and, if the greeting allows it, noise
-   `(B, H, A)` or a prefix `(B, d, A)` that the chunk must continue. It may contain a deadline and
-   the seed of the noise, or ask for statistics of the server.
-3. The server answers with a `Reply` of the same number: a chunk `(B, H, A)` in action units and the seconds it took, or
-   an error of one line. The next request of a connection is read after the reply to the last one.
+   `(B, H, A)` or a prefix `(B, d, A)` to continue. It may contain a deadline and the seed of the noise, or request
+   statistics of the server.
+3. The server sends a `Reply` with the same number: a chunk `(B, H, A)` in action units and the compute time, or an
+   error of one line. It reads the next request of a connection after the reply.
 
-Each message is one binary frame of a websocket (`ws://`, `wss://`). A token goes in the header `Authorization: Bearer
-TOKEN` of its handshake; only a loopback address needs none.
+Each message is one binary frame of a websocket (`ws://`, `wss://`). The header `Authorization: Bearer TOKEN` of the
+handshake contains the token, which only loopback addresses do not need.
 """
 
 from __future__ import annotations
@@ -32,29 +31,26 @@ from numpy.typing import NDArray
 from robopolicy.optional import require
 from robopolicy.spec import PolicySpec
 
-PROTOCOL = 2  # raise it with every change that an older side would misunderstand
-MAX_MESSAGE_BYTES = 256 * 2**20  # bytes of a message
-MAX_PARTS, MAX_ENTRIES = (
-    4096,
-    1024,
-)  # lists and maps in a message, and entries of one, since few bytes could create many objects
+PROTOCOL = 2  # version, to increase with every incompatible change
+MAX_MESSAGE_BYTES = 256 * 2**20
+MAX_PARTS, MAX_ENTRIES = 4096, 1024  # lists and maps in a message, and entries of each; few bytes can encode many
 MAX_NUMBER, MAX_SEED = 2**48 - 1, 2**64 - 1
 DTYPES = ("|b1", "|u1", "<i4", "<i8", "<f2", "<f4", "<f8")
 TOKEN = "ROBOPOLICY_TOKEN"  # environment variable of the token, on both sides
 
 
 class WireError(ValueError):
-    """A received message is invalid; one line with what was expected and found."""
+    """Error of an invalid message, with what was expected and found."""
 
 
 @dataclass(frozen=True)
 class Greeting:
     """First message of a server, with the specification of its policy."""
 
-    spec: PolicySpec  # observations, action size and horizons
-    model: str = ""  # name or content hash, so that a client detects another policy
-    noise: bool = False  # takes noise and is deterministic given it
-    prefix: bool = False  # continues the actions that are executed until its chunk arrives
+    spec: PolicySpec  # observations, action dimensions and horizons
+    model: str = ""  # name or content hash, by which a client detects another policy
+    noise: bool = False  # accepts noise and is then deterministic
+    prefix: bool = False  # accepts a prefix of actions to continue
     network_calls: int = 1  # network evaluations per chunk
 
     def pack(self) -> bytes:
@@ -63,11 +59,7 @@ class Greeting:
 
     @classmethod
     def unpack(cls, data: bytes | str) -> Greeting:
-        """Read the message.
-
-        Raises:
-            WireError: The message is invalid, or of another protocol.
-        """
+        """Decode a message; raises `WireError` for invalid messages and other protocols."""
         fields = decode(data)
         if fields.get("protocol") != PROTOCOL:
             raise WireError(f"expected a greeting of protocol {PROTOCOL}, found {_brief(fields.get('protocol'))}")
@@ -87,13 +79,13 @@ class Greeting:
 class Request:
     """Request of chunks for a batch of observations."""
 
-    number: int  # counts up within a connection
+    number: int  # increasing within a connection
     obs: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])  # {key: (B, To, ...)}
     noise: NDArray[Any] | None = None  # (B, H, A)
     prefix: NDArray[Any] | None = None  # (B, d, A), d < H
-    seed: int | None = None  # without `noise`, the chunk is a function of observation, seed and number
-    deadline: float | None = None  # seconds until the reply is too late; late replies are counted
-    stats: bool = False  # reply with statistics only; the other fields are ignored
+    seed: int | None = None  # without `noise`, the chunk depends on observation, seed and number
+    deadline: float | None = None  # [s] until the reply is late; late replies are counted
+    stats: bool = False  # request statistics only; other fields are ignored
 
     def pack(self) -> bytes:
         """The message."""
@@ -101,22 +93,18 @@ class Request:
 
     @classmethod
     def unpack(cls, data: bytes | str) -> Request:
-        """Read the message.
-
-        Raises:
-            WireError: The message is invalid.
-        """
+        """Decode a message; raises `WireError` for invalid messages."""
         return cls.read(decode(data))
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Request:
-        """Read the map of a message."""
+        """Read a decoded message; raises `WireError` for invalid messages."""
         obs = {str(key): _array(value, str(key)) for key, value in _entry(fields, "obs", dict).items()}
         noise, prefix = (_optional(fields, key, np.ndarray) for key in ("noise", "prefix"))
         number, seed = _entry(fields, "number", int), _optional(fields, "seed", int)
-        for name, value, most in (("number", number, MAX_NUMBER), ("seed", seed or 0, MAX_SEED)):
-            if not 0 <= value <= most:
-                raise WireError(f"expected '{name}' in [0, {most}], found {value}")
+        for name, value, limit in (("number", number, MAX_NUMBER), ("seed", seed or 0, MAX_SEED)):
+            if not 0 <= value <= limit:
+                raise WireError(f"expected '{name}' in [0, {limit}], found {value}")
         deadline = _optional(fields, "deadline", float)
         if deadline is not None and not 0 < deadline < math.inf:
             raise WireError(f"expected 'deadline' of more than 0 s, found {deadline:g}")
@@ -125,11 +113,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """Reply: a chunk or an error."""
+    """Reply with a chunk or an error."""
 
     number: int  # number of the request; 0 if it had none
     chunk: NDArray[Any] = field(default_factory=lambda: np.zeros((0, 0, 0), np.float32))  # (B, H, A)
-    seconds: float = 0.0  # spent by the server
+    seconds: float = 0.0  # compute time
     error: str = ""  # one line; the chunk is then empty
     stats: Mapping[str, Any] = field(default_factory=dict[str, Any])  # numbers by name, if requested
 
@@ -139,11 +127,7 @@ class Reply:
 
     @classmethod
     def unpack(cls, data: bytes | str) -> Reply:
-        """Read the message.
-
-        Raises:
-            WireError: The message is invalid.
-        """
+        """Decode a message; raises `WireError` for invalid messages."""
         fields = decode(data)
         chunk = _array(fields.get("chunk"), "chunk")
         number, seconds = _entry(fields, "number", int), _entry(fields, "seconds", float)
@@ -151,16 +135,12 @@ class Reply:
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """Encode a message; arrays are allowed anywhere in it."""
+    """Encode a message, which may contain arrays."""
     return require("msgpack", "remote").packb(dict(message), default=_as_map)
 
 
 def decode(data: bytes | str) -> dict[str, Any]:
-    """Decode the map in `data`, with new arrays.
-
-    Raises:
-        WireError: `data` is not a map of this format, or too large.
-    """
+    """Decode a message, with new arrays; raises `WireError` if `data` is invalid or too large."""
     if not isinstance(data, bytes):
         raise WireError(f"expected a binary message, found the text {_brief(data)}")
     if len(data) > MAX_MESSAGE_BYTES:
@@ -194,10 +174,10 @@ def is_loopback(host: str) -> bool:
 
 def _as_map(value: Any) -> dict[str, Any]:
     if not isinstance(value, np.ndarray):
-        raise TypeError(f"A message cannot hold {type(value).__name__}.")
+        raise TypeError(f"A message cannot contain {type(value).__name__}.")
     array = np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<"), copy=False)
     if array.dtype.str not in DTYPES:
-        raise TypeError(f"A message cannot hold arrays of {array.dtype}.")
+        raise TypeError(f"A message cannot contain arrays of {array.dtype}.")
     return {"dtype": array.dtype.str, "shape": list(value.shape), "data": array.tobytes()}
 
 

@@ -103,7 +103,7 @@ def test_soft_weights_hold_the_delay_and_fade_to_the_end() -> None:
     weights = prefix_weights(horizon=16, delay=3, action_horizon=6)
     assert weights.shape == (10,) and (weights[:3] == 1).all()
     assert (np.diff(weights[2:]) < 0).all() and 0 < weights[-1] < 0.05
-    with pytest.raises(UserError, match="A delay of 11 does not fit 16 actions"):
+    with pytest.raises(UserError, match="A delay of 11 does not fit chunks of 16 actions"):
         prefix_weights(16, 11, 6)
 
 
@@ -114,9 +114,9 @@ def test_what_does_not_fit_is_refused_in_one_line(bundle: Bundle) -> None:
         "'state' must be numbers, found": {"obs": OBS | {"state": np.full((2, 3), "x")}},
         "'state' is not finite": {"obs": OBS | {"state": np.full((2, 3), np.nan)}},
         r"noise must be finite numbers of shape \(4, 2\), found shape \(4, 3\)": {"noise": np.ones((4, 3))},
-        "A prefix holds 1 to 3 actions, got 4": {"prefix": np.ones((4, 2))},
+        "A prefix must have 1 to 3 actions, got 4": {"prefix": np.ones((4, 2))},
         r"prefix must be finite numbers of shape \(2, 2\)": {"prefix": np.full((2, 2), np.inf)},
-        r"weights of a prefix lie in \[0, 1\]": {"prefix": np.ones((1, 2)), "weight": np.array([2.0])},
+        r"weights of a prefix must lie in \[0, 1\]": {"prefix": np.ones((1, 2)), "weight": np.array([2.0])},
     }
     for message, arguments in refused.items():
         with pytest.raises(UserError, match=message) as caught:

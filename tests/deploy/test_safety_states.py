@@ -12,7 +12,7 @@ import pytest
 from robopolicy.deploy.safety.interventions import InterventionLog, SafetyIntervention
 from robopolicy.deploy.safety.motion import JointLimits, go_home, hold
 from robopolicy.deploy.safety.ood import ObservationGate, ObservationGateConfig, ObservationRange
-from robopolicy.deploy.safety.watchdog import AGREE, WINDOW, EStop, MessageTiming, Watchdog
+from robopolicy.deploy.safety.watchdog import CONFIRMATIONS, WINDOW, EStop, MessageTiming, Watchdog
 from robopolicy.errors import UserError
 
 EPOCH = 1.7e9
@@ -70,7 +70,7 @@ def test_a_clock_that_jumps_is_believed_after_a_few_messages(jump: float) -> Non
     for time in np.arange(last + 0.01, 4.0, 0.01):
         stream.update(time + 0.001, EPOCH + time + jump, stream.sequence + 1)
         oldest = max(oldest, stream.age(time + 0.001))
-    assert stream.jumps == 1 and stream.out_of_order == AGREE - 1
+    assert stream.jumps == 1 and stream.out_of_order == CONFIRMATIONS - 1
     assert oldest < 0.05  # never stale
 
 
@@ -108,16 +108,16 @@ def test_a_message_without_a_stamp_is_no_older_than_its_arrival(stamp: float | N
 def test_odd_stamps_now_and_then_are_no_clock_that_jumped() -> None:
     stream = MessageTiming(0.1)
     last = feed(stream, 0.0, 1.0)
-    for number in range(3 * AGREE):
+    for number in range(3 * CONFIRMATIONS):
         assert not stream.update(last + 0.005, EPOCH + last - 0.5, stream.sequence + 1)
         last = feed(stream, 1.0 + 0.1 * number, 1.0 + 0.1 * number + 0.015)
-    assert stream.jumps == 0 and stream.out_of_order == 3 * AGREE
+    assert stream.jumps == 0 and stream.out_of_order == 3 * CONFIRMATIONS
 
 
 def test_old_stamps_that_stand_still_are_no_clock_that_jumped() -> None:
     stream = MessageTiming(0.1)
     last = feed(stream, 0.0, 1.0)
-    for number in range(3 * AGREE):
+    for number in range(3 * CONFIRMATIONS):
         assert not stream.update(last + 0.01 * number, EPOCH + last - 0.5, stream.sequence + 1)
     assert stream.jumps == 0 and stream.age(last + 0.2) == pytest.approx(0.199, abs=1e-5)
 

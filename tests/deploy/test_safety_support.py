@@ -22,15 +22,15 @@ def test_an_action_without_support_goes_the_way_of_its_response(response: str, s
     support = check(response=response)
     assert support.check(OBS, KNOWN).fraction == 1.0
     said = support.check(OBS, STRANGE)
-    assert said.fraction == share and not said.held and said.score < said.threshold
+    assert said.fraction == share and not said.hold and said.score < said.threshold
 
 
 @pytest.mark.parametrize("response", ["hold", "slow", "refuse"])
 def test_too_many_in_a_row_hold_the_robot_until_one_has_support(response: str) -> None:
     support = check(response=response)
-    assert [support.check(OBS, STRANGE).held for _ in range(4)] == [False, False, True, True]
-    assert not support.check(OBS, KNOWN).held
-    assert [support.check(OBS, STRANGE).held for _ in range(3)] == [False, False, True]
+    assert [support.check(OBS, STRANGE).hold for _ in range(4)] == [False, False, True, True]
+    assert not support.check(OBS, KNOWN).hold
+    assert [support.check(OBS, STRANGE).hold for _ in range(3)] == [False, False, True]
 
 
 def test_numbers_that_are_none_have_no_support() -> None:

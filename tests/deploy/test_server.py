@@ -156,7 +156,7 @@ GOOD = {"state": np.zeros((2, 2, 6)), "image.front": IMAGE}
         ({"obs": GOOD | {"image.front": IMAGE / 1.0}}, r"'image.front' as bytes \(uint8\), found float64"),
         ({"obs": GOOD | {"state": np.full((2, 2, 6), np.nan)}}, "finite numbers in 'state', found NaN or infinity"),
         ({"obs": GOOD | {"state": np.full((2, 2, 6), 1e300)}}, "finite numbers in 'state', found NaN or infinity"),
-        ({"obs": GOOD, "noise": np.zeros((2, 4, 2))}, "takes no noise"),
+        ({"obs": GOOD, "noise": np.zeros((2, 4, 2))}, "does not accept noise"),
         ({"obs": GOOD, "prefix": np.zeros((2, 4, 2))}, "shorter than a chunk of 4 actions, found 4"),
         ({"obs": GOOD, "prefix": np.zeros((2, 2))}, r"prefix of shape \(B, d, 2\), found \(2, 2\)"),
         ({"obs": GOOD, "prefix": np.full((2, 1, 2), np.inf)}, "finite numbers in prefix"),
@@ -290,7 +290,7 @@ def test_tls_keeps_strangers_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     except FileNotFoundError:
         pytest.skip("needs openssl")
     with (
-        pytest.raises(UserError, match="not a certificate and its key"),
+        pytest.raises(UserError, match="not PEM files of a certificate and its key"),
         running(Shift(), ServerConfig(**FREE, tls_cert=key, tls_key=cert)),
     ):
         pass

@@ -42,7 +42,7 @@ def test_an_oversize_message_ends_its_own_connection_only() -> None:
         connected(server.url) as big,
         connected(server.url) as small,
     ):
-        with pytest.raises(UserError, match=r"larger than the endpoint accepts .*4096"):
+        with pytest.raises(UserError, match=r"too large for the endpoint .*4096"):
             big.request(obs={"state": np.zeros((1000, 1, 6))})
         assert small.request(obs=state(), noise=NOISE).chunk.shape == (1, 4, 2)
 
@@ -51,7 +51,7 @@ def test_an_oversize_message_ends_its_own_connection_only() -> None:
 def test_strangers_are_refused(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(Shift(), ServerConfig(port=0, token="secret")) as server:
         monkeypatch.setenv(TOKEN, shown)
-        with pytest.raises(UserError, match="refuses the token"):
+        with pytest.raises(UserError, match="rejects the token"):
             ServerChunkPolicy(server.url)
         assert server.statistics.refused_clients == 1 and server.statistics.clients == 0
         monkeypatch.setenv(TOKEN, "secret")
@@ -89,7 +89,7 @@ def test_slow_clients_are_cut_off_and_hold_up_nobody() -> None:
             drop.sendall(b"GET / HT")  # and never the rest
         stuck = Connection(server.url, 5.0)
         stuck.open()
-        raw = stuck._line._socket.socket  # type: ignore[union-attr]
+        raw = stuck._socket._socket.socket  # type: ignore[union-attr]
         raw.sendall(b"\x82\xfe\xff\xff\x00\x00\x00\x00abc")  # a frame of 65535 bytes, three of which come
         with connected(server.url) as client:
             for _ in range(30):
@@ -111,7 +111,7 @@ def test_a_client_that_vanishes_with_its_question_open_is_forgotten() -> None:
         served.gate.clear()
         served.batches.clear()
         gone = Connection(server.url, 0.2)
-        with pytest.raises(TimeoutError, match=r"no answer within 0\.2 s"):
+        with pytest.raises(TimeoutError, match=r"no reply within 0\.2 s"):
             gone.request(obs=state(3.0), noise=NOISE)
         served.gate.set()
         assert other.request(obs=state(), noise=NOISE).chunk.shape == (1, 4, 2)

@@ -88,9 +88,9 @@ def test_other_protocols_texts_and_types_are_refused() -> None:
         Greeting.unpack(encode({"protocol": 2, "spec": {"observation": 3}}))
     with pytest.raises(WireError, match="binary message, found the text 'hello'"):
         decode("hello")
-    with pytest.raises(TypeError, match="cannot hold arrays of object"):
+    with pytest.raises(TypeError, match="cannot contain arrays of object"):
         encode({"a": np.array([print], dtype=object)})
-    with pytest.raises(TypeError, match="cannot hold function"):
+    with pytest.raises(TypeError, match="cannot contain function"):
         encode({"a": is_loopback})
 
 

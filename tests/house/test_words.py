@@ -73,7 +73,10 @@ PHRASES = {
 PHRASE = re.compile(r"(?<![\w`./=-])(?:" + "|".join(PHRASES) + r")(?![\w`=-])", re.IGNORECASE)
 QUOTED = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)\n]*\)|\"[^\"\n]*\"", re.DOTALL)  # code, links and quotations
 # Sentences of a page or title that may use a phrase: (file, fragment).
-ALLOWED_SENTENCES: set[tuple[str, str]] = set()
+ALLOWED_SENTENCES: set[tuple[str, str]] = {
+    ("docs/references.md", "SkyReels-V2: Infinite-length Film Generative Model"),  # titles of papers
+    ("docs/references.md", "FiLM: Visual Reasoning with a General Conditioning Layer"),
+}
 
 # Class names that name one idea in several modules, with the reason.
 ONE_IDEA = {
@@ -151,9 +154,10 @@ def test_titles_and_help_are_plain_english(folder):
 def test_pages_are_plain_english(page):
     text = QUOTED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), read(page))
     found = [
-        f"{page}:{text[: match.start()].count(chr(10)) + 1}: {match[0]}"
-        for match in PHRASE.finditer(text)
-        if not any(page.as_posix() == file and part in text for file, part in ALLOWED_SENTENCES)
+        f"{page}:{number}: {match[0]}"
+        for number, line in enumerate(text.split("\n"), 1)
+        for match in PHRASE.finditer(line)
+        if not any(page.as_posix() == file and part in line for file, part in ALLOWED_SENTENCES)
     ]
     assert not found, "\n".join(found)
 

@@ -79,7 +79,7 @@ def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     for package in NEEDS.get(request.param, ()):
         pytest.importorskip(package, reason="needs robopolicy[ros]")
     monkeypatch.delenv("CYCLONEDDS_URI", raising=False)  # the transport itself keeps to this machine
-    monkeypatch.setattr("robopolicy_robots.transports.rosbridge.ASKING", 0.05)
+    monkeypatch.setattr("robopolicy_robots.transports.rosbridge.PEER_POLL_PERIOD", 0.05)
     made = Network(request.param)
     yield made
     made.close()

@@ -23,7 +23,7 @@ from robopolicy.deploy.safety.interventions import SafetyIntervention
 from robopolicy.deploy.wire import TOKEN
 from robopolicy.errors import UserError
 from robopolicy.interop.sources import CheckpointChunkPolicy
-from robopolicy_robots.browser_dashboard import TRACE, BrowserDashboard
+from robopolicy_robots.browser_dashboard import PLOT_PERIOD, BrowserDashboard
 from robopolicy_robots.messages import CompressedImage, Header, Image
 from robopolicy_robots.metrics import WINDOW, RunMetrics
 from robopolicy_robots.states import State, Tick
@@ -55,7 +55,7 @@ def shared() -> Iterator[BrowserDashboard]:
 @pytest.fixture
 def view(shared: BrowserDashboard) -> BrowserDashboard:
     """One viewer for many tests, with the robot's usual camera and an untouched button."""
-    shared.pressed, shared._robot = False, robot_spec()
+    shared.estop_pressed, shared._robot = False, robot_spec()
     shared.watch(LoopbackTransport(989))
     return shared
 
@@ -78,7 +78,7 @@ def say(view: BrowserDashboard, seconds: float = 0.3, **changes: Any) -> None:
 
 
 def say_once(view: BrowserDashboard, now: float, wanted: float = 0.4) -> None:
-    view._figures.update(status(7), tick(now, wanted))
+    view._metrics.update(status(7), tick(now, wanted))
     view.update(tick(now, wanted))
 
 
@@ -169,7 +169,7 @@ def test_figures_and_rows_arrive_while_somebody_watches(view: BrowserDashboard) 
         found = newest(page, view, wanted=np.nan)
         assert found["robot"] == "rig" and found["task"] == "a task" and found["missed"] == 2
         assert found["joints"][0] == ["a", "rad", -1.5, 1.5] and found["target_rate"] == 50.0
-        assert 1 <= len(found["rows"]) <= 1 + 0.11 / (0.9 * TRACE)
+        assert 1 <= len(found["rows"]) <= 1 + 0.11 / (0.9 * PLOT_PERIOD)
         while (row := found["rows"][-1])[2][0] is not None:
             found = newest(page, view, wanted=np.nan)
         assert row[1:] == [[0.1, 0.2, 0.3], [None, 0.0, 0.0], [0.6, 0.7, 0.8]]
@@ -222,12 +222,12 @@ def test_the_button_is_heard_and_nothing_else_is(view: BrowserDashboard) -> None
                 page.recv(timeout=5)
         assert refusal.value.rcvd.code == 1003
     say(view)
-    assert not view.pressed
+    assert not view.estop_pressed
     with live(view) as page:
         newest(page, view)
         page.send('{"estop": true}')
         say(view)
-        assert view.pressed
+        assert view.estop_pressed
 
 
 def test_without_the_token_nothing_is_seen_or_pressed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_without_the_token_nothing_is_seen_or_pressed(monkeypatch: pytest.Monkey
                 with pytest.raises(exceptions.ConnectionClosed) as refusal:
                     page.recv(timeout=5)
                 assert refusal.value.rcvd.code == 4401
-        assert not view.pressed and not view._watched
+        assert not view.estop_pressed and not view._watched
         with live(view) as page:
             page.send('{"token": "secret"}')
             assert newest(page, view)["robot"] == "rig"
@@ -257,17 +257,17 @@ def test_a_viewer_that_hangs_or_dies_keeps_nobody_waiting(own: BrowserDashboard)
         own._page.process.send_signal(signal.SIGSTOP)
         longest = 0.0
         for i in range(3000):
-            own._updated = own._traced = -np.inf  # every tick hands over
+            own._last_metrics = own._last_row = -np.inf  # every tick hands over
             start = time.thread_time()
             say_once(own, float(i))
             longest = max(longest, time.thread_time() - start)
-        assert own.left_out > 100  # what did not fit
+        assert own.dropped > 100  # what did not fit
         assert longest < 0.02
         own._page.process.send_signal(signal.SIGKILL)
         own._page.process.wait()
     for i in range(3):
         say_once(own, 4000.0 + i)
-    assert own._gone and not own._watched and not own.pressed
+    assert own._gone and not own._watched and not own.estop_pressed
 
 
 def test_what_cannot_be_shown_stops_nothing(
@@ -275,12 +275,12 @@ def test_what_cannot_be_shown_stops_nothing(
 ) -> None:
     with live(view) as page:
         newest(page, view)
-        monkeypatch.setattr(view._figures, "snapshot", lambda: {"rate": float("nan")})
+        monkeypatch.setattr(view._metrics, "snapshot", lambda: {"rate": float("nan")})
         say(view)
         assert caplog.text.count("was stopped by an error") == 1
         page.send('{"estop": true}')
         say(view)
-        assert view.pressed
+        assert view.estop_pressed
 
 
 def test_it_ends_with_the_program_that_started_it(own: BrowserDashboard) -> None:

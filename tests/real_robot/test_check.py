@@ -29,7 +29,7 @@ WORDS = ["deploy", "--task", "lift", "--policy", "scripted", "--transport", "loo
 def quick(monkeypatch):
     monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_cli.COMMAND)
     monkeypatch.setattr(checks, "DISCOVERY_TIMEOUT", 1.0)
-    monkeypatch.setattr(checks, "LISTEN", 0.3)
+    monkeypatch.setattr(checks, "MEASURE_TIME", 0.3)
     monkeypatch.setattr(checks, "SLACK", 0.5)  # of a busy machine
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -61,7 +61,7 @@ def test_a_robot_that_is_well_passes(monkeypatch, capsys):
     assert rows["command time-out pass"].startswith("holds ") and rows["command time-out pass"].endswith(
         "declared 250 ms"
     )
-    assert "ticks an action" in rows["rate pass"] and "of a chunk's 8 actions of 50 ms" in rows["inference pass"]
+    assert "ticks per action" in rows["rate pass"] and "of a chunk's 8 actions of 50 ms" in rows["inference pass"]
 
 
 def test_a_time_out_that_is_not_stated_or_not_kept_fails(monkeypatch, capsys, tmp_path):
@@ -74,7 +74,7 @@ def test_a_time_out_that_is_not_stated_or_not_kept_fails(monkeypatch, capsys, tm
 
 def test_silence_is_named(monkeypatch, capsys, tmp_path):
     topic = {"topic": "/nowhere", "type": "geometry_msgs/msg/PoseStamped", "qos": "sensor"}
-    monkeypatch.setattr("robopolicy_robots.simulated.node.SimNode._report", lambda self: None)
+    monkeypatch.setattr("robopolicy_robots.simulated.node.SimNode._publish", lambda self: None)
     monkeypatch.setattr("robopolicy_robots.simulated.client.Simulation.reset", lambda self, seed: None)
     code, rows = run(monkeypatch, capsys, other(tmp_path, sources={"object.cube": topic}))
     assert code == 2 and rows["source object.cube FAIL"] == "1 publishers of /nowhere, 0 Hz"
@@ -84,7 +84,7 @@ def test_silence_is_named(monkeypatch, capsys, tmp_path):
 @pytest.mark.parametrize(
     "changes, name, found",
     [
-        ({"observation": {"state": (7,)}}, "task", "expects 'state' of shape (7,), the task gives"),
+        ({"observation": {"state": (7,)}}, "task", "expects 'state' of shape (7,), the task provides"),
         ({"action_dim": 7}, "task", "7 actions and the task 5"),
     ],
 )  # fmt: skip
@@ -119,7 +119,7 @@ def test_a_policy_too_slow_or_far_away_fails(monkeypatch, capsys):
             observe=lambda state: {"state": np.zeros(len(NAMES), np.float32)},
             command=lambda action, state: np.array([3.0]),
         ),
-        wanted=PolicyRequirements("lift", {"state": (len(NAMES),)}, np.zeros(5), np.ones(5), 0.05),
+        requirements=PolicyRequirements("lift", {"state": (len(NAMES),)}, np.zeros(5), np.ones(5), 0.05),
     )
     inputs: Any = SimpleNamespace(state={}, measured=lambda now: SimpleNamespace(position=np.zeros(1)))
     monkeypatch.setattr(checks, "time", patched)

@@ -36,7 +36,7 @@ class Counting:
 
     def observe(self, state: Any) -> dict[str, NDArray[Any]]:
         self.seen.append(self.now)
-        return {"state": np.array([float(self.playback._seen)])}
+        return {"state": np.array([float(self.playback._observed)])}
 
     def command(self, action: NDArray[Any], state: Any) -> NDArray[Any]:
         self.played.append(float(action[0]))
@@ -52,23 +52,23 @@ class Latent:
         self.spec = PolicySpec({"state": (1,)}, 1, horizon, action_horizon)
         self.clock, self.seconds, self.latency, self.asked = clock, seconds, seconds, []
         self.prefixes: list[Any] = []
-        self._answer: InferenceResult | None = None
+        self._result: InferenceResult | None = None
 
     @property
     def busy(self) -> bool:
-        return self._answer is not None
+        return self._result is not None
 
     def request(self, obs: Any, observed: float, prefix: Any = None) -> bool:
         self.asked.append(int(obs["state"][0, 0]))
         self.prefixes.append(prefix)
         chunk = obs["state"][0, 0] + np.arange(self.spec.horizon, dtype=np.float64)[:, None]
-        self._since, self._answer = self.clock.now, InferenceResult(observed, self.seconds, chunk)
+        self._since, self._result = self.clock.now, InferenceResult(observed, self.seconds, chunk)
         return True
 
     def poll(self) -> InferenceResult | None:
-        if self._answer is None or self.clock.now < self._since + self.seconds - 1e-9:
+        if self._result is None or self.clock.now < self._since + self.seconds - 1e-9:
             return None
-        answer, self._answer = self._answer, None
+        answer, self._result = self._result, None
         return answer
 
     def close(self) -> None:
@@ -197,15 +197,15 @@ def test_chunks_from_before_a_start_are_not_played() -> None:
 
 def test_an_answer_to_a_question_of_before_is_not_played_after_a_start() -> None:
     bench = Bench(0.03).run(1)
-    late, bench.runner._answer = bench.runner._answer, None
+    late, bench.runner._result = bench.runner._result, None
     assert late is not None
     bench.playback.start(TICK, {})
     bench.playback.observe(TICK, {})
     bench.playback.request(TICK)
     bench.playback.receive(late)
     assert bench.playback.remaining(TICK) == 0.0
-    assert bench.runner._answer is not None
-    bench.playback.receive(bench.runner._answer)
+    assert bench.runner._result is not None
+    bench.playback.receive(bench.runner._result)
     assert bench.playback.remaining(TICK) == pytest.approx(4 * ACTION)
 
 

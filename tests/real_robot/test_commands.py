@@ -47,5 +47,5 @@ def test_the_last_point_of_a_trajectory_is_where_it_leads() -> None:
     assert names == ("b", "a") and targets.tolist() == [2.0, 4.0]
     assert targets_of(JointState(name=("b",), position=np.ones(1)), ("a", "b"))[0] == ("b",)
     for message in (JointTrajectory(joint_names=("a",)), Float64MultiArray(data=np.ones(3)), String("go")):
-        with pytest.raises(UserError, match="without a position for every joint"):
+        with pytest.raises(UserError, match="has no position for every joint"):
             targets_of(message, ("a", "b"))

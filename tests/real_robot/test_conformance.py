@@ -189,7 +189,7 @@ def test_what_is_refused(network: Network) -> None:
         with pytest.raises(TransportError, match="absolute topic"):
             transport.subscribe(topic, JointState, SENSOR)
     publisher = transport.advertise("/joint_states", JointState, SENSOR)
-    with pytest.raises(TransportError, match="carries sensor_msgs/msg/JointState, not String"):
+    with pytest.raises(TransportError, match="has type sensor_msgs/msg/JointState, not String"):
         publisher.publish(String("x"))  # type: ignore[arg-type]
 
 

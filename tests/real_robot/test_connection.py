@@ -76,7 +76,7 @@ def test_another_process_is_told_the_same() -> None:
 
 
 def test_what_is_wrong_is_one_line() -> None:
-    with pytest.raises(UserError, match="written KEY=VALUE, got 'interface'"):
+    with pytest.raises(UserError, match="must have the form KEY=VALUE, got 'interface'"):
         connection.connect(arguments("--connect", "interface"), robot())
     with pytest.raises(UserError, match=r"Cannot read the setting '\{'"):
         connection.connect(arguments("--connect", "interface={"), robot())

@@ -38,7 +38,7 @@ from cyclonedds.topic import Topic
 from cyclonedds.util import duration
 
 from robopolicy.errors import UserError
-from robopolicy_robots.transports.dds import DdsTransport, loopback_settings
+from robopolicy_robots.transports.dds import DdsTransport, cyclone_settings
 
 SHIPPED = sorted((kind for kind in CATALOGUE.values() if kind.__module__ == "robopolicy_robots.messages"), key=str)
 RELIABLE = {True: Policy.Reliability.Reliable(duration(milliseconds=10)), False: Policy.Reliability.BestEffort}
@@ -48,7 +48,7 @@ KEPT = {True: Policy.Durability.TransientLocal, False: Policy.Durability.Volatil
 @pytest.fixture
 def domain(monkeypatch: pytest.MonkeyPatch) -> int:
     """A domain of this machine alone."""
-    monkeypatch.setenv("CYCLONEDDS_URI", loopback_settings())  # for the bare participants as for ours
+    monkeypatch.setenv("CYCLONEDDS_URI", cyclone_settings("lo"))  # for the bare participants as for ours
     return free_domain()
 
 
@@ -159,7 +159,7 @@ def test_sixteen_qualities_of_service(domain: int, transport: DdsTransport, ours
         assert set(end.unmet) <= set(missing) and bool(end.unmet) == bool(missing)
         # What was published before reaches only who asks for it, and reliably, of a publisher that kept it.
         seen = our.latest() is not None if ours == "reads" else bool(their.take(N=5))
-        assert seen == (not missing and asked.latched and asked.asks_reliable)
+        assert seen == (not missing and asked.latched and asked.requests_reliable)
 
 
 def test_a_deadline_never_matches(domain: int, transport: DdsTransport) -> None:
@@ -223,13 +223,13 @@ def test_one_participant_and_one_interface_per_domain(domain: int, transport: Dd
     with DdsTransport(domain) as again:
         assert again._participant is transport._participant
         again.advertise("/status", String, LATCHED)
-        with pytest.raises(TransportError, match="/status carries std_msgs/msg/String in this process"):
+        with pytest.raises(TransportError, match="/status has type std_msgs/msg/String in this process"):
             transport.advertise("/status", JointState, LATCHED)
 
 
 def test_an_interface_that_does_not_exist(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CYCLONEDDS_URI")
-    with pytest.raises(TransportError, match=r"There is no network interface 'eth9' here; there are .*lo"):
+    with pytest.raises(TransportError, match=r"Unknown network interface 'eth9'; this machine has .*lo"):
         DdsTransport(domain, interface="eth9")
 
 

@@ -25,7 +25,7 @@ from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy_robots import cli as deploy_cli
-from robopolicy_robots.embodiment import picture
+from robopolicy_robots.embodiment import decode_image
 from robopolicy_robots.messages import CompressedImage, Header, Image, Imu, JointState, Time, TwistStamped
 from robopolicy_robots.mujoco_topics import to_twist
 from robopolicy_robots.robot import SHIPPED
@@ -177,14 +177,14 @@ def test_a_damaged_picture_is_one_line_and_never_a_gigabyte() -> None:
         data = whole[: int(rng.integers(1, len(whole)))].copy()
         data[rng.integers(0, len(data), 3)] = rng.integers(0, 256, 3)
         try:
-            picture(CompressedImage(Header(), "png", data), (4, 4))
+            decode_image(CompressedImage(Header(), "png", data), (4, 4))
         except UserError as error:
             assert "\n" not in str(error)
     sizes = ((10_000, 10_000), (20_000, 20_000), (2**31 - 1, 2**31 - 1), (1, 10**8), (0, 0))
     for size in sizes:
         data = np.frombuffer(png_that_claims(*size), np.uint8)
         with pytest.raises(UserError, match="an image that cannot be read") as refusal:
-            picture(CompressedImage(Header(), "png", data), (4, 4))
+            decode_image(CompressedImage(Header(), "png", data), (4, 4))
         assert "\n" not in str(refusal.value)
     with pytest.raises(UserError):
-        picture(Image(Header(), 2**32 - 1, 2**32 - 1, "rgb8", 0, 2**32 - 1, np.zeros(10, np.uint8)), (4, 4))
+        decode_image(Image(Header(), 2**32 - 1, 2**32 - 1, "rgb8", 0, 2**32 - 1, np.zeros(10, np.uint8)), (4, 4))

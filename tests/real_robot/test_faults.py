@@ -79,7 +79,7 @@ def test_duplicates_leave_twice() -> None:
     with LoopbackTransport() as robot, FaultTransport(LoopbackTransport(), Faults(duplicate=1.0)) as bridge:
         subscription = robot.subscribe("/status", String, SENSOR)
         taken = []
-        subscription.keep = lambda message, publisher: taken.append(message)  # type: ignore[attr-defined]
+        subscription.store = lambda message, publisher: taken.append(message)  # type: ignore[attr-defined]
         bridge.advertise("/status", String, SENSOR).publish(String("x"))
         assert taken == [String("x")] * 2
 

@@ -81,14 +81,14 @@ def test_the_model_of_the_panda_gives_the_shipped_description(tmp_path: Path, na
 @pytest.mark.parametrize(
     ("old", "new", "words", "message"),
     [
-        ('velocity="2"', "", (), "Joint 'elbow' has no velocity limit; give it with --velocity elbow=VALUE."),
+        ('velocity="2"', "", (), "Joint 'elbow' has no velocity limit; set it with --velocity elbow=VALUE."),
         ('velocity="0.2"', 'velocity="0"', (), "Joint 'finger' has no velocity limit"),
         ('velocity="0.2"', "", ("--velocity", "2"), "Joint 'finger' has no velocity limit"),  # 2 rad/s are no m/s
         (
             '<limit lower="0.5" upper="2" velocity="2" effort="0"/>',
             "",
             ("--velocity", "3"),
-            "Joint 'elbow' has no range; give it with --range elbow=LOW,HIGH.",
+            "Joint 'elbow' has no range; set it with --range elbow=LOW,HIGH.",
         ),
         ('lower="0.5"', 'lower="half"', (), "The limit 'lower' of joint 'elbow' is not a number: 'half'."),
         ('lower="0.5"', 'lower="3"', (), "Limits of joint 'elbow': 'position_low' must be below"),
@@ -130,7 +130,7 @@ def test_a_model_without_ranges_is_refused(tmp_path: Path, capsys: pytest.Captur
     actuator = "<actuator><motor joint='hinge'/></actuator>"
     file.write_text(f"<mujoco><worldbody>{body}</worldbody>{actuator}</mujoco>", encoding="utf-8")
     assert main([str(file), "--name", "arm", "--velocity", "2"]) == 2
-    assert "Joint 'hinge' has no range; give it with --range hinge=LOW,HIGH." in capsys.readouterr().err
+    assert "Joint 'hinge' has no range; set it with --range hinge=LOW,HIGH." in capsys.readouterr().err
     assert main([str(file), "--name", "arm", "--velocity", "2", "--range", "hinge=-inf,inf"]) == 0
     assert "low: -.inf, high: .inf, velocity: 2}" in capsys.readouterr().out
 

@@ -126,7 +126,7 @@ def test_silence_holds_at_once_and_stops_after_a_second(rig: Rig) -> None:
     tick = rig.until(2.0)
     assert rig.after(start, State.HOLD) <= STALE + 2 * DT
     assert 1.0 <= rig.after(start, State.ESTOP) <= 1.0 + 2 * DT
-    assert tick.reason.startswith("'joints' silent for 1.0") and rig.at_rest()
+    assert tick.reason.startswith("no message of 'joints' for 1.0") and rig.at_rest()
     rig.robot.silent = False
     assert rig.until(1.0).state is State.ESTOP  # latched
     rig.loop.reset_estop()
@@ -391,5 +391,5 @@ def test_robot_and_embodiment_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(UserError, match=r"Unknown source 'image.wrist'"):
         Rig(monkeypatch, sources=("image.wrist",))
     monkeypatch.setattr("rig.Embodiment.__init__", lambda self: self.__dict__.update(joints=("a",), control_dt=DT))
-    with pytest.raises(UserError, match="Only one of the robot and the embodiment moves b, c"):
+    with pytest.raises(UserError, match="The joints of robot and embodiment differ: only one has b, c"):
         Rig(monkeypatch)

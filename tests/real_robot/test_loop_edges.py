@@ -9,7 +9,7 @@ import pytest
 from rig import DT, HORIZON, Rig, follow_wave
 
 from robopolicy.deploy.safety.motion import go_home
-from robopolicy_robots.loop import REPEAT
+from robopolicy_robots.loop import STOP_REPEATS
 from robopolicy_robots.robot import SafetyConfig
 from robopolicy_robots.states import State
 
@@ -84,8 +84,8 @@ def test_a_stop_repeats_the_last_position(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("robopolicy_robots.loop.time.sleep", lambda seconds: None)
     rig.loop.stop()
     places = [message.points[0].positions for message in sent]  # type: ignore[attr-defined]
-    assert len(places) > REPEAT == 5
-    for place in places[-REPEAT:]:
+    assert len(places) > STOP_REPEATS == 5
+    for place in places[-STOP_REPEATS:]:
         np.testing.assert_array_equal(place, places[-1])
 
 
@@ -159,5 +159,5 @@ def test_the_tick_in_which_a_policy_raises_brakes_already(monkeypatch: pytest.Mo
     rig.policy = broken
     while not rig.loop.estop:
         tick = rig.until(DT)
-    assert tick.state is State.RUN and tick.wanted is None  # an emergency stop from the next tick on
+    assert tick.state is State.RUN and tick.target is None  # an emergency stop from the next tick on
     assert rig.until(DT).state is State.ESTOP

@@ -36,7 +36,7 @@ def test_a_robot_that_is_armed_while_it_brakes_comes_to_rest_first(
     if rig.loop.estop:
         rig.loop.reset_estop()
     rig.loop.arm()
-    assert rig.until(DT).reason == "the last stop is not over"
+    assert rig.until(DT).reason == "the last stop has not ended"
     assert rig.until(1.0).state is State.RUN
     path = np.array([tick.command for tick in rig.ticks if tick.command is not None])
     assert np.abs(np.diff(path, n=2, axis=0)).max() <= SLUGGISH * DT**2 * (1 + 1e-6)

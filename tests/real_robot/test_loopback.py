@@ -102,7 +102,7 @@ def test_another_type_does_not_match() -> None:
 def test_publishing_another_type_is_refused() -> None:
     with (
         LoopbackTransport() as robot,
-        pytest.raises(TransportError, match="/stop carries std_msgs/msg/Bool, not String"),
+        pytest.raises(TransportError, match="/stop has type std_msgs/msg/Bool, not String"),
     ):
         robot.advertise("/stop", Bool, SENSOR).publish(String("x"))  # type: ignore[arg-type]
 
@@ -145,10 +145,10 @@ def test_opening_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"Unknown setting 'domian' of transport loopback\. Did you mean 'domain'"):
         open_transport("loopback", domian=3)
     monkeypatch.delenv("ROS_DISTRO", raising=False)
-    with pytest.raises(TransportError, match="name the transport: dds, lerobot"):
+    with pytest.raises(TransportError, match="choose a transport: dds, lerobot"):
         open_transport("auto")
     monkeypatch.setenv("ROS_DISTRO", "jazzy")  # a distribution without its Python package is none
-    with pytest.raises(TransportError, match="name the transport"):
+    with pytest.raises(TransportError, match="choose a transport"):
         open_transport("auto")
 
 

@@ -29,7 +29,7 @@ def test_lists_become_arrays_and_tuples() -> None:
 
 
 def test_fixed_sizes_are_checked() -> None:
-    with pytest.raises(ValueError, match=r"Imu\.orientation_covariance holds 9 numbers, found 3"):
+    with pytest.raises(ValueError, match=r"Imu\.orientation_covariance must contain 9 numbers, found 3"):
         Imu(orientation_covariance=np.zeros(3))
 
 

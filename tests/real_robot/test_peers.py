@@ -161,14 +161,14 @@ def test_fast_dds(folder: Path, start: Callable[..., Any], monkeypatch: pytest.M
 
 def test_cyclone_in_c(folder: Path, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cyclonedds", reason="needs robopolicy[ros]")
-    from robopolicy_robots.transports.dds import loopback_settings
+    from robopolicy_robots.transports.dds import cyclone_settings
 
     require("cyclone", "idlc", "gcc")
     build(folder, "idlc", "messages.idl")
     build(folder, "gcc", "-O1", "-I.", str(PEERS / "cyclone_echo.c"), "messages.c", "-lddsc", "-o", "echo")
     monkeypatch.delenv("CYCLONEDDS_URI", raising=False)
     domain = free_domain()
-    start(str(folder / "echo"), str(domain), CYCLONEDDS_URI=loopback_settings())
+    start(str(folder / "echo"), str(domain), CYCLONEDDS_URI=cyclone_settings("lo"))
     with open_transport("dds", domain=domain) as transport:
         exchange(transport)
 

@@ -161,7 +161,7 @@ def test_auto_is_rclpy_where_ros_is_set_up(node: list[FakeNode], monkeypatch: py
         transport.advertise("/status", String, COMMAND)
         assert node[0].publishers
     monkeypatch.delenv("ROS_DISTRO")
-    with pytest.raises(TransportError, match="No ROS 2 is set up here"):
+    with pytest.raises(TransportError, match="ROS 2 is not set up here"):
         open_transport("auto")
 
 

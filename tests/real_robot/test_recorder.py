@@ -108,19 +108,19 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path):
 
 
 def test_messages_that_come_too_fast_are_counted_and_never_waited_for(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("robopolicy_robots.recorder.BACKLOG", 5)
+    monkeypatch.setattr("robopolicy_robots.recorder.QUEUE_SIZE", 5)
     recorder, disk = Recorder(tmp_path / "x.mcap"), threading.Event()
     channel = recorder._channel
     monkeypatch.setattr(recorder, "_channel", lambda *key: disk.wait() and channel(*key))
     for i in range(50):
         recorder.write("/joint_states", joint_state(i))
-    assert 44 <= recorder.left_out <= 45
+    assert 44 <= recorder.dropped <= 45
     disk.set()
     recorder.close()
-    assert len(list(read(tmp_path / "x.mcap"))) == 50 - recorder.left_out
+    assert len(list(read(tmp_path / "x.mcap"))) == 50 - recorder.dropped
     recorder.close()  # says it once
     assert [r.getMessage() for r in caplog.records] == [
-        f"{tmp_path / 'x.mcap'} lacks {recorder.left_out} messages, which came faster than the disk writes"
+        f"{tmp_path / 'x.mcap'} lacks {recorder.dropped} messages, which arrived faster than the disk writes"
     ]
 
 

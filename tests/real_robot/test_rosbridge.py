@@ -19,7 +19,7 @@ from robopolicy_robots.transports.rosbridge import RosbridgeTransport
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let it ask and try again sooner than it would."""
-    for name in ("ASKING", "RETRY"):
+    for name in ("PEER_POLL_PERIOD", "RETRY"):
         monkeypatch.setattr(f"robopolicy_robots.transports.rosbridge.{name}", 0.05)
 
 
@@ -61,7 +61,7 @@ def test_nonsense_is_counted_or_ignored() -> None:
 
 
 def test_without_rosapi_publishers_are_those_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("robopolicy_robots.transports.rosbridge.ALIVE", 0.3)
+    monkeypatch.setattr("robopolicy_robots.transports.rosbridge.PUBLISHER_TIMEOUT", 0.3)
     hub = Hub(rosapi=False)
     with RosbridgeTransport(hub.url) as transport:
         publisher = transport.advertise("/command", Bool, SENSOR)

@@ -97,7 +97,7 @@ def test_a_command_of_the_last_episode_is_not_obeyed_in_the_next():
     bench.reset(3, 1)
     for _ in range(5):
         bench.node.tick()
-    assert bench.status.steps == 0 and bench.node.robot.episode.waits
+    assert bench.status.steps == 0 and bench.node.robot.episode.steps == 0
 
 
 def test_what_is_no_command_is_counted_and_ignored():
@@ -105,7 +105,7 @@ def test_what_is_no_command_is_counted_and_ignored():
     for targets in ({"elbow": 0.0}, {"joint1": np.nan}, {}):
         bench.command(**targets)
         bench.node.tick()
-    assert bench.status.refused == 3 and bench.node.robot.episode.waits
+    assert bench.status.refused == 3 and bench.node.robot.episode.steps == 0
     assert targets_of(Float64MultiArray(data=np.array([1.0, 2.0])), ("a", "b"))[0] == ("a", "b")
     with pytest.raises(UserError):
         targets_of(Float64MultiArray(data=np.array([1.0])), ("a", "b"))

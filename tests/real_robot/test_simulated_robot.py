@@ -45,7 +45,7 @@ def test_an_episode_ends_with_its_time():
     robot.reset(1)
     for _ in range(10):
         robot.advance()
-    assert robot.episode.waits  # its clock starts with the first command
+    assert robot.episode.steps == 0  # its clock starts with the first command
     robot.command(("joint1",), np.zeros(1))
     for _ in range(150):
         assert not robot.episode.done
@@ -109,7 +109,7 @@ def test_noise_and_encoders_change_what_is_measured_only():
 def test_what_is_no_command_of_this_robot_is_refused():
     robot = SimulatedRobot(Lift())
     for joints, targets in ((("elbow",), [0.0]), (("joint1",), [np.nan]), (("joint1",), [0.0, 1.0])):
-        with pytest.raises(UserError, match="Not a command"):
+        with pytest.raises(UserError, match="Invalid command"):
             robot.command(joints, np.array(targets))
     with pytest.raises(UserError, match="not a multiple"):
         SimulatedRobot(Lift(), period=0.012)

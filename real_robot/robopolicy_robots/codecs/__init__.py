@@ -1,7 +1,7 @@
-"""Messages as bytes, JSON and objects of ROS; each module has `encode(message)` and `decode(kind, data)`.
+"""Codecs of messages; each module has `encode(message)` and `decode(kind, data)`.
 
 `cdr` is the format of ROS 2, `ros1` of ROS 1, `json` of rosbridge; `native` converts to classes of rclpy.
-Invalid data raises `CodecError` and no other exception.
+Invalid data and invalid field values raise `CodecError` and no other exception.
 """
 
 from robopolicy_robots.codecs.definitions import CodecError, message_type, register

@@ -11,21 +11,13 @@ M = TypeVar("M", bound=Message)
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message, with the encapsulation header of four bytes.
-
-    Raises:
-        CodecError: A field has an invalid value.
-    """
+    """Encode a message, with the encapsulation header of four bytes."""
     kind = type(message)
     with reading(kind):
         return bytes(prepare(kind).serialize_cdr(message, kind.ros_name, little_endian=True))
 
 
 def decode(kind: type[M], data: bytes | memoryview) -> M:
-    """Read a message, of either byte order.
-
-    Raises:
-        CodecError: `data` is invalid.
-    """
+    """Decode a message of either byte order."""
     with reading(kind):
         return prepare(kind).deserialize_cdr(memoryview(data), kind.ros_name)

@@ -1,7 +1,7 @@
 """Definitions of message types from rosbags: fields, hashes, and types from `.msg` text.
 
-The typestore holds the definitions of ROS 2 Jazzy. Those of our types are the same in every release since Foxy, and
-in ROS 1 but for the sequence number of a header, which its codec adds.
+The typestore contains the definitions of ROS 2 Jazzy. The types of this package are the same in every release since
+Foxy, and in ROS 1 except for the sequence number of a header, which the codec of ROS 1 adds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DTYPES = {"bool": np.bool_, "byte": np.uint8, "char": np.uint8}  # the others a
 
 
 class CodecError(ValueError):
-    """Invalid data for a message type, or a message with invalid values; one line."""
+    """Invalid data for a message type, or a message with invalid values."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class FieldType:
     name: str
     base: str | type[Message]  # "float64", "string", ..., or the type of a nested message
     many: bool = False  # an array or a sequence
-    size: int | None = None  # of an array
+    size: int | None = None  # length of an array
 
     @property
     def dtype(self) -> type[np.generic] | None:
-        """Type of its numbers in an array; None for a single value, strings and messages."""
+        """Element type of a numeric array; None for single values, strings and messages."""
         if not self.many or self.base == "string" or not isinstance(self.base, str):
             return None
         return _DTYPES.get(self.base) or getattr(np, self.base)
@@ -52,22 +52,18 @@ def _store() -> Any:
 
 @cache
 def describe(kind: type[Message]) -> tuple[FieldType, ...]:
-    """Fields of a message type, in order.
-
-    Raises:
-        CodecError: The type is unknown, or our dataclass is not what its definition says.
-    """
+    """Fields of a message type, in order; raises `CodecError` if it is unknown or its dataclass differs."""
     described = _defined(kind.ros_name)
     found = tuple((each.name, each.metadata.get("dtype"), each.metadata.get("size")) for each in fields(kind))  # type: ignore[arg-type]
     expected = tuple((each.name, each.dtype, each.size if each.dtype else None) for each in described)
     if found != expected:
-        raise CodecError(f"The fields of {kind.__name__} are not those of {kind.ros_name}: {expected}.")
+        raise CodecError(f"The fields of {kind.__name__} differ from {kind.ros_name}: expected {expected}.")
     return described
 
 
 @cache
 def prepare(kind: type[Message]) -> Any:
-    """The typestore, with its codec for `kind` compiled; the first call takes some 10 ms."""
+    """Return the typestore with a compiled codec for `kind`; the first call takes about 10 ms."""
     store = _store()
     for each in describe(kind):
         if isinstance(each.base, type):
@@ -79,16 +75,12 @@ def prepare(kind: type[Message]) -> Any:
 
 @cache
 def type_hash(kind: type[Message]) -> str:
-    """Hash of the definition by which ROS 2 (Iron and later) compares types: "RIHS01_..."."""
+    """Hash "RIHS01_..." of a definition, by which ROS 2 (Iron and later) compares types."""
     return prepare(kind).hash_rihs01(kind.ros_name)
 
 
 def message_type(name: str) -> type[Message]:
-    """The type with a ROS name: one of ours, or one made from its definition.
-
-    Raises:
-        UserError: There is no definition of it.
-    """
+    """Message type of a ROS name, created from its definition if needed; raises `UserError` without a definition."""
     if name in CATALOGUE:
         return CATALOGUE[name]
     if name not in _store().fielddefs:
@@ -102,11 +94,11 @@ def register(name: str, text: str) -> type[Message]:
     """Add a message type.
 
     Args:
-        name: Its ROS name ("control_msgs/msg/JointJog").
-        text: Its `.msg` file; types it names have to be known or registered before.
+        name: ROS name ("control_msgs/msg/JointJog").
+        text: Content of the `.msg` file; nested types must be registered before.
 
     Raises:
-        UserError: The text is not a definition, or another one has the same name.
+        UserError: The text is not a definition, or the name has another definition.
     """
     typesys = require("rosbags.typesys", "ros")
     if name.count("/") != 2 or name.split("/")[1] != "msg":
@@ -126,7 +118,7 @@ def reading(kind: type[Message]) -> Iterator[None]:
         yield
     except CodecError:
         raise
-    except Exception as error:  # of any type: received data must not stop the reader
+    except Exception as error:  # any exception: received data must not stop the reader
         reason = " ".join(f"{error}".split()) or type(error).__name__
         raise CodecError(f"No {kind.ros_name}: {reason[:200]}") from error
 

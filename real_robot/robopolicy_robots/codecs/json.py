@@ -1,7 +1,7 @@
 """Messages as JSON values in the format of rosbridge.
 
-Bytes are base64, NaN and infinities are null (which reads as NaN), and ROS 1 spells times `secs` and `nsecs`.
-Keys that a type does not have (`seq` of a ROS 1 header) are ignored; missing ones are an error.
+Bytes are base64, NaN and infinities are null (decoded as NaN), and ROS 1 names times `secs` and `nsecs`.
+Unknown keys (`seq` of a ROS 1 header) are ignored; missing keys are an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from robopolicy_robots.messages import Duration, Time
 
 M = TypeVar("M", bound=Message)
 _TIMES: dict[str, str] = {"sec": "secs", "nanosec": "nsecs"}
-# {type: {name of a field: how ROS 1 spells it}}
+# {type: {field: name in ROS 1}}
 _ROS1 = {
     Time.ros_name: _TIMES,
     Duration.ros_name: _TIMES,
@@ -28,22 +28,17 @@ _OCTETS = np.dtype(np.uint8)
 
 
 def encode(message: Message, ros1: bool = False) -> dict[str, Any]:
-    """Fields of a message as values that `json.dumps(..., allow_nan=False)` takes; `ros1` chooses the spelling."""
+    """Convert a message to values for `json.dumps(..., allow_nan=False)`, with ROS 1 field names if `ros1`."""
     kind = type(message)
-    spelling = _ROS1.get(kind.ros_name, {}) if ros1 else {}
+    names = _ROS1.get(kind.ros_name, {}) if ros1 else {}
     with reading(kind):
         return {
-            spelling.get(each.name, each.name): _write(each, getattr(message, each.name), ros1)
-            for each in describe(kind)
+            names.get(each.name, each.name): _write(each, getattr(message, each.name), ros1) for each in describe(kind)
         }
 
 
 def decode(kind: type[M], data: Any) -> M:
-    """Read a message, in the spelling of ROS 1 or ROS 2.
-
-    Raises:
-        CodecError: `data` is invalid.
-    """
+    """Decode a message with field names of ROS 1 or ROS 2."""
     with reading(kind):
         if not isinstance(data, dict):
             raise CodecError(f"No {kind.ros_name}: expected an object, found {type(data).__name__}")

@@ -18,11 +18,7 @@ M = TypeVar("M", bound=Message)
 
 @cache
 def native_type(kind: type[Message]) -> Any:
-    """The class of the ROS installation for a message type.
-
-    Raises:
-        UserError: Its package is not installed.
-    """
+    """Class of the ROS installation for a message type; raises `UserError` if its package is not installed."""
     package, _, name = kind.ros_name.split("/")
     try:
         return getattr(import_module(f"{package}.msg"), name)
@@ -31,7 +27,7 @@ def native_type(kind: type[Message]) -> Any:
 
 
 def encode(message: Message) -> Any:
-    """The message as an object of its ROS class."""
+    """Convert a message to an object of its ROS class."""
     kind = type(message)
     native = native_type(kind)()
     with reading(kind):
@@ -41,11 +37,7 @@ def encode(message: Message) -> Any:
 
 
 def decode(kind: type[M], native: Any) -> M:
-    """Read an object of a ROS class.
-
-    Raises:
-        CodecError: It does not have the fields of `kind`.
-    """
+    """Convert an object of a ROS class, which must have the fields of `kind`."""
     with reading(kind):
         return kind(*(_read(each, getattr(native, each.name)) for each in describe(kind)))
 

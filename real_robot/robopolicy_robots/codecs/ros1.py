@@ -14,33 +14,21 @@ M = TypeVar("M", bound=Message)
 
 
 def encode(message: Message) -> bytes:
-    """Bytes of a message.
-
-    Raises:
-        CodecError: A field has an invalid value.
-    """
+    """Encode a message."""
     kind = type(message)
     with reading(kind):
         return bytes(prepare(kind).cdr_to_ros1(cdr.encode(message), kind.ros_name))
 
 
 def decode(kind: type[M], data: bytes) -> M:
-    """Read a message.
-
-    Raises:
-        CodecError: `data` is invalid.
-    """
+    """Decode a message."""
     with reading(kind):
         return cdr.decode(kind, prepare(kind).ros1_to_cdr(memoryview(data), kind.ros_name))
 
 
 @cache
 def definition(kind: type[Message]) -> tuple[str, str]:
-    """Text of the ROS 1 definition and its MD5 sum, by which ROS 1 compares types.
-
-    Raises:
-        CodecError: ROS 1 (Noetic) has no such type.
-    """
+    """Text of the ROS 1 (Noetic) definition and its MD5 sum, by which ROS 1 compares types."""
     typesys = require("rosbags.typesys", "ros")
     with reading(kind):
         return typesys.get_typestore(typesys.Stores.ROS1_NOETIC).generate_msgdef(kind.ros_name)

@@ -17,9 +17,9 @@ from robopolicy_robots.transports.base import COMMAND, LATCHED, Arrival, M, QoS,
 from robopolicy_robots.transports.wrapped import WrappedSubscription, WrappedTransport
 
 NODE = "robopolicy_robots.simulated.node"  # module of the process
-START_TIMEOUT = 30.0  # [s] for a process to start and answer; importing MuJoCo takes a few on a busy machine
-_POLL = 5e-5  # [s]
-AGAIN = 0.5  # [s] after which an unanswered reset is repeated
+START_TIMEOUT = 30.0  # [s] maximum time until a process starts and responds
+_POLL = 5e-5  # [s] polling interval
+RESET_RETRY = 0.5  # [s] after which an unconfirmed reset is repeated
 
 
 class Simulation:
@@ -29,7 +29,7 @@ class Simulation:
         self._reset = transport.advertise(RESET, String, COMMAND)
         self._fault = transport.advertise(FAULT, String, COMMAND)
         self._episode = transport.subscribe(EPISODE, String, LATCHED)
-        self._request = time.time_ns() % 2**31  # so that a restarted controller has other request numbers
+        self._request = time.time_ns() % 2**31  # a restarted client has other request numbers
 
     @property
     def status(self) -> Status:
@@ -38,24 +38,20 @@ class Simulation:
         return Status() if received is None else Status.read(received.message)
 
     def reset(self, seed: int) -> None:
-        """Start episode `seed` and wait for the confirmation.
-
-        Raises:
-            UserError: The robot does not answer.
-        """
+        """Start episode `seed` and wait for confirmation; raises `UserError` after `START_TIMEOUT`."""
         self._request += 1
-        asked, until = -AGAIN, time.monotonic() + START_TIMEOUT
+        requested, until = -RESET_RETRY, time.monotonic() + START_TIMEOUT
         while self.status.request != self._request:
             now = time.monotonic()
             if now > until:
-                raise UserError(f"No simulated robot answers on {RESET}; start 'python -m {NODE}' first.")
-            if now - asked > AGAIN and self._reset.matched:
+                raise UserError(f"No simulated robot responds on {RESET}; start 'python -m {NODE}' first.")
+            if now - requested > RESET_RETRY and self._reset.matched:
                 self._reset.publish(Reset(seed, self._request).message())
-                asked = now
+                requested = now
             time.sleep(_POLL)
 
-    def fail(self, fault: str) -> None:
-        """Inject a fault, see `robopolicy_robots.simulated.topics`."""
+    def inject_fault(self, fault: str) -> None:
+        """Inject a fault (see `robopolicy_robots.simulated.topics`)."""
         self._fault.publish(String(fault))
 
 
@@ -63,11 +59,7 @@ class Simulation:
 def simulated(
     arguments: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a simulated robot in its own process with the `arguments` of its node; the process ends with the context.
-
-    Raises:
-        UserError: It does not start; with its output.
-    """
+    """Run a node in its own process until the context ends; raises `UserError` if it does not start."""
     command = [sys.executable, "-m", NODE, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
@@ -87,10 +79,7 @@ def simulated(
 
 
 class SimulatedTime(WrappedTransport):
-    """Transport wrapper with simulated arrival times, for a robot in lockstep.
-
-    `now` advances with `catch_up`, which waits until every sensor has reported the state after a command.
-    """
+    """Transport wrapper with simulated arrival times, for a robot in lockstep; `catch_up` advances `now`."""
 
     def __init__(self, inner: Transport) -> None:
         super().__init__(inner)
@@ -98,17 +87,11 @@ class SimulatedTime(WrappedTransport):
         self._timed: list[_TimedSubscription[Any]] = []
 
     def catch_up(self, until: float, timeout: float = START_TIMEOUT) -> None:
-        """Wait until all sensors have reported a time of `until` [s simulated] or later, and set the clock to it.
-
-        Raises:
-            UserError: The robot does not reach that time.
-        """
+        """Wait until all sensors have reported the state at `until` [s simulated]; raises `UserError` on timeout."""
         deadline = time.monotonic() + timeout
         while any(subscription.behind(until) for subscription in self._timed):
             if time.monotonic() > deadline:
-                raise UserError(
-                    f"The simulated robot does not reach {until:.3f} s; it waits for a command, or has died."
-                )
+                raise UserError(f"The simulated robot did not reach {until:.3f} s; it got no command, or has ended.")
             time.sleep(_POLL)
         self.now = until
 
@@ -119,14 +102,14 @@ class SimulatedTime(WrappedTransport):
 
 
 class _TimedSubscription(WrappedSubscription[M]):
-    """Subscription whose messages arrive at the simulated time of the first read."""
+    """Subscription with the simulated time of the first read as arrival time."""
 
     def __init__(self, inner: Subscription[M], clock: SimulatedTime) -> None:
         super().__init__(inner)
         self._clock = clock
 
     def behind(self, until: float) -> bool:
-        """Whether messages have stamps, and none has reached `until` [s simulated] yet."""
+        """Whether the newest stamp is before `until` [s simulated]; False for messages without stamps."""
         received = self._inner.latest()
         if received is None or received.stamp is None:
             return False

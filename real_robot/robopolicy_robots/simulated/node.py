@@ -2,9 +2,8 @@
 
     python -m robopolicy_robots.simulated.node --robot sim_panda --task manipulation/lift --transport dds
 
-Additional topics for episodes and faults are in `robopolicy_robots.simulated.topics`. With
-`--lockstep` time passes only when a command arrives, one period for each, so that an episode does not depend on how
-fast anybody computes.
+See `robopolicy_robots.simulated.topics` for the topics of episodes and faults. With `--lockstep`, each command advances
+the time by one period, so that an episode does not depend on the speed of computation.
 """
 
 from __future__ import annotations
@@ -46,19 +45,19 @@ _LATE = 5  # periods of delay after which the robot slows down instead of catchi
 
 
 class SimNode:
-    """Connects a simulated robot to topics.
+    """Connection of a simulated robot to topics.
 
     Args:
         robot: The robot.
         transport: Connection of the robot.
         topics: Topic of each published source `{source: topic}`.
         command: Topic of the joint targets.
-        kind: Their type: JointTrajectory (its last point counts), JointState, or Float64MultiArray in the order of
-            `robot.topics.commanded`.
+        kind: Type of the targets: JointTrajectory (the last point is used), JointState, or Float64MultiArray in the
+            order of `robot.topics.commanded`.
         cameras: Cameras that are rendered and published, `{camera: topic}`.
-        compressed: Cameras that send PNG files instead of pixels.
-        image_size: Their height and width [pixels].
-        camera_period: Seconds between two images.
+        compressed: Cameras with PNG files instead of pixels.
+        image_size: Height and width of images [pixels].
+        camera_period: Time between two images [s].
         lockstep: Advance time only with commands.
     """
 
@@ -79,26 +78,23 @@ class SimNode:
         self.robot, self.lockstep, self.status = robot, lockstep, Status()
         self._transport = transport
         sources = robot.messages(Time())
-        self._sources = {
-            key: transport.advertise(topic, type(sources[key]), SENSOR)
-            for key, topic in topics.items()
-            if key in sources
-        }
+        topics = {key: topic for key, topic in topics.items() if key in sources}
+        self._sources = {key: transport.advertise(topic, type(sources[key]), SENSOR) for key, topic in topics.items()}
         self._cameras = {
             camera: transport.advertise(topic, CompressedImage if camera in compressed else Image, IMAGE)
             for camera, topic in (cameras or {}).items()
         }
-        self._image_size, self._camera_period, self._pictured = image_size, camera_period, -np.inf
+        self._image_size, self._camera_period, self._last_images = image_size, camera_period, -np.inf
         self._episode: Publisher[String] = transport.advertise(EPISODE, String, LATCHED)
         self._command = transport.subscribe(command, kind, COMMAND)
         self._reset = transport.subscribe(RESET, String, COMMAND)
         self._fault = transport.subscribe(FAULT, String, COMMAND)
-        self._taken = dict.fromkeys((self._command, self._reset, self._fault), 0)  # sequence of the newest message used
-        self._until = dict.fromkeys(("mute", "nan"), 0.0)  # [s] monotonic, when a fault ends
-        self._told, self._announced = -np.inf, Status()
+        self._sequences = dict.fromkeys((self._command, self._reset, self._fault), 0)  # of the last used messages
+        self._until = dict.fromkeys(("mute", "nan"), 0.0)  # [s, monotonic] end of a fault
+        self._status_sent, self._last_status = -np.inf, Status()
 
     def run(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Run until `stopped`, in real time or, in lockstep, as fast as commands come."""
+        """Run until `stopped`, in real time, or in lockstep as fast as commands arrive."""
         while self.lockstep and not stopped():
             if not self.tick():
                 time.sleep(_POLL)
@@ -113,30 +109,30 @@ class SimNode:
             time.sleep(max(rest, 0.0))
 
     def tick(self) -> bool:
-        """Run one period: read a command, step, publish. Returns False in lockstep without a command."""
-        self._fail()
-        started, commanded = self._start_episode(), self._obey()
+        """Run one period: read a command, step, publish; return False in lockstep without a command."""
+        self._inject_fault()
+        started, commanded = self._start_episode(), self._apply_command()
         if commanded or not self.lockstep:
             self.robot.advance()
-        if started or commanded or not self.lockstep or time.monotonic() - self._told >= STATUS_PERIOD:
-            self._report()
+        if started or commanded or not self.lockstep or time.monotonic() - self._status_sent >= STATUS_PERIOD:
+            self._publish()
         return started or commanded
 
     def close(self) -> None:
-        """Close the transport and free the robot."""
+        """Close the transport and the robot."""
         self._transport.close()
         self.robot.close()
 
-    def _new(self, subscription: Any) -> Any:
-        """The newest message of a subscription, once."""
+    def _newest(self, subscription: Any) -> Any:
+        """Newest message of a subscription, or None if it was used before."""
         received = subscription.latest()
-        if received is None or received.sequence == self._taken[subscription]:
+        if received is None or received.sequence == self._sequences[subscription]:
             return None
-        self._taken[subscription] = received.sequence
+        self._sequences[subscription] = received.sequence
         return received.message
 
     def _start_episode(self) -> bool:
-        message = self._new(self._reset)
+        message = self._newest(self._reset)
         if message is None:
             return False
         try:
@@ -147,12 +143,12 @@ class SimNode:
         except UserError:
             self.status = replace(self.status, refused=self.status.refused + 1)
             return False
-        self._new(self._command)  # drop a command of the last episode
+        self._newest(self._command)  # discard a command of the last episode
         self.status = replace(self.status, request=reset.request)
         return True
 
-    def _obey(self) -> bool:
-        message = self._new(self._command)
+    def _apply_command(self) -> bool:
+        message = self._newest(self._command)
         if message is None:
             return False
         try:
@@ -162,18 +158,9 @@ class SimNode:
             return False
         return True
 
-    def _report(self) -> None:
+    def _publish(self) -> None:
         now = time.monotonic()
-        episode = self.robot.episode
-        self.status = replace(
-            self.status,
-            seed=episode.seed,
-            steps=episode.steps,
-            success=episode.success,
-            done=episode.done,
-            holding=self.robot.holding,
-            time=self.robot.time,
-        )
+        self.status = replace(self.status, **vars(self.robot.episode), holding=self.robot.holding, time=self.robot.time)
         if now < self._until["mute"]:
             return
         stamp = Time.from_seconds(LOCKSTEP_ORIGIN + self.robot.time if self.lockstep else time.time())
@@ -182,24 +169,22 @@ class SimNode:
             joints = messages[JOINTS]
             assert isinstance(joints, JointState)
             messages[JOINTS] = replace(joints, position=np.full(len(joints.name), np.nan))
-        if self.robot.time - self._pictured >= self._camera_period - 1e-9 or self.robot.time < self._pictured:
-            self._pictured = self.robot.time
+        if self.robot.time - self._last_images >= self._camera_period - 1e-9 or self.robot.time < self._last_images:
+            self._last_images = self.robot.time
             for camera, publisher in self._cameras.items():
-                pixels = self.robot.picture(camera, self._image_size, self._image_size)
+                pixels = self.robot.render(camera, self._image_size, self._image_size)
                 header = Header(stamp, camera)
-                packed = publisher.kind is CompressedImage
-                publisher.publish(png(pixels, header) if packed else Image.from_pixels(pixels, header))
-        for key in sorted(
-            self._sources, key=lambda key: key == JOINTS
-        ):  # joints last: they complete the set of sources
+                compressed = publisher.kind is CompressedImage
+                publisher.publish(png(pixels, header) if compressed else Image.from_pixels(pixels, header))
+        for key in sorted(self._sources, key=lambda key: key == JOINTS):  # joints last: they complete the sources
             self._sources[key].publish(messages[key])
-        # The status follows its state, so that clients have the initial state when an episode begins.
-        if self.lockstep or self.status.changed(self._announced) or now - self._told >= STATUS_PERIOD:
+        # Send the status after the state, so that clients have the initial state when an episode begins.
+        if self.lockstep or self.status.changed(self._last_status) or now - self._status_sent >= STATUS_PERIOD:
             self._episode.publish(self.status.message())
-            self._told, self._announced = now, self.status
+            self._status_sent, self._last_status = now, self.status
 
-    def _fail(self) -> None:
-        message = self._new(self._fault)
+    def _inject_fault(self) -> None:
+        message = self._newest(self._fault)
         if message is None:
             return
         kind, _, seconds = message.data.partition(" ")
@@ -216,7 +201,7 @@ class SimNode:
 
 
 def png(pixels: np.ndarray, header: Header) -> CompressedImage:
-    """Lossless PNG message of an image `(height, width, 3)` uint8."""
+    """PNG message of an image `(height, width, 3)` uint8."""
     from PIL import Image as pillow
 
     file = BytesIO()
@@ -225,27 +210,17 @@ def png(pixels: np.ndarray, header: Header) -> CompressedImage:
 
 
 def task_of(name: str) -> MujocoTask:
-    """The task with a registered name, without its simulator.
-
-    Raises:
-        UserError: The task is unknown, or does not run on the native MuJoCo backend.
-    """
+    """Create a registered task; raises `UserError` if it does not run on the native MuJoCo backend."""
     entry = get_task(name)
     sim = make_sim(name, SimOptions(num_envs=1, backend="mujoco", threads=1)) if "mujoco" in entry.backends else None
     if not isinstance(sim, MujocoSim):
-        raise UserError(
-            f"Task {entry.name} has no robot for deployment: it is not a task of this project on native MuJoCo."
-        )
+        raise UserError(f"Task {entry.name} cannot be deployed: it is not a task of this project on native MuJoCo.")
     sim.close()
     return sim.task
 
 
 def build(args: argparse.Namespace) -> SimNode:
-    """The node that the arguments describe.
-
-    Raises:
-        UserError: Something does not fit.
-    """
+    """Create a node from command-line arguments; raises `UserError` for invalid ones."""
     check_count("--seed", args.seed, 0)
     if not 0 < args.rate < np.inf:
         raise UserError(f"--rate must be a positive number, got {args.rate:g}.")
@@ -277,13 +252,13 @@ def build(args: argparse.Namespace) -> SimNode:
 
 
 def node_parser() -> argparse.ArgumentParser:
-    """Arguments of the process."""
-    parser = argparse.ArgumentParser(f"python -m {NODE}", description="A simulated robot behind topics.")
+    """Create the argument parser of the process."""
+    parser = argparse.ArgumentParser(f"python -m {NODE}", description="Simulate a robot with its topics.")
     parser.add_argument("--robot", default="sim_panda", help="shipped robot or YAML file (default: sim_panda)")
     parser.add_argument("--task", default="manipulation/lift", help="MuJoCo task (default: manipulation/lift)")
     add_options(parser)
     parser.add_argument("--rate", type=float, default=100.0, help="states per second (default: 100)")
-    parser.add_argument("--lockstep", action="store_true", help="advance time only with commands, 1 / rate for each")
+    parser.add_argument("--lockstep", action="store_true", help="advance time only with commands, by 1 / rate each")
     parser.add_argument("--cameras", nargs="*", default=[], help="cameras to publish")
     parser.add_argument("--seed", type=int, default=0, help="seed of noise and faults (default: 0)")
     for name, unit in (
@@ -300,7 +275,7 @@ def node_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the node; exit code 0 after a stop signal, 2 for wrong arguments."""
+    """Run the node; exit code 0 after a stop signal, 2 for invalid arguments."""
     args = node_parser().parse_args(argv)
     stopped: list[int] = []
     for number in stop_signals():

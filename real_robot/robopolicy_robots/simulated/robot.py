@@ -1,7 +1,7 @@
 """Physics of a simulated robot: one environment of a task, controlled by joint targets.
 
-Episode i has the initial state of episode i of an evaluation (`task.initial` with the same seed), is stepped by the
-same engine and scored by `outcome` of the task, so successes through messages and in process are paired.
+An episode has the initial state of an evaluation episode with the same seed (`task.initial`), the same engine and the
+same `outcome`, so successes over messages and in process are paired.
 """
 
 from __future__ import annotations
@@ -50,23 +50,18 @@ class EpisodeState:
     success: bool = False
     done: bool = False  # success, failure or time limit; the robot still accepts commands
 
-    @property
-    def waits(self) -> bool:
-        """Whether no command has moved the robot yet."""
-        return not self.steps
-
 
 class SimulatedRobot:
-    """Simulated robot with joint targets as input and measurements as output; time passes only in `advance`.
+    """Simulated robot with joint targets as inputs and measurements as outputs; only `advance` advances time.
 
     Args:
         task: Task to simulate.
         prefix: Prefix of joint names in messages.
-        period: Seconds of one `advance`, a whole number of physics steps.
-        timeout: Seconds without a command after which the robot holds: joints stay at their measured positions, and a
-            gripper keeps its grip. This is the robot's own protection against a controller that dies.
-        imperfections: Delay and sensor noise.
-        seed: Of the noise.
+        period: Duration of one `advance` [s], a multiple of the physics step.
+        timeout: Time without a command [s] after which the robot holds, as protection against a failed controller:
+            joints stay at their measured positions, and a gripper keeps its target.
+        sensor_noise: Delay and sensor noise.
+        seed: Seed of the noise.
     """
 
     def __init__(
@@ -83,22 +78,22 @@ class SimulatedRobot:
         steps = round(period / physics)
         if steps < 1 or abs(steps * physics - period) > _ROUNDING:
             raise UserError(f"A period of {period:g} s is not a multiple of the physics step of {physics:g} s.")
-        # Control steps end between parts, and one that is a single part is stepped as in an evaluation.
+        # Control steps end between parts; a control step of one part is simulated as in an evaluation.
         part = math.gcd(steps, task.frame_skip)
-        self._parts, self._parts_of_a_step, self._part = steps // part, task.frame_skip // part, part * physics
+        self._parts, self._parts_per_step, self._part = steps // part, task.frame_skip // part, part * physics
         self.task = task
         self.topics = MujocoTopics(task.model, prefix)
         self.period, self.timeout = period, timeout
         self.sensor_noise = sensor_noise or SensorNoise()
-        self.time = -period  # [s] simulated since the creation of the robot
-        self.holding = False  # by the robot's own timeout
+        self.time = -period  # [s] simulated time since creation
+        self.holding = False  # after the command timeout
         self._engine = RolloutEngine(task.model, 1, part)
         self._rng = np.random.default_rng(seed)
         self._renderers: dict[tuple[int, int], Renderer] = {}
         self.reset(0)
 
     def reset(self, seed: int) -> None:
-        """Start episode `seed`; takes one period, so that old and new states have different times."""
+        """Start episode `seed`; advances time by one period, so that old and new states have different times."""
         if seed < 0:
             raise UserError(f"Seeds must be 0 or larger, got {seed}.")
         initial = self.task.initial(np.random.default_rng(seed))
@@ -107,60 +102,56 @@ class SimulatedRobot:
         self._count = 0  # parts simulated since the first command
         self.episode = EpisodeState(seed)
         self._before = self._state({key: np.asarray(value)[None] for key, value in initial.memory.items()})
-        self._control = self._standing(np.zeros(self.task.model.nu), np.ones_like(self.topics.is_gripper))
-        self._queue: deque[tuple[float, Array]] = deque()  # commands on their way to the motors
-        self._commanded: float | None = None  # time of the newest command
+        self._control = self._hold_targets(np.zeros(self.task.model.nu), np.ones_like(self.topics.is_gripper))
+        self._queue: deque[tuple[float, Array]] = deque()  # (due time [s], targets) of delayed commands
+        self._command_time: float | None = None  # [s] time of the newest command
         self.time += self.period
         self.holding = False
 
     def command(self, joints: tuple[str, ...], targets: Array) -> None:
-        """Take joint targets by name; joints that are left out keep theirs.
-
-        Raises:
-            UserError: A joint is unknown, or a number is not finite; the robot ignores the command.
-        """
-        place = {name: i for i, name in enumerate(self.topics.commanded)}
-        unknown = [name for name in joints if name not in place]
+        """Set joint targets by name; raises `UserError` for unknown joints and numbers that are not finite."""
+        index = {name: i for i, name in enumerate(self.topics.commanded)}
+        unknown = [name for name in joints if name not in index]
         if unknown or not joints or len(joints) != len(targets) or not np.isfinite(targets).all():
-            named = ", ".join(joints) or "no joint"
-            raise UserError(f"Not a command of this robot: {len(targets)} targets for {named}.")
-        wanted = self._queue[-1][1].copy() if self._queue else self._control.copy()
-        wanted[self.topics.actuators[[place[name] for name in joints]]] = targets
-        self._queue.append((self.time + self.sensor_noise.delay, wanted))
-        self._commanded = self.time
+            names = ", ".join(joints) or "no joint"
+            raise UserError(f"Invalid command for this robot: {len(targets)} targets for {names}.")
+        control = self._queue[-1][1].copy() if self._queue else self._control.copy()
+        control[self.topics.actuators[[index[name] for name in joints]]] = targets
+        self._queue.append((self.time + self.sensor_noise.delay, control))
+        self._command_time = self.time
 
     def advance(self) -> None:
         """Advance the simulation by one `period`."""
         for _ in range(self._parts):
-            self._steer()
+            self._apply_commands()
             states, sensors = self._engine.advance(self._control[None], None)
             self._engine.commit(states, sensors, None)
             self.time += self._part
-            if self._commanded is not None:
+            if self._command_time is not None:
                 self._count += 1
-                if self._count % self._parts_of_a_step == 0 and not self.episode.done:
+                if self._count % self._parts_per_step == 0 and not self.episode.done:
                     self._end_control_step()
 
     def messages(self, stamp: Time) -> dict[str, Message]:
-        """Current measurements by source; see `robopolicy_robots.mujoco_topics`."""
-        state, off = self._state(), self.sensor_noise
+        """Current measurements by source (see `robopolicy_robots.mujoco_topics`)."""
+        state, noise = self._state(), self.sensor_noise
         qpos, qvel = state.qpos[0].copy(), state.qvel[0].copy()
         robot = self.topics.robot
-        if off.position_noise:
-            qpos[robot.qpos] += off.position_noise * self._rng.standard_normal(len(robot.qpos))
-        if off.encoder_step:
-            qpos[robot.qpos] = np.round(qpos[robot.qpos] / off.encoder_step) * off.encoder_step
-        if off.velocity_noise:
-            qvel[robot.qvel] += off.velocity_noise * self._rng.standard_normal(len(robot.qvel))
-        if off.pose_noise:
-            for place in self.topics.objects.values():
-                qpos[place.place] += off.pose_noise * self._rng.standard_normal(3)
+        if noise.position_noise:
+            qpos[robot.qpos] += noise.position_noise * self._rng.standard_normal(len(robot.qpos))
+        if noise.encoder_step:
+            qpos[robot.qpos] = np.round(qpos[robot.qpos] / noise.encoder_step) * noise.encoder_step
+        if noise.velocity_noise:
+            qvel[robot.qvel] += noise.velocity_noise * self._rng.standard_normal(len(robot.qvel))
+        if noise.pose_noise:
+            for body in self.topics.objects.values():
+                qpos[body.position] += noise.pose_noise * self._rng.standard_normal(3)
         found = self.topics.messages(qpos, qvel, stamp)
-        if self.task.has_velocity_command:  # the task generates the commands of an operator
+        if self.task.has_velocity_command:  # generated by the task
             found[OPERATOR] = to_twist(self.task.velocity_command(self._state(self._before.memory))[0], stamp)
         return found
 
-    def picture(self, camera: str, height: int, width: int) -> NDArray[np.uint8]:
+    def render(self, camera: str, height: int, width: int) -> NDArray[np.uint8]:
         """Current image `(height, width, 3)` of `camera`."""
         camera = self.task.resolve_camera(camera) or camera
         if (height, width) not in self._renderers:
@@ -170,40 +161,40 @@ class SimulatedRobot:
         return renderer.frame(camera).copy()
 
     def close(self) -> None:
-        """Free what it holds; safe to call twice."""
+        """Free all resources; safe to call twice."""
         self._engine.close()
         for renderer in self._renderers.values():
             renderer.close()
         self._renderers.clear()
 
-    def _steer(self) -> None:
+    def _apply_commands(self) -> None:
         """Apply delayed commands to the motors, or hold after the timeout."""
         while self._queue and self._queue[0][0] <= self.time + _ROUNDING:
             self._control = self._queue.popleft()[1]
             self.holding = False
-        silent = self._commanded is not None and self.time - self._commanded >= self.timeout - _ROUNDING
+        silent = self._command_time is not None and self.time - self._command_time >= self.timeout - _ROUNDING
         if silent and not self.holding:
             self._queue.clear()
-            self._control, self.holding = self._standing(self._control, ~self.topics.is_gripper), True
+            self._control, self.holding = self._hold_targets(self._control, ~self.topics.is_gripper), True
 
     def _end_control_step(self) -> None:
         """Evaluate the task after a control step."""
         task, before = self.task, self._before
         # `control` updates the memory of the task. Its action argument affects rewards, not success.
-        idle = np.zeros((1, len(task.action_low)))
-        task.control(idle, before)
+        action = np.zeros((1, len(task.action_low)))
+        task.control(action, before)
         self._before = after = self._state(before.memory)
-        outcome = task.outcome(before, idle, after)
+        outcome = task.outcome(before, action, after)
         success = bool(outcome.info["success"][0]) if "success" in outcome.info else False
         steps = self.episode.steps + 1
-        over = bool(outcome.terminated[0]) or steps >= task.max_episode_steps
-        self.episode = EpisodeState(self.episode.seed, steps, success, over)
+        done = bool(outcome.terminated[0]) or steps >= task.max_episode_steps
+        self.episode = EpisodeState(self.episode.seed, steps, success, done)
 
-    def _standing(self, control: Array, joints: NDArray[np.bool_]) -> Array:
-        """`control` with the targets of `joints` `(J,)` bool set to their present positions."""
-        standing, topics = control.copy(), self.topics
-        standing[topics.actuators[joints]] = self._state().qpos[0, topics.targets[joints]]
-        return standing
+    def _hold_targets(self, control: Array, joints: NDArray[np.bool_]) -> Array:
+        """Copy of `control` with the targets of `joints` `(J,)` bool set to their current positions."""
+        targets, topics = control.copy(), self.topics
+        targets[topics.actuators[joints]] = self._state().qpos[0, topics.targets[joints]]
+        return targets
 
     def _state(self, memory: dict[str, NDArray[np.generic]] | None = None) -> BatchState:
         model, states = self.task.model, self._engine.states.copy()

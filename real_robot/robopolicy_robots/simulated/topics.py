@@ -2,10 +2,10 @@
 
 `/sim/fault` (text) injects a fault:
 
-    exit              end the process at once
+    exit              end the process immediately
     freeze SECONDS    do nothing, like a stopped process
-    mute SECONDS      obey commands, but publish nothing
-    nan SECONDS       report joint positions that are not numbers
+    mute SECONDS      execute commands, but publish nothing
+    nan SECONDS       publish NaN as joint positions
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from robopolicy.files import parse_json
 from robopolicy_robots.messages import String
 
 RESET, EPISODE, FAULT = "/sim/reset", "/sim/episode", "/sim/fault"
-READY = "ready"  # line that the process prints once its topics exist
-LOCKSTEP_ORIGIN = 1.0  # [s] stamp of simulated time 0 in lockstep; a stamp of 0 would mean "not given"
+READY = "ready"  # line printed by the process once its topics exist
+LOCKSTEP_ORIGIN = 1.0  # [s] stamp of simulated time 0 in lockstep; a stamp of 0 means "not given"
 
 
 class _Json:
-    """A flat dataclass as JSON text."""
+    """Base class of flat dataclasses sent as JSON text."""
 
     def message(self) -> String:
         """Convert to a message."""
@@ -32,11 +32,7 @@ class _Json:
 
     @classmethod
     def read(cls, message: String) -> Self:
-        """Parse a message.
-
-        Raises:
-            UserError: The message is invalid.
-        """
+        """Parse a message; raises `UserError` if it is invalid."""
         try:
             data = parse_json(message.data)
             kinds = {each.name: type(each.default) for each in fields(cls)}  # type: ignore[arg-type]
@@ -49,10 +45,10 @@ class _Json:
 
 @dataclass(frozen=True)
 class Reset(_Json):
-    """Start an episode, on `/sim/reset`."""
+    """Request to start an episode, on `/sim/reset`."""
 
     seed: int = 0
-    request: int = 0  # request number of the client; a repeated number has no effect
+    request: int = 0  # number of the request; a repeated number has no effect
 
 
 @dataclass(frozen=True)
@@ -60,15 +56,15 @@ class Status(_Json):
     """Status of the episode, on `/sim/episode`."""
 
     seed: int = 0
-    request: int = -1  # of the reset that started it
+    request: int = -1  # number of the reset request that started it
     steps: int = 0  # control steps since the first command
     success: bool = False
     done: bool = False
     holding: bool = False  # no command for longer than the timeout
-    refused: int = 0  # commands for another robot
+    refused: int = 0  # number of invalid requests and commands
     late: int = 0  # number of delays behind real time
-    time: float = 0.0  # [s] simulated since the start of the robot
+    time: float = 0.0  # [s] simulated time since the start of the robot
 
     def changed(self, since: Status) -> bool:
-        """Whether more than the time differs from `since`."""
+        """Whether anything except the time differs from `since`."""
         return replace(self, time=since.time) != since

@@ -1,7 +1,7 @@
 """Interface of transports: publish, poll the newest message, list peers.
 
-There are no callbacks: a control loop polls, and neither `publish` nor `latest` waits for
-a peer. Malformed messages are counted and ignored, so that the watchdog sees silence, not an exception.
+There are no callbacks: the control loop polls, and neither `publish` nor `latest` waits for a peer. Malformed messages
+are counted and ignored, so that they affect only the message age that the watchdog checks.
 """
 
 from __future__ import annotations
@@ -24,38 +24,40 @@ M = TypeVar("M", bound=Message)
 Item = TypeVar("Item")
 TOPIC = re.compile(r"(/[A-Za-z_][A-Za-z0-9_]*)+")  # names valid in ROS 1 and ROS 2
 BLOCKING = 0.010  # [s] maximum wait of publishing
-MAX_DOMAIN = 232  # largest ROS_DOMAIN_ID; beyond it DDS has no ports
+MAX_DOMAIN = 232  # largest ROS_DOMAIN_ID; DDS has no ports for larger numbers
 AUTO = "auto"  # name of the transport that fits the ROS environment
 
 
 class TransportError(UserError):
-    """A transport cannot be opened or used; one line."""
+    """Error of opening or using a transport."""
 
 
 @dataclass(frozen=True)
 class QoS:
     """Quality of service, in the terms of ROS 2. Publishers keep only the newest message.
 
-    A publisher offers and a subscription requests; they match if the offer includes the request. Deadline, lifespan and
-    liveliness are never requested, since publishers with the defaults of ROS offer none and would not match.
+    A publisher and a subscription match if the offer includes the request. Deadline, lifespan and liveliness are never
+    requested, since publishers with the defaults of ROS do not offer them and would not match.
     """
 
-    offers_reliable: bool  # our publishers send lost messages again
-    asks_reliable: bool  # our subscriptions take only from publishers that do
-    latched: bool = False  # late subscribers get the newest message ("transient local")
+    offers_reliable: bool  # our publishers resend lost messages
+    requests_reliable: bool  # our subscriptions match only reliable publishers
+    latched: bool = False  # late subscribers receive the newest message ("transient local")
     depth: int = 1  # messages kept until read
 
 
-SENSOR = QoS(offers_reliable=True, asks_reliable=False)  # joint states, odometry: matches every publisher
-IMAGE = QoS(offers_reliable=False, asks_reliable=False)
-COMMAND = QoS(offers_reliable=True, asks_reliable=True)
-LATCHED = QoS(offers_reliable=True, asks_reliable=True, latched=True, depth=16)  # emergency stop, status, description
+SENSOR = QoS(offers_reliable=True, requests_reliable=False)  # matches every publisher
+IMAGE = QoS(offers_reliable=False, requests_reliable=False)
+COMMAND = QoS(offers_reliable=True, requests_reliable=True)
+LATCHED = QoS(
+    offers_reliable=True, requests_reliable=True, latched=True, depth=16
+)  # emergency stop, status, description
 
 
-def unmet(asks: QoS, offers: QoS) -> tuple[str, ...]:
-    """Policies by which a subscription with `asks` does not match a publisher with `offers`; empty if they match."""
-    reliability = ("reliability",) if asks.asks_reliable and not offers.offers_reliable else ()
-    return (("durability",) if asks.latched and not offers.latched else ()) + reliability
+def unmet(requested: QoS, offered: QoS) -> tuple[str, ...]:
+    """QoS policies of a subscription that a publisher does not meet; empty if they match."""
+    reliability = ("reliability",) if requested.requests_reliable and not offered.offers_reliable else ()
+    return (("durability",) if requested.latched and not offered.latched else ()) + reliability
 
 
 @dataclass(frozen=True)
@@ -63,29 +65,27 @@ class Received(Generic[M]):
     """A received message with its metadata."""
 
     message: M
-    received: float  # on the monotonic clock [s]: when it arrived, or was taken where the transport is polled
+    received: float  # [s, monotonic] time of arrival, or of polling
     stamp: float | None  # time in its header [s since the epoch]; None without a header or with a stamp of zero
-    publisher: str  # identity of the sender; a restarted publisher has a new one
+    publisher: str  # identity of the sender, which changes when the publisher restarts
     sequence: int  # number of the message within this subscription
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One of our publishers or subscriptions, and its peers."""
+    """Description of a publisher or subscription of this process and its peers."""
 
     topic: str
     type: str  # ROS name of the message type
     publishes: bool
-    matched: tuple[str, ...]  # identities of the peers if known, else numbers
-    unmet: tuple[
-        str, ...
-    ] = ()  # incompatible policies of other peers, each once: "reliability", "durability", "type", ...
-    malformed: int = 0  # messages that could not be read
+    matched: tuple[str, ...]  # identities of the peers if available, else numbers
+    unmet: tuple[str, ...] = ()  # incompatible policies of other peers: "reliability", "durability", "type", ...
+    malformed: int = 0  # messages that could not be decoded
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Our endpoints, in the order they were made."""
+    """Endpoints of this process, in order of creation."""
 
     endpoints: tuple[Endpoint, ...]
 
@@ -97,13 +97,13 @@ class _End(ABC, Generic[M]):
 
     def __init__(self, topic: str, kind: type[M]) -> None:
         self.topic, self.kind = topic, kind
-        self.malformed = 0  # messages that arrived and could not be read
+        self.malformed = 0  # messages that could not be decoded
         self._closed = False
 
     def describe(self) -> Endpoint:
-        """Peers, and incompatible policies of others."""
-        ends = self._others()
-        return Endpoint(self.topic, self.kind.ros_name, self.publishes, ends, self._unmet(), self.malformed)
+        """Peers of the endpoint, and incompatible policies of other endpoints."""
+        peers = self._matched_peers()
+        return Endpoint(self.topic, self.kind.ros_name, self.publishes, peers, self._unmet(), self.malformed)
 
     def close(self) -> None:
         """Close; safe to call twice."""
@@ -111,21 +111,20 @@ class _End(ABC, Generic[M]):
             self._closed = True
             self._leave()
 
-    def _others(self) -> tuple[str, ...]:
+    def _matched_peers(self) -> tuple[str, ...]:
         if self._closed:
             raise TransportError("The transport is closed.")
         return self._peers()
 
     @abstractmethod
     def _peers(self) -> tuple[str, ...]:
-        """Identities of the other ends."""
+        """Identities of the matched peers."""
 
     def _unmet(self) -> tuple[str, ...]:
         return ()
 
-    @abstractmethod
     def _leave(self) -> None:
-        """Free resources."""
+        """Free resources; nothing by default."""
 
 
 class Publisher(_End[M]):
@@ -134,22 +133,22 @@ class Publisher(_End[M]):
     publishes = True
 
     def publish(self, message: M) -> None:
-        """Send a message; waits at most `BLOCKING` seconds and then drops it.
+        """Send a message; drops it after `BLOCKING` seconds.
 
         Raises:
-            TransportError: The transport is closed, or the message is of another type than the topic.
+            TransportError: The transport is closed, or the message has another type than the topic.
             CodecError: The message has invalid values.
         """
         if self._closed:
             raise TransportError("The transport is closed.")
         if type(message) is not self.kind:
-            raise TransportError(f"{self.topic} carries {self.kind.ros_name}, not {type(message).__name__}.")
+            raise TransportError(f"{self.topic} has type {self.kind.ros_name}, not {type(message).__name__}.")
         self._send(message)
 
     @property
     def matched(self) -> int:
-        """Number of matched subscriptions; 1 while connected if the transport cannot count them."""
-        return len(self._others())
+        """Number of matched subscriptions; 1 while connected on transports that cannot count them."""
+        return len(self._matched_peers())
 
     @abstractmethod
     def _send(self, message: M) -> None:
@@ -157,7 +156,7 @@ class Publisher(_End[M]):
 
 
 class Subscription(_End[M]):
-    """Subscription with the newest message of one topic and the last `depth` unread ones."""
+    """Subscription of one topic, with its newest message and the last `depth` unread messages."""
 
     publishes = False
 
@@ -168,7 +167,7 @@ class Subscription(_End[M]):
         self._unread: deque[Received[M]] = deque(maxlen=depth)
 
     def latest(self) -> Received[M] | None:
-        """The newest message since the start; never waits."""
+        """Return the newest message since the start, without waiting."""
         if self._closed:
             raise TransportError("The transport is closed.")
         for arrival in self._arrived()[-self.depth :]:
@@ -184,7 +183,7 @@ class Subscription(_End[M]):
         return self._received
 
     def unread(self) -> tuple[Received[M], ...]:
-        """Messages since the last call, oldest first, at most `depth`; never waits."""
+        """Return messages since the last call, oldest first, at most `depth`, without waiting."""
         self.latest()
         found = tuple(self._unread)
         self._unread.clear()
@@ -192,8 +191,8 @@ class Subscription(_End[M]):
 
     @property
     def publishers(self) -> int:
-        """Number of matched publishers; those of the last second if the transport cannot count them."""
-        return len(self._others())
+        """Number of matched publishers, or of publishers in the last second on transports that cannot count them."""
+        return len(self._matched_peers())
 
     @abstractmethod
     def _arrived(self) -> list[Arrival]:
@@ -208,7 +207,7 @@ class Subscription(_End[M]):
 class Arrival:
     """Received data of a transport."""
 
-    data: Any  # in the form of the transport
+    data: Any  # encoded by the transport
     received: float  # monotonic [s]
     publisher: str
 
@@ -221,33 +220,25 @@ def drain(queue: deque[Item]) -> list[Item]:
 class Transport(ABC):
     """Connection to a robot; a context manager that closes it.
 
-    The arguments of its constructor are its settings. Those named `domain` and `robot` are filled in from the robot.
+    The arguments of its constructor are its settings; `connect` sets `domain` and `robot` from the robot description.
     """
 
-    module: ClassVar[str] = ""  # package that it needs beyond the core
-    extra: ClassVar[str] = ""  # extra of robopolicy that installs that package
-    install: ClassVar[str] = ""  # how to get that package, where no extra installs it
+    module: ClassVar[str] = ""  # required package
+    extra: ClassVar[str] = ""  # extra of robopolicy that installs the package
+    install: ClassVar[str] = ""  # instruction to install the package without an extra
 
     def __init__(self) -> None:
         self._ends: list[Publisher[Any] | Subscription[Any]] = []
         self._closed = False
 
     def advertise(self, topic: str, kind: type[M], qos: QoS) -> Publisher[M]:
-        """Create a publisher of `topic` ("/joint_states").
-
-        Raises:
-            TransportError: The transport is closed, or the topic cannot be used.
-        """
+        """Create a publisher of `topic` ("/joint_states"); raises `TransportError` if closed or invalid."""
         publisher = self._publisher(self._checked(topic), kind, qos)
         self._ends.append(publisher)
         return publisher
 
     def subscribe(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
-        """Create a subscription of `topic`.
-
-        Raises:
-            TransportError: The transport is closed, or the topic cannot be used.
-        """
+        """Create a subscription of `topic`; raises `TransportError` if closed or invalid."""
         subscription = self._subscription(self._checked(topic), kind, qos)
         self._ends.append(subscription)
         return subscription
@@ -288,9 +279,8 @@ class Transport(ABC):
     def _subscription(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
         """Make a subscription."""
 
-    @abstractmethod
-    def _leave(self) -> None:
-        """Free resources, after publishers and subscriptions."""
+    def _leave(self) -> None:  # noqa: B027
+        """Free resources after the endpoints; nothing by default."""
 
 
 TRANSPORTS: Registry[type[Transport]] = Registry(
@@ -305,22 +295,17 @@ TRANSPORTS: Registry[type[Transport]] = Registry(
         "zenoh": "robopolicy_robots.transports.zenoh:ZenohTransport",
     },
 )
-"""Name -> class, imported when it is chosen; other packages add theirs by the entry-point group
-`robopolicy.transports`."""
+"""Transports by name, imported on use; packages register theirs in the entry-point group `robopolicy.transports`."""
 
 
 def stamp_of(message: Message) -> float | None:
-    """Time in the header [s since the epoch]; None without a header or if its stamp is zero ("not given")."""
+    """Time in the header [s since the epoch]; None without a header or with a stamp of zero ("not given")."""
     header = getattr(message, "header", None)
     return header.stamp.seconds or None if header is not None else None
 
 
 def ros_domain(domain: int | None) -> int:
-    """ROS 2 domain: the given one, else the one of the environment, else 0.
-
-    Raises:
-        TransportError: The number is invalid.
-    """
+    """ROS 2 domain: `domain`, else ROS_DOMAIN_ID, else 0; raises `TransportError` for invalid numbers."""
     text = os.environ.get("ROS_DOMAIN_ID", "").strip() or "0" if domain is None else str(domain)
     if not text.isdecimal() or int(text) > MAX_DOMAIN:
         raise TransportError(f"A ROS_DOMAIN_ID is a number from 0 to {MAX_DOMAIN}, got '{text}'.")
@@ -331,44 +316,36 @@ def open_transport(name: str, **settings: Any) -> Transport:
     """Open a transport by its name.
 
     Args:
-        name: Key in `TRANSPORTS`, or "auto" for `rclpy` in a ROS 2 environment. There is no fallback: a
-            robot must not be controlled over another network than its owner expects.
+        name: Key in `TRANSPORTS`, or "auto" for `rclpy` in a ROS 2 environment. There is no fallback, since a robot
+            must not be controlled over an unexpected network.
         **settings: Arguments of its class.
 
     Raises:
-        TransportError: It cannot be opened.
+        TransportError: The transport cannot be opened.
         UserError: The name or a setting is unknown, or a package is missing.
     """
     if name == AUTO:
         name = _ros_environment()
     known = transport_settings(name)
     for setting in settings:
-        if setting not in known and "settings" not in known:  # which takes any
+        if setting not in known and "settings" not in known:  # which accepts any setting
             raise unknown_name("setting", setting, known, f"of transport {name}")
     return TRANSPORTS[name](**settings)
 
 
 def transport_names() -> tuple[str, ...]:
-    """Names that `open_transport` takes."""
+    """Names of transports, for `open_transport`."""
     return (*TRANSPORTS, AUTO)
 
 
 def check_transport(name: str) -> None:
-    """Check that `open_transport` takes a name.
-
-    Raises:
-        UserError: It does not.
-    """
+    """Raise `UserError` for an unknown transport."""
     if name not in transport_names():
         raise unknown_name("transport", name, transport_names())
 
 
 def transport_settings(name: str) -> tuple[str, ...]:
-    """Names of the settings of a transport; of "auto" none, since it depends on the environment.
-
-    Raises:
-        UserError: The name is unknown.
-    """
+    """Names of the settings of a transport; none for "auto", which depends on the environment."""
     check_transport(name)
     return () if name == AUTO else tuple(signature(TRANSPORTS[name]).parameters)
 
@@ -377,4 +354,4 @@ def _ros_environment() -> str:
     if os.environ.get("ROS_DISTRO") and find_spec("rclpy") is not None:
         return "rclpy"
     choices = ", ".join(TRANSPORTS)
-    raise TransportError(f"No ROS 2 is set up here (ROS_DISTRO and rclpy); name the transport: {choices}.")
+    raise TransportError(f"ROS 2 is not set up here (ROS_DISTRO and rclpy); choose a transport: {choices}.")

@@ -1,11 +1,11 @@
-"""Transport to ROS 2 over DDS without ROS: Cyclone DDS with ROS 2's names, types and qualities of service.
+"""Transport to ROS 2 over DDS without a ROS installation: Cyclone DDS with the names, types and QoS of ROS 2.
 
-The names, type hashes and bytes are those of `rmw_cyclonedds` and `rmw_fastrtps`; node names, services and actions are
-not announced. Readers are polled without listeners: a Python listener swallows its exceptions and may crash
-at shutdown. `Received.received` is the time of the poll, so that ages are exact to one control period.
+Names, type hashes and encoding are compatible with `rmw_cyclonedds` and `rmw_fastrtps`; node names, services and
+actions are not announced. Readers are polled without listeners, since a Python listener suppresses exceptions and may
+crash at shutdown. `Received.received` is the time of the poll, so ages are exact to one control period.
 
-DDS notices only after its lease (10 s) that a peer died, and a new process on the same topic is just another publisher:
-watch ages and identities, not the count of publishers alone.
+DDS detects only after its lease (10 s) that a peer has ended, and a new process on the same topic is another publisher,
+so ages and identities must be checked in addition to the number of publishers.
 """
 
 from __future__ import annotations
@@ -36,22 +36,12 @@ from robopolicy_robots.transports.names import dds_topic, dds_type
 
 NANO = 10**9
 TIMEOUT = -10  # return code of a write that would have to wait longer
-POLICIES = {
-    2: "durability",
-    4: "deadline",
-    8: "liveliness",
-    11: "reliability",
-    23: "representation",
-}  # ids of the standard
-BATCH = 16  # samples taken at once; more than one only if a peer left, since readers keep the last
+POLICIES = {2: "durability", 4: "deadline", 8: "liveliness", 11: "reliability", 23: "representation"}  # standard ids
+BATCH = 16  # maximum number of samples per poll
 
 
-def loopback_settings() -> str:
-    """Settings of Cyclone DDS, for `CYCLONEDDS_URI`, that keep everything on this machine."""
-    return _settings("lo")
-
-
-def _settings(interface: str) -> str:
+def cyclone_settings(interface: str) -> str:
+    """Settings of Cyclone DDS for a network interface, as in `CYCLONEDDS_URI`; "lo" restricts it to this machine."""
     local = interface == "lo"
     peers = '<Peers><Peer Address="127.0.0.1"/></Peers>' if local else ""
     multicast = f"<AllowMulticast>{str(not local).lower()}</AllowMulticast>"
@@ -63,37 +53,36 @@ def _settings(interface: str) -> str:
 
 
 class _Participant:
-    """DDS participant of this process in a domain; shared by all transports to limit discovery traffic."""
+    """DDS participant of this process in a domain, shared by all transports to limit discovery traffic."""
 
     def __init__(self, domain: int, interface: str) -> None:
         dds, core = require("cyclonedds.domain", "ros"), require("cyclonedds.core", "ros")
         self.interface = interface
-        decided = os.environ.get("CYCLONEDDS_URI")
-        if not decided and interface not in (known := [name for _, name in socket.if_nameindex()]):
-            raise TransportError(f"There is no network interface '{interface}' here; there are {', '.join(known)}.")
+        configured = os.environ.get("CYCLONEDDS_URI")
+        if not configured and interface not in (known := [name for _, name in socket.if_nameindex()]):
+            raise TransportError(f"Unknown network interface '{interface}'; this machine has {', '.join(known)}.")
         try:
-            self._domain = None if decided else dds.Domain(domain, _settings(interface))
+            self._domain = None if configured else dds.Domain(domain, cyclone_settings(interface))
             self.entity = dds.DomainParticipant(domain, qos=core.Qos(core.Policy.Userdata(b"enclave=/;")))
         except core.DDSException as error:
-            raise TransportError(
-                f"DDS cannot join domain {domain} on interface '{interface}': {_line(error)}"
-            ) from error
+            text = f"DDS cannot join domain {domain} on interface '{interface}': {_line(error)}"
+            raise TransportError(text) from error
         self.topics: dict[str, Any] = {}
 
     def topic(self, name: str, kind: type[Message]) -> Any:
-        """The topic, created on first use."""
+        """Return the topic, created on first use."""
         if name not in self.topics:
             self.topics[name] = require("cyclonedds.topic", "ros").Topic(self.entity, dds_topic(name), idl_type(kind))
         if (topic := self.topics[name]).data_type is not idl_type(kind):
-            raise TransportError(f"{name} carries {topic.data_type.ros_name} in this process, not {kind.ros_name}.")
+            raise TransportError(f"{name} has type {topic.data_type.ros_name} in this process, not {kind.ros_name}.")
         return topic
 
 
-_participants: weakref.WeakValueDictionary[int, _Participant] = weakref.WeakValueDictionary()  # {domain: it}
+_participants: weakref.WeakValueDictionary[int, _Participant] = weakref.WeakValueDictionary()  # by domain
 
 
 class _Raw:
-    """Raw sample: bytes that are decoded on reading, and their source."""
+    """Undecoded sample and its metadata."""
 
     sample_info: Any
 
@@ -102,7 +91,7 @@ class _Raw:
 
 
 class DdsPublisher(Publisher[M]):
-    """A writer of DDS."""
+    """Publisher with a DDS writer."""
 
     def __init__(self, participant: _Participant, topic: str, kind: type[M], qos: QoS) -> None:
         super().__init__(topic, kind)
@@ -131,11 +120,11 @@ class DdsPublisher(Publisher[M]):
 
 
 class DdsSubscription(Subscription[M]):
-    """A reader of DDS."""
+    """Subscription with a DDS reader."""
 
     def __init__(self, participant: _Participant, topic: str, kind: type[M], qos: QoS) -> None:
         super().__init__(topic, kind, qos.depth)
-        settings = _quality(kind, qos.asks_reliable, qos.latched, qos.depth)
+        settings = _quality(kind, qos.requests_reliable, qos.latched, qos.depth)
         entity = participant.topic(topic, kind)
         self._reader: Any = require("cyclonedds.sub", "ros").DataReader(participant.entity, entity, qos=settings)
 
@@ -144,7 +133,7 @@ class DdsSubscription(Subscription[M]):
         return [
             Arrival(sample.data, now, _identity(sample.sample_info.publication_handle))
             for sample in self._reader.take(BATCH)
-            if isinstance(sample, _Raw)  # one without data tells that a peer left
+            if isinstance(sample, _Raw)  # a sample without data reports that a peer left
         ]
 
     def _read(self, data: bytes) -> M:
@@ -164,7 +153,7 @@ class DdsTransport(Transport):
     """ROS 2 over DDS.
 
     Args:
-        domain: ROS_DOMAIN_ID; from the environment by default, or 0.
+        domain: ROS_DOMAIN_ID; by default from the environment, or 0.
         interface: Network interface; loopback by default. `CYCLONEDDS_URI` takes precedence.
     """
 
@@ -173,7 +162,7 @@ class DdsTransport(Transport):
 
     def __init__(self, domain: int | None = None, interface: str = "lo") -> None:
         super().__init__()
-        require("rosbags.typesys", "ros")  # whose codecs every message needs
+        require("rosbags.typesys", "ros")  # for the codecs
         domain = ros_domain(domain)
         participant = _participants.get(domain) or _Participant(domain, interface)
         if participant.interface != interface:
@@ -188,14 +177,14 @@ class DdsTransport(Transport):
         return DdsSubscription(self._participant, topic, kind, qos)
 
     def _leave(self) -> None:
-        self._participant = None  # entities of DDS are deleted with their last reference
+        self._participant = None  # DDS entities are deleted with their last reference
 
 
 @cache
 def idl_type(kind: type[Message]) -> Any:
-    """The type as Cyclone DDS registers it; it carries bytes, since its own codec is a hundred times slower than ours.
+    """Type for Cyclone DDS; its samples are bytes, since the codec of Cyclone DDS is a hundred times slower.
 
-    Its extensibility is final, as ROS's: an appendable type would offer XCDR2, and never match.
+    The extensibility is final, as in ROS; an appendable type would offer XCDR2 and never match.
     """
     idl, annotations = require("cyclonedds.idl", "ros"), require("cyclonedds.idl.annotations", "ros")
     prepare(kind)

@@ -1,7 +1,7 @@
-"""Fault injection: a transport wrapper that disturbs messages, for tests.
+"""Transport wrapper that injects faults into messages, for tests.
 
-The faults of a message are drawn from a seeded generator of its topic, so that a run can be repeated. They may be
-changed while it runs (`transport.faults = Faults(drop=1.0)`). Delayed messages leave when their topic is used next.
+Each topic has a seeded generator of faults, so that runs can be repeated. Faults may be changed during a run
+(`transport.faults = Faults(drop=1.0)`). Delayed messages are sent at the next use of their topic.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Faults:
     """Faults, as probabilities per message unless stated otherwise."""
 
     drop: float = 0.0  # lost
-    delay: float = 0.0  # seconds that every message is late
-    jitter: float = 0.0  # seconds that it is late beyond that, at most; messages may overtake each other
+    delay: float = 0.0  # [s] delay of every message
+    jitter: float = 0.0  # [s] maximum additional delay; messages may be reordered
     duplicate: float = 0.0  # arrives twice
     reorder: float = 0.0  # arrives after the next one
     corrupt: float = 0.0  # one flipped bit
     nan: float = 0.0  # one number of an array replaced by NaN
-    freeze: bool = False  # the content stays what it was, stamp and all, while messages keep arriving
+    freeze: bool = False  # content and stamp are constant, while messages keep arriving
     topics: tuple[str, ...] = ()  # affected topics; all if empty
 
 
@@ -40,13 +40,13 @@ _DRAWN = ("drop", "jitter", "duplicate", "reorder", "corrupt", "nan")
 
 
 class _Stream:
-    """The messages of one topic in one direction."""
+    """Messages of one topic in one direction."""
 
     def __init__(self, transport: FaultTransport, topic: str, clock: Callable[[], float]) -> None:
         self._transport, self._topic, self._clock = transport, topic, clock
         self._generator = np.random.default_rng([transport.seed, zlib.crc32(topic.encode())])
-        self._held: list[tuple[float, int, Message, Any]] = []  # until when [s], number, message, what goes with it
-        self._waiting: tuple[Message, Any] | None = None  # to arrive after the next one
+        self._delayed: list[tuple[float, int, Message, Any]] = []  # due time [s], number, message, extra data
+        self._waiting: tuple[Message, Any] | None = None  # message to send after the next one
         self._frozen: Message | None = None
         self._number = 0
 
@@ -84,19 +84,19 @@ class _Stream:
         return 0
 
     def due(self) -> list[tuple[float, Message, Any]]:
-        """Due messages with their times, in order."""
+        """Return due messages with their times, in order."""
         now = self._clock()
-        come = sorted((each for each in self._held if each[0] <= now), key=lambda each: each[:2])
-        self._held = [each for each in self._held if each[0] > now]
-        return [(until, message, extra) for until, _, message, extra in come]
+        due = sorted((each for each in self._delayed if each[0] <= now), key=lambda each: each[:2])
+        self._delayed = [each for each in self._delayed if each[0] > now]
+        return [(until, message, extra) for until, _, message, extra in due]
 
     def _hold(self, until: float, message: Message, extra: Any) -> None:
         self._number += 1
-        self._held.append((until, self._number, message, extra))
+        self._delayed.append((until, self._number, message, extra))
 
 
 class FaultPublisher(WrappedPublisher[M]):
-    """Publishes through the faults."""
+    """Publisher with faults."""
 
     def __init__(self, inner: Publisher[M], stream: _Stream) -> None:
         super().__init__(inner)
@@ -109,12 +109,12 @@ class FaultPublisher(WrappedPublisher[M]):
 
 
 class FaultSubscription(WrappedSubscription[M]):
-    """Receives through the faults."""
+    """Subscription with faults."""
 
     def __init__(self, inner: Subscription[M], stream: _Stream) -> None:
         super().__init__(inner)
         self._stream = stream
-        self._unreadable = 0  # messages that were corrupted beyond reading
+        self._unreadable = 0  # corrupted messages that cannot be decoded
 
     def _arrived(self) -> list[Arrival]:
         for each in self._inner.unread():
@@ -124,7 +124,7 @@ class FaultSubscription(WrappedSubscription[M]):
 
 
 class FaultTransport(WrappedTransport):
-    """Transport `inner` with faults; closing it also closes `inner`."""
+    """Transport wrapper with faults; closing it also closes `inner`."""
 
     def __init__(
         self, inner: Transport, faults: Faults, seed: int = 0, clock: Callable[[], float] = time.monotonic
@@ -143,7 +143,7 @@ def _with_nan(message: Message, generator: np.random.Generator) -> Message:
     """`message` with NaN in one of its arrays; unchanged without arrays."""
     arrays = {name: value for name, value in vars(message).items() if _floats(value)}
     if not arrays:
-        for name, value in vars(message).items():  # the points of a trajectory, for instance
+        for name, value in vars(message).items():  # such as the points of a trajectory
             if isinstance(value, tuple) and value and isinstance(value[0], Message):
                 return replace(message, **{name: (_with_nan(value[0], generator), *value[1:])})  # type: ignore[type-var]
         return message

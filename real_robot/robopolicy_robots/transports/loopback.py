@@ -1,7 +1,4 @@
-"""Transport within one process, for tests and for a simulated robot in the same process.
-
-Transports of the same `domain` see each other, as with ROS_DOMAIN_ID.
-"""
+"""Transport within one process, for tests and for a simulated robot in the same process."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscr
 
 
 class _Bus:
-    """The ends of all topics of a domain; every access holds `lock`."""
+    """Publishers and subscriptions of a domain; every access requires `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -25,7 +22,7 @@ class _Bus:
         self.subscriptions: list[LoopbackSubscription[Any]] = []
 
 
-_buses: weakref.WeakValueDictionary[int, _Bus] = weakref.WeakValueDictionary()  # {domain: its bus}
+_buses: weakref.WeakValueDictionary[int, _Bus] = weakref.WeakValueDictionary()  # by domain
 _numbers = itertools.count(1)
 
 
@@ -36,7 +33,7 @@ class LoopbackPublisher(Publisher[M]):
         super().__init__(topic, kind)
         self.qos = qos
         self.identity = f"loopback-{next(_numbers)}"
-        self.last: M | None = None  # for subscriptions that come later
+        self.last: M | None = None  # for later subscriptions
         self._bus = bus
         with bus.lock:
             bus.publishers.append(self)
@@ -46,12 +43,12 @@ class LoopbackPublisher(Publisher[M]):
         with self._bus.lock:
             self.last = message
             for subscription in self._bus.subscriptions:
-                if _joined(self, subscription):
-                    subscription.keep(message, self.identity)
+                if _matched(self, subscription):
+                    subscription.store(message, self.identity)
 
     def _peers(self) -> tuple[str, ...]:
         with self._bus.lock:
-            return tuple(each.identity for each in self._bus.subscriptions if _joined(self, each))
+            return tuple(each.identity for each in self._bus.subscriptions if _matched(self, each))
 
     def _unmet(self) -> tuple[str, ...]:
         with self._bus.lock:
@@ -63,34 +60,34 @@ class LoopbackPublisher(Publisher[M]):
 
 
 class LoopbackSubscription(Subscription[M]):
-    """Subscription that keeps the newest messages."""
+    """Subscription to the publishers of a bus."""
 
     def __init__(self, bus: _Bus, topic: str, kind: type[M], qos: QoS) -> None:
         super().__init__(topic, kind, qos.depth)
         self.qos = qos
         self.identity = f"loopback-{next(_numbers)}"
-        self._kept: deque[Arrival] = deque(maxlen=qos.depth)
+        self._queue: deque[Arrival] = deque(maxlen=qos.depth)
         self._bus = bus
         with bus.lock:
             bus.subscriptions.append(self)
             for publisher in bus.publishers:
-                if qos.latched and publisher.last is not None and _joined(publisher, self):
-                    self.keep(publisher.last, publisher.identity)
+                if qos.latched and publisher.last is not None and _matched(publisher, self):
+                    self.store(publisher.last, publisher.identity)
 
-    def keep(self, message: M, publisher: str) -> None:
-        """Keep a message; the bus is locked."""
-        self._kept.append(Arrival(message, time.monotonic(), publisher))
+    def store(self, message: M, publisher: str) -> None:
+        """Store a message; requires the lock of the bus."""
+        self._queue.append(Arrival(message, time.monotonic(), publisher))
 
     def _arrived(self) -> list[Arrival]:
         with self._bus.lock:
-            return drain(self._kept)
+            return drain(self._queue)
 
     def _read(self, data: M) -> M:
         return data
 
     def _peers(self) -> tuple[str, ...]:
         with self._bus.lock:
-            return tuple(each.identity for each in self._bus.publishers if _joined(each, self))
+            return tuple(each.identity for each in self._bus.publishers if _matched(each, self))
 
     def _unmet(self) -> tuple[str, ...]:
         with self._bus.lock:
@@ -102,7 +99,7 @@ class LoopbackSubscription(Subscription[M]):
 
 
 class LoopbackTransport(Transport):
-    """Topics of this process; transports of the same `domain` are connected."""
+    """Transport within this process; transports of the same `domain` are connected."""
 
     def __init__(self, domain: int = 0) -> None:
         super().__init__()
@@ -114,11 +111,8 @@ class LoopbackTransport(Transport):
     def _subscription(self, topic: str, kind: type[M], qos: QoS) -> LoopbackSubscription[M]:
         return LoopbackSubscription(self._bus, topic, kind, qos)
 
-    def _leave(self) -> None:
-        pass  # the bus is freed with its last transport
 
-
-def _joined(publisher: LoopbackPublisher[Any], subscription: LoopbackSubscription[Any]) -> bool:
+def _matched(publisher: LoopbackPublisher[Any], subscription: LoopbackSubscription[Any]) -> bool:
     return publisher.topic == subscription.topic and not _unmet(publisher, subscription)
 
 

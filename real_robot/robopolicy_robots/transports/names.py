@@ -1,4 +1,4 @@
-"""Names of topics and types on the wire."""
+"""Names of topics and types in DDS and ROS 1."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from robopolicy_robots.message import Message
 
 
 def dds_topic(topic: str) -> str:
-    """The topic of DDS: "/joint_states" is "rt/joint_states"."""
+    """Topic in DDS, such as "rt/joint_states" for "/joint_states"."""
     return f"rt{topic}"
 
 
 def dds_type(kind: type[Message]) -> str:
-    """The type name of DDS: "sensor_msgs/msg/JointState" is "sensor_msgs::msg::dds_::JointState_"."""
+    """Type name in DDS, such as "sensor_msgs::msg::dds_::JointState_" for "sensor_msgs/msg/JointState"."""
     package, middle, name = kind.ros_name.split("/")
     return f"{package}::{middle}::dds_::{name}_"
 
 
 def ros1_type(kind: type[Message]) -> str:
-    """The type name of ROS 1: "sensor_msgs/msg/JointState" is "sensor_msgs/JointState"."""
+    """Type name in ROS 1, such as "sensor_msgs/JointState" for "sensor_msgs/msg/JointState"."""
     package, _, name = kind.ros_name.split("/")
     return f"{package}/{name}"

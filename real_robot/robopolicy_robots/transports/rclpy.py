@@ -1,7 +1,7 @@
 """Transport to ROS 2 through `rclpy`, for a sourced ROS 2 installation.
 
-A thread spins the node and stores the newest message of each topic for `latest`, as an object of rclpy that
-is converted on reading. ROS chooses the middleware (RMW_IMPLEMENTATION).
+A thread spins the node and stores the newest messages of each topic, which are converted on reading. ROS chooses the
+middleware (RMW_IMPLEMENTATION).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from robopolicy_robots.codecs import native
 from robopolicy_robots.codecs.definitions import prepare
 from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport, TransportError, drain
 
-SPIN = 0.1  # [s] interval at which the spinning thread checks for its end
+SPIN = 0.1  # [s] interval at which the thread checks whether to end
 
 
 class RclpyPublisher(Publisher[M]):
-    """A publisher of rclpy."""
+    """Publisher with rclpy."""
 
     def __init__(self, node: Any, topic: str, kind: type[M], qos: QoS) -> None:
         super().__init__(topic, kind)
@@ -30,10 +30,10 @@ class RclpyPublisher(Publisher[M]):
         self._inner: Any = node.create_publisher(native.native_type(kind), topic, profile)
 
     def _send(self, message: M) -> None:
-        self._inner.publish(native.encode(message))  # whether that waits for a slow peer is up to the middleware
+        self._inner.publish(native.encode(message))  # the middleware decides whether this waits for a slow peer
 
     def _peers(self) -> tuple[str, ...]:
-        # The graph also knows those that do not match, but not which; their count is what counts.
+        # The graph also lists endpoints that do not match, without saying which; only the count is correct.
         known = _identities(self._node.get_subscriptions_info_by_topic(self.topic))
         return known[: self._inner.get_subscription_count()]
 
@@ -42,14 +42,14 @@ class RclpyPublisher(Publisher[M]):
 
 
 class RclpySubscription(Subscription[M]):
-    """A subscription of rclpy that keeps the newest messages."""
+    """Subscription with rclpy."""
 
     def __init__(self, node: Any, topic: str, kind: type[M], qos: QoS) -> None:
         super().__init__(topic, kind, qos.depth)
         prepare(kind)
         self._node = node
-        self._kept: deque[tuple[Any, float]] = deque(maxlen=qos.depth)  # object, when [s]
-        profile = _profile(qos.asks_reliable, qos.latched, qos.depth)
+        self._kept: deque[tuple[Any, float]] = deque(maxlen=qos.depth)  # rclpy message, time [s]
+        profile = _profile(qos.requests_reliable, qos.latched, qos.depth)
         self._inner: Any = node.create_subscription(native.native_type(kind), topic, self._keep, profile)
 
     def _arrived(self) -> list[Arrival]:
@@ -72,11 +72,11 @@ class RclpySubscription(Subscription[M]):
 
 
 class RclpyTransport(Transport):
-    """ROS 2 itself.
+    """ROS 2 through a local installation.
 
     Args:
-        domain: As ROS_DOMAIN_ID, which it is by default.
-        node: Name of our node.
+        domain: ROS_DOMAIN_ID; by default from the environment.
+        node: Name of the ROS node.
     """
 
     module = "rclpy"
@@ -87,9 +87,8 @@ class RclpyTransport(Transport):
         try:
             rclpy = import_module("rclpy")
         except ImportError as error:
-            raise TransportError(
-                "ROS 2 is not set up here; source its setup.bash, in a Python it was made for."
-            ) from error
+            text = "ROS 2 is not set up here; source its setup.bash and use its Python version."
+            raise TransportError(text) from error
         self._context: Any = import_module("rclpy.context").Context()
         rclpy.init(context=self._context, domain_id=domain)
         self._node: Any = rclpy.create_node(node, context=self._context)

@@ -1,8 +1,8 @@
 """Transport to ROS 1 through `rospy`, from Debian packages or ROS Noetic.
 
-rospy only transfers bytes, which our codec reads and writes, so message packages are not needed. Its threads store the
-newest message of each topic for `latest`. A node lives as long as its process, and the master of ROS 1 lists a node
-that died until a cleanup, so ages must be watched.
+rospy only transfers bytes, which our codec encodes and decodes, so message packages are not needed. Its threads store
+the newest messages of each topic. A node lives as long as its process. The ROS 1 master lists dead nodes until a
+cleanup, so ages must be checked.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from robopolicy_robots.message import Message
 from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport, TransportError, drain
 from robopolicy_robots.transports.names import ros1_type
 
-DEBIAN = "/usr/lib/python3/dist-packages"  # where Debian installs rospy, out of sight of virtual environments
+DEBIAN = "/usr/lib/python3/dist-packages"  # rospy of Debian, which is not in virtual environments
 
 
 class Ros1Publisher(Publisher[M]):
-    """A publisher of rospy, with a queue of one that its own thread empties."""
+    """Publisher with rospy, with a queue of one message and its own thread."""
 
     def __init__(self, rospy: Any, topic: str, kind: type[M], qos: QoS) -> None:
         super().__init__(topic, kind)
@@ -44,12 +44,12 @@ class Ros1Publisher(Publisher[M]):
 
 
 class Ros1Subscription(Subscription[M]):
-    """A subscriber of rospy that keeps the newest messages."""
+    """Subscription with rospy."""
 
     def __init__(self, rospy: Any, topic: str, kind: type[M], qos: QoS) -> None:
         super().__init__(topic, kind, qos.depth)
         self._kept: deque[Arrival] = deque(maxlen=qos.depth)
-        self._connections: dict[str, tuple[Any, int]] = {}  # {node: header of its connection, number of it}
+        self._connections: dict[str, tuple[Any, int]] = {}  # {node: connection header, number of the connection}
         options = {"queue_size": qos.depth, "tcp_nodelay": True, "buff_size": 2**24}
         self._inner: Any = rospy.Subscriber(topic, wire_class(kind), self._keep, **options)
 
@@ -69,19 +69,19 @@ class Ros1Subscription(Subscription[M]):
         header = message._connection_header
         node = str(header.get("callerid"))
         known, number = self._connections.get(node, (None, 0))
-        if known is not header:  # a new connection: the node was started again, if not the network
+        if known is not header:  # a new connection: the node or the network restarted
             number += 1
             self._connections[node] = header, number
         self._kept.append(Arrival(message.data, time.monotonic(), f"{node}#{number}"))
 
 
 class Ros1Transport(Transport):
-    """ROS 1 by rospy.
+    """ROS 1 through rospy.
 
-    ROS_MASTER_URI is the address of the master, ROS_IP our address (this machine by default).
+    ROS_MASTER_URI is the address of the master, and ROS_IP our address (loopback by default).
 
     Args:
-        node: Name of our node, made unique; set by the first transport of a process.
+        node: Name of the ROS node, made unique; the first transport of a process sets it.
     """
 
     module = "rospy"
@@ -102,15 +102,12 @@ class Ros1Transport(Transport):
         return Ros1Publisher(self._rospy, topic, kind, qos)
 
     def _subscription(self, topic: str, kind: type[M], qos: QoS) -> Ros1Subscription[M]:
-        return Ros1Subscription(self._rospy, topic, kind, qos)  # everything in ROS 1 is reliable
-
-    def _leave(self) -> None:
-        pass  # the node stays until the process ends
+        return Ros1Subscription(self._rospy, topic, kind, qos)  # ROS 1 is always reliable
 
 
 @cache
 def wire_class(kind: type[Message]) -> Any:
-    """A message class of rospy that carries the bytes of `kind`."""
+    """Create a message class for rospy that contains the bytes of `kind`."""
     prepare(kind)
     text, checksum = ros1.definition(kind)
 
@@ -137,11 +134,10 @@ def _rospy() -> Any:
         return import_module("rospy")
     except ImportError:
         if DEBIAN not in sys.path and os.path.isdir(f"{DEBIAN}/rospy"):
-            sys.path.append(DEBIAN)  # last, so that our own packages stay in front
+            sys.path.append(DEBIAN)  # last, so that our packages take precedence
             return import_module("rospy")
-        raise TransportError(
-            "ROS 1 needs rospy; run: apt-get install python3-rospy, or set up a ROS 1 shell."
-        ) from None
+        text = "ROS 1 needs rospy; run: apt-get install python3-rospy, or set up a ROS 1 shell."
+        raise TransportError(text) from None
 
 
 def _numbered(count: int) -> tuple[str, ...]:

@@ -1,12 +1,11 @@
 """Transport over rosbridge (protocol v2, JSON on a websocket), to ROS 1 or ROS 2.
 
-Two threads own the socket: one receives and keeps the newest messages of each topic until they are read; one sends,
-so that publishing never waits. A lost connection is opened again, and its topics with it; what arrives then comes from
-another `publisher`. The peers of a topic are read from the services `/rosapi/publishers` and `/rosapi/subscribers` once
-a second; where that node does not run, a publisher is counted while messages arrive.
+Two threads use the socket: one receives and stores the newest messages of each topic, one sends, so that publishing
+never waits. A lost connection and its topics are opened again; messages then have another `publisher`. The peers of a
+topic are requested once per second from the services `/rosapi/publishers` and `/rosapi/subscribers`; without that node,
+a publisher is counted while messages arrive.
 
-rosbridge has no authentication of its own: reach one beyond this machine through a proxy with TLS (`wss://`) and a
-token.
+rosbridge has no authentication: use a proxy with TLS (`wss://`) and a token for a server on another machine.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from robopolicy_robots.codecs.definitions import prepare
 from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport, TransportError, drain
 from robopolicy_robots.transports.names import ros1_type
 
-CLOSING = 1.0  # [s] timeout of closing
-ALIVE = 1.0  # seconds after its last message for which a publisher is counted
-ASKING = 1.0  # [s] between requests to rosapi
-MAX_MESSAGE_BYTES = 64 * 2**20  # bytes of a message
-RETRY = 0.5  # seconds between attempts to connect again
+CLOSE_TIMEOUT = 1.0  # [s] timeout of closing
+PUBLISHER_TIMEOUT = 1.0  # [s] time after its last message for which a publisher is counted
+PEER_POLL_PERIOD = 1.0  # [s] between requests to rosapi
+MAX_MESSAGE_BYTES = 64 * 2**20
+RETRY = 0.5  # [s] between attempts to reconnect
 
 
 class RosbridgePublisher(Publisher[M]):
-    """Sends the newest message of a topic."""
+    """Publisher over rosbridge, which sends the newest message."""
 
     def __init__(self, link: _Link, topic: str, kind: type[M]) -> None:
         super().__init__(topic, kind)
@@ -56,18 +55,18 @@ class RosbridgePublisher(Publisher[M]):
 
 
 class RosbridgeSubscription(Subscription[M]):
-    """Keeps the newest messages of a topic."""
+    """Subscription over rosbridge."""
 
     def __init__(self, link: _Link, topic: str, kind: type[M], qos: QoS) -> None:
         super().__init__(topic, kind, qos.depth)
         self.peers: tuple[str, ...] | None = None  # None: unknown
-        self.kept: deque[Arrival] = deque(maxlen=qos.depth)
-        self.heard = -math.inf  # when the last message arrived, monotonic [s]
+        self.queue: deque[Arrival] = deque(maxlen=qos.depth)
+        self.last_arrival = -math.inf  # [s, monotonic] time of the last message
         self._link = link
         prepare(kind)
 
     def _arrived(self) -> list[Arrival]:
-        return drain(self.kept)
+        return drain(self.queue)
 
     def _read(self, data: Any) -> M:
         return json.decode(self.kind, data)
@@ -77,7 +76,7 @@ class RosbridgeSubscription(Subscription[M]):
             return ()
         if self.peers is not None:
             return self.peers
-        return ("rosbridge",) if time.monotonic() - self.heard < ALIVE else ()
+        return ("rosbridge",) if time.monotonic() - self.last_arrival < PUBLISHER_TIMEOUT else ()
 
     def _leave(self) -> None:
         self._link.remove(self, "unsubscribe")
@@ -87,10 +86,10 @@ class RosbridgeTransport(Transport):
     """ROS over rosbridge.
 
     Args:
-        url: Of the server, `ws://` or `wss://`.
-        ros1: The server runs ROS 1, whose types and times are spelled otherwise.
-        token: For a proxy, sent as `Authorization: Bearer TOKEN`; only over `wss://` or on this machine.
-        timeout: Seconds to wait for the first connection.
+        url: Address of the server, `ws://` or `wss://`.
+        ros1: Whether the server runs ROS 1, with its names of types and fields.
+        token: Token for a proxy, sent as `Authorization: Bearer TOKEN`; only over `wss://` or on this machine.
+        timeout: Timeout of a connection attempt [s].
     """
 
     module = "websockets"
@@ -103,12 +102,12 @@ class RosbridgeTransport(Transport):
         self._link = _Link(url, ros1, token, timeout)
 
     def _publisher(self, topic: str, kind: type[M], qos: QoS) -> RosbridgePublisher[M]:
-        publisher = RosbridgePublisher(self._link, topic, kind)  # of `qos`, rosbridge knows whether it is latched
+        publisher = RosbridgePublisher(self._link, topic, kind)  # rosbridge supports only `latched` of the QoS
         self._link.add(publisher, {"op": "advertise", "latch": qos.latched, "queue_size": 1})
         return publisher
 
     def _subscription(self, topic: str, kind: type[M], qos: QoS) -> RosbridgeSubscription[M]:
-        # The server chooses what it asks of publishers.
+        # The server chooses the QoS of its subscription.
         subscription = RosbridgeSubscription(self._link, topic, kind, qos)
         self._link.add(subscription, {"op": "subscribe", "queue_length": qos.depth, "throttle_rate": 0})
         return subscription
@@ -118,7 +117,7 @@ class RosbridgeTransport(Transport):
 
 
 class _Link:
-    """The connection and its two threads."""
+    """Connection and its two threads."""
 
     def __init__(self, url: str, ros1: bool, token: str | None, timeout: float) -> None:
         client = require("websockets.sync.client", "ros")
@@ -126,21 +125,17 @@ class _Link:
         headers = {"Authorization": f"Bearer {token}"} if token else None
         address = urlsplit(url)
         if token and address.scheme != "wss" and not is_loopback(address.hostname or ""):
-            raise TransportError(f"A token would cross the network in the clear; use wss:// instead of {url}.")
-        options: dict[str, Any] = {
-            "compression": None,
-            "max_size": MAX_MESSAGE_BYTES,
-            "close_timeout": CLOSING,
-            "proxy": None,
-        }
-        self._dial = lambda: client.connect(url, additional_headers=headers, open_timeout=timeout, **options)
+            raise TransportError(f"The token would be sent without encryption; use wss:// instead of {url}.")
+        options: dict[str, Any] = {"compression": None, "proxy": None}
+        options |= {"max_size": MAX_MESSAGE_BYTES, "close_timeout": CLOSE_TIMEOUT}
+        self._open_socket = lambda: client.connect(url, additional_headers=headers, open_timeout=timeout, **options)
         self._requests: list[tuple[Any, str]] = []  # our endpoints and their requests
         self._outgoing: dict[str, str] = {}  # {topic: newest message, in JSON}
-        self._controls: list[str] = []  # requests to send before those
+        self._controls: list[str] = []  # requests to send before messages
         self._changed = threading.Condition()  # guards all of the above
         self._connection, self._closed = 1, False
         try:
-            self._socket: Any = self._dial()
+            self._socket: Any = self._open_socket()
         except (OSError, ValueError, require("websockets.exceptions", "ros").WebSocketException) as error:
             reason = " ".join(str(error).split())
             raise TransportError(f"No rosbridge server at {url}: {reason}; start rosbridge_server.") from error
@@ -170,11 +165,11 @@ class _Link:
             self._changed.notify()
 
     def connected(self) -> bool:
-        """Whether there is a connection now."""
+        """Whether the connection is open."""
         return self._socket is not None
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection and end its threads."""
         with self._changed:
             self._closed = True
             socket, self._socket = self._socket, None
@@ -182,36 +177,36 @@ class _Link:
         if socket is not None:
             socket.close()
         for thread in self._threads:
-            thread.join(2 * CLOSING)
+            thread.join(2 * CLOSE_TIMEOUT)
 
     def _read(self) -> None:
         while not self._closed:
             socket = self._socket
             try:
                 if socket is None:
-                    self._connect_again()
+                    self._reconnect()
                 else:
                     for data in socket:
-                        self._take(data)
-                    self._lose(socket)  # closed by the server
-            except Exception:  # of the network or of what it sent: nothing may end this thread
-                self._lose(socket)
+                        self._receive(data)
+                    self._drop(socket)  # closed by the server
+            except Exception:  # of the network or the received data, which must not end this thread
+                self._drop(socket)
 
-    def _connect_again(self) -> None:
+    def _reconnect(self) -> None:
         with self._changed:
             if self._changed.wait_for(lambda: self._closed, RETRY):
                 return
-        socket = self._dial()
+        socket = self._open_socket()
         with self._changed:
             self._connection += 1
             self._controls = [request for _, request in self._requests]
-            self._outgoing.clear()  # commands of before are not for now
+            self._outgoing.clear()  # discard old commands
             self._socket = None if self._closed else socket
             self._changed.notify_all()
         if self._closed:
             socket.close()
 
-    def _lose(self, socket: Any) -> None:
+    def _drop(self, socket: Any) -> None:
         with self._changed:
             if self._socket is socket:
                 self._socket = None
@@ -220,7 +215,7 @@ class _Link:
         if socket is not None:
             socket.close()
 
-    def _take(self, data: str | bytes) -> None:
+    def _receive(self, data: str | bytes) -> None:
         now = time.monotonic()
         try:
             message = text.loads(data)
@@ -231,45 +226,41 @@ class _Link:
         if message.get("op") == "publish":
             for end, _ in self._requests:
                 if isinstance(end, RosbridgeSubscription) and end.topic == message.get("topic"):
-                    end.heard = now
-                    end.kept.append(Arrival(message.get("msg"), now, f"{self.url}#{self._connection}"))
+                    end.last_arrival = now
+                    end.queue.append(Arrival(message.get("msg"), now, f"{self.url}#{self._connection}"))
         elif message.get("op") == "service_response" and isinstance(message.get("values"), dict):
-            word, _, topic = str(message.get("id")).partition(":")
-            names = message["values"].get(word)
+            service, _, topic = str(message.get("id")).partition(":")
+            names = message["values"].get(service)
             for end, _ in self._requests:
-                if isinstance(names, list) and end.topic == topic and _question(end) == word:
+                if isinstance(names, list) and end.topic == topic and _service(end) == service:
                     end.peers = tuple(sorted(map(str, names)))
 
     def _write(self) -> None:
-        asked = 0.0
+        requested = 0.0
         while not self._closed:
             with self._changed:
                 if not (self._controls or self._outgoing):
-                    self._changed.wait(ASKING)
+                    self._changed.wait(PEER_POLL_PERIOD)
                 socket = self._socket
                 if socket is None:
                     self._changed.wait_for(lambda: self._closed or self._socket is not None, RETRY)
                     continue
-                if time.monotonic() - asked > ASKING:
-                    asked = time.monotonic()
-                    self._controls += self._questions()
-                parcels = [*self._controls, *self._outgoing.values()]
+                if time.monotonic() - requested > PEER_POLL_PERIOD:
+                    requested = time.monotonic()
+                    self._controls += self._peer_requests()
+                packets = [*self._controls, *self._outgoing.values()]
                 self._controls, self._outgoing = [], {}
             try:
-                for parcel in parcels:
-                    socket.send(parcel)
-            except Exception:  # whatever the network does: the reader connects again
-                self._lose(socket)
+                for packet in packets:
+                    socket.send(packet)
+            except Exception:  # of the network; the reading thread reconnects
+                self._drop(socket)
 
-    def _questions(self) -> list[str]:
-        asked = {(_question(end), end.topic) for end, _ in self._requests}
-        return [
-            text.dumps(
-                {"op": "call_service", "id": f"{word}:{topic}", "service": f"/rosapi/{word}", "args": {"topic": topic}}
-            )
-            for word, topic in sorted(asked)
-        ]
+    def _peer_requests(self) -> list[str]:
+        calls = sorted({(_service(end), end.topic) for end, _ in self._requests})
+        rows = [(f"{name}:{topic}", f"/rosapi/{name}", {"topic": topic}) for name, topic in calls]
+        return [text.dumps({"op": "call_service", "id": i, "service": name, "args": args}) for i, name, args in rows]
 
 
-def _question(end: Any) -> str:
+def _service(end: Any) -> str:
     return "publishers" if isinstance(end, RosbridgeSubscription) else "subscribers"

@@ -1,4 +1,4 @@
-"""Base class of transport wrappers, which passes all messages unchanged."""
+"""Base classes of transport wrappers, which forward all messages unchanged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscr
 
 
 class WrappedPublisher(Publisher[M]):
-    """Sends through `inner`."""
+    """Publisher through `inner`."""
 
     def __init__(self, inner: Publisher[M]) -> None:
         super().__init__(inner.topic, inner.kind)
@@ -21,12 +21,9 @@ class WrappedPublisher(Publisher[M]):
     def _unmet(self) -> tuple[str, ...]:
         return self._inner.describe().unmet
 
-    def _leave(self) -> None:
-        pass  # the inner transport closes it
-
 
 class WrappedSubscription(Subscription[M]):
-    """Receives through `inner`."""
+    """Subscription through `inner`."""
 
     def __init__(self, inner: Subscription[M]) -> None:
         super().__init__(inner.topic, inner.kind, inner.depth)
@@ -46,12 +43,9 @@ class WrappedSubscription(Subscription[M]):
     def _unmet(self) -> tuple[str, ...]:
         return self._inner.describe().unmet
 
-    def _leave(self) -> None:
-        pass  # the inner transport closes it
-
 
 class WrappedTransport(Transport):
-    """Publishers and subscriptions through `inner`, which it closes with itself."""
+    """Transport through `inner`; closing it also closes `inner`."""
 
     def __init__(self, inner: Transport) -> None:
         super().__init__()

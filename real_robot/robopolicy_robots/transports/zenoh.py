@@ -1,9 +1,8 @@
-"""Transport to ROS 2 over Zenoh without ROS: keys, attachments and liveliness tokens of `rmw_zenoh` (Jazzy and later).
+"""Transport to ROS 2 over Zenoh without a ROS installation, compatible with `rmw_zenoh` (Jazzy and later).
 
-It connects to a Zenoh router (`rmw_zenohd` or `zenohd`), or acts as one on this machine (`listen`).
-Subscriptions keep the newest sample in a ring that is polled: a session with Python callbacks hangs at the exit of the
-interpreter if it was not closed. `rmw_zenoh` matches any reliability and durability, and so does this: a subscription
-that asks for more is matched and gets what there is.
+It connects to a Zenoh router (`rmw_zenohd` or `zenohd`), or is a router on this machine (`listen`). Subscriptions poll
+a ring of samples, since a session with Python callbacks hangs at the exit of the interpreter if it was not closed.
+Endpoints of any reliability and durability match, as in `rmw_zenoh`.
 """
 
 from __future__ import annotations
@@ -34,38 +33,38 @@ from robopolicy_robots.transports.base import (
 )
 from robopolicy_robots.transports.names import dds_type
 
-ROUTER = "tcp/127.0.0.1:7447"  # where rmw_zenohd listens
+ROUTER = "tcp/127.0.0.1:7447"  # default endpoint of rmw_zenohd
 ATTACHMENT = struct.Struct("<QqB16s")  # sequence number, time of sending [ns], 16, identity of the publisher
-QUEUE = 16  # batches that wait to be sent (the maximum of Zenoh), so that few messages are dropped
-TOKENS = 256  # changes of the graph kept until read
+QUEUE = 16  # maximum number of queued batches (the largest that Zenoh allows)
+TOKENS = 256  # maximum number of unread changes of the graph
 
 
 class _ZenohEnd:
-    """Common part of publishers and subscriptions: declaration, token and peers."""
+    """Base class of publishers and subscriptions: declaration, token and peers."""
 
-    _declared: Any  # Zenoh's publisher or subscriber
+    _declared: Any  # publisher or subscriber of Zenoh
     _token: Any
-    _ends: _Ends
+    _remote: _Peers
 
     def _announce(self, transport: ZenohTransport, topic: str, kind: type[Message], reliable: bool, qos: QoS) -> None:
         ours, theirs = ("MP", "MS") if isinstance(self, Publisher) else ("MS", "MP")
         self._token = transport.announce(ours, topic, kind, reliable, qos.latched)
-        self._ends = _Ends(transport, theirs, topic, kind)
+        self._remote = _Peers(transport, theirs, topic, kind)
 
     def _peers(self) -> tuple[str, ...]:
-        return self._ends.seen()
+        return self._remote.matched()
 
     def _unmet(self) -> tuple[str, ...]:
-        return self._ends.unmet()
+        return self._remote.unmet()
 
     def _leave(self) -> None:
         self._token.undeclare()
         self._declared.undeclare()
-        self._ends.close()
+        self._remote.close()
 
 
 class ZenohPublisher(_ZenohEnd, Publisher[M]):
-    """Puts samples on the key of a topic."""
+    """Publisher on the key of a topic."""
 
     def __init__(self, transport: ZenohTransport, topic: str, kind: type[M], qos: QoS) -> None:
         super().__init__(topic, kind)
@@ -73,8 +72,8 @@ class ZenohPublisher(_ZenohEnd, Publisher[M]):
         prepare(kind)
         self._numbers, self._identity = itertools.count(1), os.urandom(16)
         options = {
-            "express": True,  # no batching: each message leaves at once
-            "congestion_control": zenoh.CongestionControl.DROP,  # rather than wait for a slow peer
+            "express": True,  # no batching
+            "congestion_control": zenoh.CongestionControl.DROP,  # instead of waiting for a slow peer
             "reliability": zenoh.Reliability.RELIABLE if qos.offers_reliable else zenoh.Reliability.BEST_EFFORT,
         }
         key = transport.key(topic, kind)
@@ -93,7 +92,7 @@ class ZenohPublisher(_ZenohEnd, Publisher[M]):
 
 
 class ZenohSubscription(_ZenohEnd, Subscription[M]):
-    """Keeps the newest samples of a topic's key."""
+    """Subscription to the key of a topic."""
 
     def __init__(self, transport: ZenohTransport, topic: str, kind: type[M], qos: QoS) -> None:
         super().__init__(topic, kind, qos.depth)
@@ -106,7 +105,7 @@ class ZenohSubscription(_ZenohEnd, Subscription[M]):
             self._declared = declare(transport.session, key, ring, history=history)
         else:
             self._declared = transport.session.declare_subscriber(key, ring)
-        self._announce(transport, topic, kind, qos.asks_reliable, qos)
+        self._announce(transport, topic, kind, qos.requests_reliable, qos)
 
     def _arrived(self) -> list[Arrival]:
         found: list[Arrival] = []
@@ -125,10 +124,10 @@ class ZenohTransport(Transport):
     """ROS 2 over Zenoh.
 
     Args:
-        domain: ROS_DOMAIN_ID; from the environment by default, or 0.
+        domain: ROS_DOMAIN_ID; by default from the environment, or 0.
         router: Endpoint of the router to connect to.
-        listen: Act as the router at this endpoint of this machine ("tcp/127.0.0.1:7447") instead.
-        node: Name of our node in ROS.
+        listen: Endpoint of this machine ("tcp/127.0.0.1:7447"), to be a router instead.
+        node: Name of the ROS node.
     """
 
     module = "zenoh"
@@ -139,7 +138,7 @@ class ZenohTransport(Transport):
     ) -> None:
         super().__init__()
         zenoh = require("zenoh", "ros")
-        require("rosbags.typesys", "ros")  # whose codecs every message needs
+        require("rosbags.typesys", "ros")  # for the codecs
         self.domain = ros_domain(domain)
         self.node = node
         try:
@@ -151,13 +150,13 @@ class ZenohTransport(Transport):
         self._token: Any = self.session.liveliness().declare_token(f"{start}/0/NN/%/%/{node}")
 
     def key(self, topic: str, kind: type[Message]) -> str:
-        """The key on which a topic's samples are put."""
+        """Key of the samples of a topic."""
         return f"{self.domain}/{topic[1:]}/{dds_type(kind)}/{type_hash(kind)}"
 
     def announce(self, role: str, topic: str, kind: type[Message], reliable: bool, latched: bool) -> Any:
-        """Liveliness token of a publisher ("MP") or subscription ("MS")."""
+        """Declare the liveliness token of a publisher ("MP") or subscription ("MS")."""
         start = f"@ros2_lv/{self.domain}/{self.session.zid()}/0/{next(self._numbers)}/{role}/%/%/{self.node}"
-        # Numbers of rmw's enumerations where they differ from ROS's defaults, then a history of 1.
+        # Numbers in rmw's enumerations where they differ from the defaults of ROS, then a history of 1.
         quality = f"{'' if reliable else 2}:{1 if latched else ''}:,1:,:,:,,"
         token = f"{start}/{topic.replace('/', '%')}/{dds_type(kind)}/{type_hash(kind)}/{quality}"
         return self.session.liveliness().declare_token(token)
@@ -172,8 +171,8 @@ class ZenohTransport(Transport):
         self.session.close()
 
 
-class _Ends:
-    """Peers of a topic, from their tokens; a ring of changes, since a full queue would stop the session."""
+class _Peers:
+    """Peers of a topic, from their tokens in a ring, since a full queue would stop the session."""
 
     def __init__(self, transport: ZenohTransport, role: str, topic: str, kind: type[Message]) -> None:
         zenoh = require("zenoh", "ros")
@@ -184,8 +183,8 @@ class _Ends:
         self._type = [dds_type(kind), type_hash(kind)]
         self._types: dict[str, list[str]] = {}
 
-    def seen(self) -> tuple[str, ...]:
-        """Peers of our type, as session, node and entity; a restart gives a new identity."""
+    def matched(self) -> tuple[str, ...]:
+        """Peers with the same type, as session/node/entity; restarted peers have a new identity."""
         while (change := self._changes.try_recv()) is not None:
             words = str(change.key_expr).split("/")
             peer = "/".join(words[2:5])
@@ -196,24 +195,24 @@ class _Ends:
         return tuple(sorted(peer for peer, name in self._types.items() if name == self._type))
 
     def unmet(self) -> tuple[str, ...]:
-        """Reasons why other peers do not match."""
-        return ("type",) if len(self.seen()) < len(self._types) else ()
+        """Incompatible properties of other peers."""
+        return ("type",) if len(self.matched()) < len(self._types) else ()
 
     def close(self) -> None:
-        """Stop watching."""
+        """Remove the subscription to tokens."""
         self._changes.undeclare()
 
 
 def _config(zenoh: Any, router: str, listen: str | None) -> Any:
     if listen is not None and not is_loopback(urlsplit(f"//{listen.split('/', 1)[-1]}").hostname or ""):
-        raise TransportError(f"This process is a router for this machine alone; run zenohd to listen at {listen}.")
+        raise TransportError(f"This process can only be a router on loopback; run zenohd to listen at {listen}.")
     config = zenoh.Config()
     settings: dict[str, Any] = {
         "mode": "router" if listen else "peer",
         "listen/endpoints": [listen or "tcp/127.0.0.1:0"],
         "connect/endpoints": [] if listen else [router],
         "scouting/multicast/enabled": False,
-        "scouting/delay": 0,  # ms to wait for peers that nobody looks for
+        "scouting/delay": 0,  # [ms] scouting is not used
         "timestamping/enabled": True,  # latched topics need it
         "connect/timeout_ms": 0 if listen else 3000,
         "connect/exit_on_failure": True,

@@ -1,5 +1,5 @@
-"""What stands between a policy and an actuator: pure functions and small state machines, always on.
+"""Safety layer between a policy and a robot, of pure functions and small state machines.
 
-`SafetyFilter` bounds every command, `Watchdog` judges the age of what is received, `ObservationGate` whether it looks
-like the data, `EStop` latches, `safe_stop` brakes, and `InterventionLog` counts and records whatever any of them did.
+`SafetyFilter` limits every command, `Watchdog` checks the age of messages, `ObservationGate` detects observations out
+of distribution, `EStop` is a latching emergency stop, `safe_stop` brakes, and `InterventionLog` records interventions.
 """

@@ -1,9 +1,8 @@
 """Safety filter of robot commands: the output is finite and within all limits for any input.
 
 A command is sent only if the fastest stop from it (`braking_path`) stays within the limits of position, velocity,
-acceleration and jerk. The first period of that stop is therefore always a safe command one period later,
-which is sent instead of an unsafe one; by induction the limits hold forever, from any start at rest.
-Commands that can be stopped in time pass unchanged.
+acceleration and jerk. The first period of that stop is then a safe command in the next period, which replaces an unsafe
+one; by induction, the limits always hold after a start at rest. Commands that can be stopped in time are unchanged.
 
 Order of the checks: shape, finite numbers, mode (absolute, delta, velocity), position with margin, lead over the
 measured position, velocity, step, acceleration, jerk, braking distance, effort, workspace.
@@ -27,15 +26,15 @@ Mask = NDArray[np.bool_]
 
 SLACK = 1.0 + 1e-9  # tolerance of rounding for motions exactly at a limit
 ROUNDING = 1e-12  # [rad or m] distance kept from the limits against rounding of sums
-SHARES = np.linspace(0.0, 1.0, 33)[:, None]  # fractions of the command between stop and command
-HUGE = 1e100  # larger numbers are clipped, so that squares and products do not overflow
-FAR = 1e6  # periods at full speed; farther targets are clipped, so that they do not overflow
+BLEND_FRACTIONS = np.linspace(0.0, 1.0, 33)[:, None]  # fractions of the command between stop and command
+MAX_NUMBER = 1e100  # larger numbers are clipped, so that squares and products do not overflow
+MAX_PERIODS = 1e6  # periods at full speed; farther targets are clipped to prevent overflow
 
 
 class JointMeasurement(NamedTuple):
     """Last measurement of the robot, arrays `(J,)`, NaN for missing values."""
 
-    time: float  # [s] now, on the monotonic clock
+    time: float  # [s, monotonic] current time
     position: Array  # [rad or m]
     velocity: Array  # [rad/s or m/s]
     effort: Array  # [Nm or N]
@@ -44,26 +43,26 @@ class JointMeasurement(NamedTuple):
 class FilterState(NamedTuple):
     """State of the filter between two ticks."""
 
-    motion: JointMotion  # of the commands sent
+    motion: JointMotion  # motion of the commands sent
     target: Array  # (J,) last target, within position limits
 
     @classmethod
     def at_rest(cls, position: Array) -> FilterState:
-        """Standing still at `position` `(J,)`."""
+        """State at rest at `position` `(J,)`."""
         position = np.array(position, np.float64)
         return cls(JointMotion(position, np.zeros_like(position), np.zeros_like(position)), position)
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Box that must contain points of the robot, in the frame of `forward`."""
+    """Box in the frame of `forward` that must contain points of the robot."""
 
     forward: Callable[[Array], Array]  # joint positions (N, J) -> points (N, P, 3) [m]
     low: tuple[float, float, float]  # [m]
     high: tuple[float, float, float]  # [m]
 
     def contains(self, path: Array, start: Array) -> bool:
-        """Whether every point of `path` `(N, J)` is in the box, or no farther outside than at `start` `(J,)`."""
+        """Whether all points of `path` `(N, J)` are in the box, or no farther outside than at `start` `(J,)`."""
         now = self.forward(start[None])  # (1, P, 3)
         points = self.forward(path)  # (N, P, 3)
         low, high = np.minimum(self.low, now) - 1e-9, np.maximum(self.high, now) + 1e-9
@@ -74,10 +73,10 @@ class Workspace:
 class FilterConfig:
     """Command mode and limits of the filter."""
 
-    mode: Mode = "absolute"  # positions, changes of the last command sent, or velocities; velocities come out as such
-    margin: float = 0.002  # of a joint's range, kept free at either end
-    max_lead: float = 0.25  # [s] of motion at full speed, maximum distance of a command from the measured position
-    max_step: float = np.inf  # [rad or m] largest change of a command per tick
+    mode: Mode = "absolute"  # positions, changes of the last sent command, or velocities (also as output)
+    margin: float = 0.002  # fraction of a joint's range kept free at either end
+    max_lead: float = 0.25  # [s] maximum distance from the measured position, as time at full speed
+    max_step: float = np.inf  # [rad or m] maximum change of a command per tick
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
@@ -87,7 +86,7 @@ class FilterConfig:
 
 
 class SafetyFilter:
-    """Stateless filter of commands: the same inputs always give the same output."""
+    """Stateless filter of commands: equal inputs have equal outputs."""
 
     def __init__(
         self, limits: JointLimits, config: FilterConfig | None = None, workspace: Workspace | None = None
@@ -103,21 +102,21 @@ class SafetyFilter:
         """Filter a command `(J,)`.
 
         Args:
-            command: Command of the policy in the units of the mode; any object is accepted.
+            command: Command in the units of the mode; any object is accepted.
             state: State returned by the previous tick.
             measured: Last measurement.
-            dt: Control period [s], the same in every call on one state.
+            dt: Control period [s], constant for a sequence of states.
 
         Returns:
-            Safe command `(J,)`, the next state, and the interventions in the order of the checks.
+            Safe command `(J,)`, next state, and interventions in the order of the checks.
         """
         bounds = Bounds.of(self.limits, dt, self.config.max_step)
         motion = self._anchored(state.motion, measured)
-        wish = read_command(command, len(self.limits))
-        if isinstance(wish, str):
-            return self._send(motion, state.target, bounds, dt, [self._note(wish, measured)])
+        requested = read_command(command, len(self.limits))
+        if isinstance(requested, str):
+            return self._send(motion, state.target, bounds, dt, [self._note(requested, measured)])
         done: list[SafetyIntervention] = []
-        target = self._target(wish, motion, measured, dt, bounds, done)
+        target = self._target(requested, motion, measured, dt, bounds, done)
         overload = np.abs(measured.effort) > self.limits.effort
         if overload.any():
             self._record(done, "effort", overload, measured.effort, self.limits.effort, measured.time)
@@ -132,11 +131,9 @@ class SafetyFilter:
         return self._output(after, dt), FilterState(after, target), tuple(done)
 
     def hold(self, state: FilterState, dt: float) -> tuple[Array, FilterState]:
-        """One period of the fastest stop, or at rest after it: the command to send and the next state."""
-        command, after, _ = self._send(
-            state.motion, state.target, Bounds.of(self.limits, dt, self.config.max_step), dt, []
-        )
-        return command, after
+        """Command and next state for one period of the fastest stop, or at rest after it."""
+        bounds = Bounds.of(self.limits, dt, self.config.max_step)
+        return self._send(state.motion, state.target, bounds, dt, [])[:2]
 
     def _send(
         self, motion: JointMotion, target: Array, bounds: Bounds, dt: float, done: list[SafetyIntervention]
@@ -148,30 +145,30 @@ class SafetyFilter:
         return motion.velocity / dt if self.config.mode == "velocity" else motion.position.copy()
 
     def _anchored(self, motion: JointMotion, measured: JointMeasurement) -> JointMotion:
-        """Replace the integrated position by the measured one for a robot with velocity commands."""
+        """Replace the integrated position by the measured one if commands are velocities."""
         if self.config.mode != "velocity":
             return motion
-        here = np.clip(measured.position, -HUGE, HUGE)
+        here = np.clip(measured.position, -MAX_NUMBER, MAX_NUMBER)
         return motion._replace(position=np.where(np.isfinite(measured.position), here, motion.position))
 
     def _target(
         self,
-        wish: Array,
+        requested: Array,
         motion: JointMotion,
         measured: JointMeasurement,
         dt: float,
         bounds: Bounds,
         done: list[SafetyIntervention],
     ) -> Array:
-        """Target position `(J,)`, within the position limits and the maximum lead over the measured one."""
+        """Target position `(J,)` within the position limits and the maximum lead over the measured position."""
         here = motion.position
         if self.config.mode != "absolute":
-            wish = here + (wish * dt if self.config.mode == "velocity" else wish)
-        target = np.clip(wish, self._low, self._high)
-        self._record(done, "position", np.abs(wish - target) > 2 * ROUNDING, wish, target, measured.time)
-        target = np.clip(target, here - FAR * bounds.velocity, here + FAR * bounds.velocity)
+            requested = here + (requested * dt if self.config.mode == "velocity" else requested)
+        target = np.clip(requested, self._low, self._high)
+        self._record(done, "position", np.abs(requested - target) > 2 * ROUNDING, requested, target, measured.time)
+        target = np.clip(target, here - MAX_PERIODS * bounds.velocity, here + MAX_PERIODS * bounds.velocity)
         reach = self.limits.velocity * self.config.max_lead
-        near = np.fmin(np.fmax(target, measured.position - reach), measured.position + reach)  # NaN bounds nothing
+        near = np.fmin(np.fmax(target, measured.position - reach), measured.position + reach)  # NaN is no bound
         self._record(done, "lead", near != target, np.abs(target - measured.position), reach, measured.time)
         return np.clip(near, self._low, self._high)
 
@@ -185,7 +182,7 @@ class SafetyFilter:
         dt: float,
         done: list[SafetyIntervention],
     ) -> tuple[Array, Mask]:
-        """Wanted acceleration `(J,)`, and the mask of joints that do not reach the target in one period."""
+        """Desired acceleration `(J,)`, and mask of the joints that do not reach the target in one period."""
         step = target - motion.position
         acceleration = step - motion.velocity
         limited = np.zeros(len(self.limits), np.bool_)
@@ -201,13 +198,12 @@ class SafetyFilter:
         goal = step
         if self.config.mode != "velocity":
             goal = approach(target, before, motion, bounds)
-            behind = (motion.position != before) & (goal != step) & ~limited  # arriving now would overshoot
+            behind = (motion.position != before) & (goal != step) & ~limited  # a direct motion would overshoot
             self._record(done, "lag", behind, step / dt, np.abs(goal) / dt, measured.time)
             limited |= behind
         goal = np.clip(goal, -bounds.velocity, bounds.velocity)
-        return np.where(
-            limited, stopping_acceleration(motion.velocity - goal, motion.acceleration, bounds), acceleration
-        ), limited
+        slower = stopping_acceleration(motion.velocity - goal, motion.acceleration, bounds)
+        return np.where(limited, slower, acceleration), limited
 
     def _stoppable(
         self,
@@ -219,43 +215,35 @@ class SafetyFilter:
         measured: JointMeasurement,
         done: list[SafetyIntervention],
     ) -> Array:
-        """Acceleration nearest to the wanted one from which every joint can stop in time; at worst that of a stop."""
+        """Acceleration nearest to `wanted` from which every joint can stop in time; at worst a stop."""
         safe = self._safe(wanted, motion, bounds)
         if safe.all():
             return wanted
-        self._record(
-            done,
-            "braking",
-            ~safe & ~limited,
-            target,
-            np.where(motion.velocity > 0, self._high, self._low),
-            measured.time,
-        )
+        limit = np.where(motion.velocity > 0, self._high, self._low)
+        self._record(done, "braking", ~safe & ~limited, target, limit, measured.time)
         stop = stopping_acceleration(motion.velocity, motion.acceleration, bounds)
         low, width = np.zeros(len(self.limits)), 1.0
         for _ in range(2):
-            accelerations = stop + np.minimum(low + width * SHARES, 1.0) * (wanted - stop)  # (K, J)
+            accelerations = stop + np.minimum(low + width * BLEND_FRACTIONS, 1.0) * (wanted - stop)  # (K, J)
             fine = self._safe(accelerations, motion, bounds)
-            fine[0] = True  # the stop itself at first, then what was just found
-            low = low + width * SHARES[len(fine) - 1 - np.argmax(fine[::-1], axis=0), 0]
-            width *= SHARES[1, 0]
+            fine[0] = True  # the stop itself, then the last result
+            low = low + width * BLEND_FRACTIONS[len(fine) - 1 - np.argmax(fine[::-1], axis=0), 0]
+            width *= BLEND_FRACTIONS[1, 0]
         return np.where(safe, wanted, stop + np.minimum(low, 1.0) * (wanted - stop))
 
     def _safe(self, acceleration: Array, motion: JointMotion, bounds: Bounds) -> Mask:
         """Whether a stop after one period with `acceleration` `(..., J)` stays within all limits."""
         low, high = np.minimum(self._low, motion.position), np.maximum(self._high, motion.position)
         after = motion.advance(acceleration)
-        peak = np.abs(after.velocity) + np.abs(after.acceleration) * (
-            0.5 * np.abs(after.acceleration) / bounds.jerk + 1.0
-        )
+        size = np.abs(after.acceleration)
+        peak = np.abs(after.velocity) + size * (0.5 * size / bounds.jerk + 1.0)
         way = peak * bounds.duration
         if np.all((after.position - way >= low) & (after.position + way <= high) & (peak <= bounds.velocity)):
             return np.ones(acceleration.shape, np.bool_)  # far from all limits, the common case
         fine = np.ones(acceleration.shape, np.bool_)
         for point in [after, *braking_path(after, bounds)]:
-            fine &= (
-                (point.position >= low) & (point.position <= high) & (np.abs(point.velocity) <= bounds.velocity * SLACK)
-            )
+            fine &= (point.position >= low) & (point.position <= high)
+            fine &= np.abs(point.velocity) <= bounds.velocity * SLACK
         return fine
 
     def _inside(
@@ -267,7 +255,7 @@ class SafetyFilter:
         measured: JointMeasurement,
         done: list[SafetyIntervention],
     ) -> Array:
-        """Wanted acceleration, or its largest blend with a stop from which the robot stops within the box."""
+        """Acceleration `wanted`, or its largest blend with a stop from which the robot stops within the box."""
 
         def fits(acceleration: Array) -> bool:
             after = motion.advance(acceleration)
@@ -280,20 +268,17 @@ class SafetyFilter:
         stop = stopping_acceleration(motion.velocity, motion.acceleration, bounds)
         low, high = 0.0, 1.0
         for _ in range(6):
-            share = 0.5 * (low + high)
-            acceleration = stop + share * (wanted - stop)
-            low, high = (
-                (share, high) if fits(acceleration) and self._safe(acceleration, motion, bounds).all() else (low, share)
-            )
+            middle = 0.5 * (low + high)
+            acceleration = stop + middle * (wanted - stop)
+            safe = fits(acceleration) and self._safe(acceleration, motion, bounds).all()
+            low, high = (middle, high) if safe else (low, middle)
         return stop + low * (wanted - stop)
 
     def _record(
         self, done: list[SafetyIntervention], kind: str, where: Mask, value: Array, limit: Array, time: float
     ) -> None:
-        names = self.limits.names
-        done += [
-            SafetyIntervention(kind, names[j], float(value[j]), float(limit[j]), time) for j in np.flatnonzero(where)
-        ]
+        joints, names = np.flatnonzero(where), self.limits.names
+        done += [SafetyIntervention(kind, names[j], float(value[j]), float(limit[j]), time) for j in joints]
 
     def _note(self, kind: str, measured: JointMeasurement) -> SafetyIntervention:
         return SafetyIntervention(kind, "", np.nan, np.nan, measured.time)
@@ -303,26 +288,24 @@ def read_command(command: Any, joints: int) -> Array | str:
     """Convert `command` to finite numbers `(J,)`, or return the failed check: `shape` or `finite`."""
     try:
         given = np.array(command)
-        if (
-            given.shape != (joints,) or given.dtype.kind not in "fiu"
-        ):  # no text, dates, complex numbers or other objects
+        if given.shape != (joints,) or given.dtype.kind not in "fiu":  # text, dates, complex numbers, objects
             return "shape"
-        if np.ma.is_masked(command):  # what lies behind a mask is no number
+        if np.ma.is_masked(command):  # masked entries are not numbers
             return "finite"
         with np.errstate(over="ignore"):  # longer floats become infinite
-            wish = given.astype(np.float64)
-    except Exception:  # not a command
+            requested = given.astype(np.float64)
+    except Exception:  # not an array
         return "shape"
-    return np.clip(wish, -HUGE, HUGE) if np.isfinite(wish).all() else "finite"
+    return np.clip(requested, -MAX_NUMBER, MAX_NUMBER) if np.isfinite(requested).all() else "finite"
 
 
 def approach(target: Array, before: Array, motion: JointMotion, bounds: Bounds) -> Array:
     """Velocity `(J,)` that reaches a moving target as fast as the limits allow, with little overshoot.
 
-    The speed relative to the target, which moved from `before` to `target`, is the one that can be braked on the way
-    that is left: w^2 / (2 B) + w B / (2 D) for a speed w, largest acceleration B and jerk D, or w sqrt(w / D) if the
-    stop ends before it reaches B; and half a period of motion, because the acceleration acts from the next period on.
-    The distance covered until the present acceleration, if it adds speed, is removed, is subtracted.
+    The speed relative to the target, which moved from `before` to `target`, can be braked within the remaining
+    distance: w^2 / (2 B) + w B / (2 D) for a speed w, maximum acceleration B and jerk D, or w sqrt(w / D) if the stop
+    ends before it reaches B, plus half a period of motion, because the acceleration acts from the next period on. The
+    distance covered until the current acceleration has ended is subtracted if it increases the speed.
     """
     feed = np.clip(target - before, -bounds.velocity, bounds.velocity)
     way = target - feed - motion.position

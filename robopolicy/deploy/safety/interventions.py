@@ -1,4 +1,4 @@
-"""Record of the interventions of the safety layer: counted, logged and kept."""
+"""Interventions of the safety layer: counts, logs and records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SafetyIntervention:
     joint: str  # name of the joint, camera or observation; empty for all
     value: float  # requested or measured value
     limit: float  # allowed value
-    time: float  # [s] on the monotonic clock
+    time: float  # [s, monotonic]
 
     def __str__(self) -> str:
         where = f" of {self.joint}" if self.joint else ""
@@ -29,31 +29,31 @@ class SafetyIntervention:
 
 
 class InterventionLog:
-    """Counter of interventions, which logs the first of each kind and joint within a second.
+    """Log of interventions with counts; writes one log message per second, kind and joint.
 
     Args:
-        window: Ticks of `limited_fraction`.
+        window: Number of ticks for `limited_fraction`.
         keep: Maximum number of records in `recent`.
     """
 
-    def __init__(self, window: int = 100, keep: int = 1000) -> None:
+    def __init__(self, window: int = 100, max_records: int = 1000) -> None:
         self.counts: Counter[str] = Counter()
         self.ticks = 0
-        self.recent: deque[SafetyIntervention] = deque(maxlen=keep)
+        self.recent: deque[SafetyIntervention] = deque(maxlen=max_records)
         self._window = window
-        self._bent: deque[bool] = deque(maxlen=window)
+        self._limited: deque[bool] = deque(maxlen=window)
         self._logged: dict[tuple[str, str], float] = {}
 
     def tick(self, interventions: Iterable[SafetyIntervention]) -> None:
         """Record the interventions of the filter in one tick."""
         found = tuple(interventions)
         self.ticks += 1
-        self._bent.append(bool(found))
+        self._limited.append(bool(found))
         for intervention in found:
             self.add(intervention)
 
     def add(self, intervention: SafetyIntervention) -> None:
-        """Record one intervention outside of a tick."""
+        """Record one intervention."""
         self.counts[intervention.kind] += 1
         self.recent.append(intervention)
         key = (intervention.kind, intervention.joint)
@@ -63,9 +63,9 @@ class InterventionLog:
 
     @property
     def limited_fraction(self) -> float:
-        """Fraction of the last `window` ticks in which the filter changed a command; 0 for fewer ticks."""
-        return sum(self._bent) / self._window if len(self._bent) == self._window else 0.0
+        """Fraction of the last `window` ticks with a changed command; 0 for fewer ticks."""
+        return sum(self._limited) / self._window if len(self._limited) == self._window else 0.0
 
     def reset_window(self) -> None:
         """Clear the window of `limited_fraction`, after a pause."""
-        self._bent.clear()
+        self._limited.clear()

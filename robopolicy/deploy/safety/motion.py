@@ -16,13 +16,13 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class JointLimits:
-    """Limits of J joints, arrays `(J,)` in SI units: rad for revolute joints, m for prismatic ones, inf where unknown.
+    """Limits of J joints, arrays `(J,)` in SI units: rad for revolute joints, m for prismatic joints, inf if unknown.
 
-    A joint needs a velocity limit, since no guarantee is possible without one. Unbounded coordinates, such as
-    the pose of a base, have infinite position limits.
+    Velocity limits are required, since the filter cannot guarantee anything without them. Unbounded coordinates, such
+    as the pose of a base, have infinite position limits.
 
     Raises:
-        UserError: Shapes differ, a number is not positive (or not a number), or a range is empty.
+        UserError: Shapes differ, a number is not positive or NaN, or a range is empty.
     """
 
     names: tuple[str, ...]
@@ -90,12 +90,12 @@ class Bounds(NamedTuple):
 
     @property
     def duration(self) -> Array:
-        """Upper bound of the control periods `(J,)` of a stop from any allowed velocity and acceleration."""
+        """Upper bound of the duration `(J,)` of a stop, in control periods, from any allowed motion."""
         return self.velocity / self.acceleration + 5.0 * self.acceleration / self.jerk + 8.0
 
 
 class JointMotion(NamedTuple):
-    """A motion at one instant, arrays `(..., J)` in units of one control period."""
+    """Motion at one time, arrays `(..., J)` in units of one control period."""
 
     position: Array
     velocity: Array
@@ -113,16 +113,16 @@ class JointMotion(NamedTuple):
 
 
 def stopping_acceleration(step: Array, acceleration: Array, bounds: Bounds) -> Array:
-    """Next acceleration `(..., J)` of the fastest stop, to zero velocity and acceleration."""
+    """Next acceleration `(..., J)` of the fastest stop to zero velocity and acceleration."""
     size = np.abs(step)
-    terms = np.floor(0.5 * (np.sqrt(1.0 + 8.0 * size / bounds.jerk) - 1.0))  # of T(x) behind the first
+    terms = np.floor(0.5 * (np.sqrt(1.0 + 8.0 * size / bounds.jerk) - 1.0))  # terms of T(x) after the first
     wanted = np.minimum((size + 0.5 * bounds.jerk * terms * (terms + 1.0)) / (terms + 1.0), bounds.acceleration)
     wanted = np.copysign(wanted, -step)
     return np.minimum(np.maximum(wanted, acceleration - bounds.jerk), acceleration + bounds.jerk)
 
 
 def braking_path(motion: JointMotion, bounds: Bounds) -> list[JointMotion]:
-    """Motion of the fastest stop, from the next period until rest."""
+    """Motions of the fastest stop, from the next period until rest."""
     path = []
     periods = int(np.max(bounds.duration))
     while not motion.at_rest and len(path) < periods:
@@ -135,14 +135,14 @@ def safe_stop(position: Array, velocity: Array, acceleration: Array, limits: Joi
     """Positions `(N, J)` of the fastest stop within the limits of acceleration and jerk, one per control period.
 
     Args:
-        position: Where the joints are `(J,)` [rad or m].
-        velocity: Their velocity `(J,)`, at most that of the limits.
-        acceleration: Their acceleration `(J,)`, at most that of the limits.
-        limits: Limits of the joints; position limits are not used, since the path of a stop is fixed.
+        position: Current positions `(J,)` [rad or m].
+        velocity: Current velocities `(J,)`, within the limits.
+        acceleration: Current accelerations `(J,)`, within the limits.
+        limits: Limits of the joints; position limits do not affect the path.
         dt: Control period [s].
 
     Returns:
-        At least one row; the last is where the joints rest.
+        At least one row; the last row is at rest.
     """
     bounds = Bounds.of(limits, dt)
     path = braking_path(JointMotion(position, velocity * dt, acceleration * dt**2), bounds)
@@ -150,19 +150,19 @@ def safe_stop(position: Array, velocity: Array, acceleration: Array, limits: Joi
 
 
 Fallback = Callable[[Array, float], Array | None]
-"""(commanded position (J,), control period [s]) -> the next target (J,), or None to stand still."""
+"""(commanded position (J,), control period [s]) -> next target (J,), or None to stay at rest."""
 
 
 def hold(position: Array, dt: float) -> Array | None:
-    """Stand still."""
+    """Stay at rest."""
     return None
 
 
 def go_home(limits: JointLimits, home: Array, speed: float = 0.1) -> Fallback:
-    """Move to `home` `(J,)` with all joints arriving together, at the fraction `speed` of the velocity limits.
+    """Create a fallback motion to `home` `(J,)` in equal time, at a fraction `speed` of the velocity limits.
 
     Raises:
-        UserError: `home` lies outside the limits, or `speed` outside (0, 1].
+        UserError: `home` is outside of the limits, or `speed` is not in (0, 1].
     """
     home = np.array(home, np.float64)
     if home.shape != (len(limits),) or not limits.inside(home).all():

@@ -14,8 +14,8 @@ from robopolicy.constraints import OpenFraction, PositiveInt, Validated
 from robopolicy.data.ood_detector import OODDetector
 from robopolicy.errors import UserError, unknown_name
 
-DEVIATIONS = 3.0  # standard deviations about the mean, if quantiles are unknown
-LEAST_RANGE = 1e-3  # [units of the observation] minimum range, for constant sensors
+DEVIATIONS = 3.0  # half-width of ranges without quantiles, in standard deviations
+MIN_RANGE = 1e-3  # [units of the observation] minimum width of a range, for constant sensors
 
 
 class ObservationRange(NamedTuple):
@@ -27,7 +27,7 @@ class ObservationRange(NamedTuple):
 
 @dataclass(frozen=True)
 class ObservationGateConfig:
-    """Hysteresis of the gate; excess is the distance from the data range, in units of the range."""
+    """Hysteresis of the gate; the excess is the distance from the data range, in units of the range."""
 
     close: float = 0.5  # excess above which an observation is out of distribution
     open: float = 0.25  # excess up to which it is in distribution
@@ -44,17 +44,17 @@ class RangeViolation(NamedTuple):
 
     key: str  # "state[3]"
     value: float
-    limit: float  # nearest value in the data range
+    limit: float  # nearest value within the data range
     excess: float  # in units of the data range; inf for NaN
 
 
 class ObservationGate:
-    """Gate that closes for observations far outside of the data range, with hysteresis in value and time."""
+    """Gate that closes for observations far outside of the data range, with hysteresis in excess and time."""
 
     def __init__(self, ranges: Mapping[str, ObservationRange], config: ObservationGateConfig | None = None) -> None:
         self.ranges, self.config = dict(ranges), config or ObservationGateConfig()
         self.closed = False
-        self._run = 0  # consecutive observations for the other state
+        self._run = 0  # consecutive observations that support a change of state
 
     @classmethod
     def from_statistics(
@@ -78,9 +78,9 @@ class ObservationGate:
     def update(self, obs: Mapping[str, NDArray[Any]]) -> RangeViolation:
         """Update the gate with an observation `{key: (..., D)}` and return the entry with the largest excess."""
         found = [self._excess(key, ranges, obs) for key, ranges in self.ranges.items()]
-        worst = max(found, key=lambda finding: finding.excess, default=RangeViolation("", 0.0, 0.0, 0.0))
-        against = worst.excess <= self.config.open if self.closed else worst.excess > self.config.close
-        self._run = self._run + 1 if against else 0
+        worst = max(found, key=lambda violation: violation.excess, default=RangeViolation("", 0.0, 0.0, 0.0))
+        change = worst.excess <= self.config.open if self.closed else worst.excess > self.config.close
+        self._run = self._run + 1 if change else 0
         needed = self.config.open_after if self.closed else self.config.close_after
         if self._run >= needed or (worst.excess == np.inf and not self.closed):
             self.closed, self._run = not self.closed, 0
@@ -92,7 +92,7 @@ class ObservationGate:
         if value.shape[-1:] != ranges.low.shape or not np.isfinite(value).all():
             return RangeViolation(key, np.nan, np.nan, np.inf)
         value = value.reshape(-1, len(ranges.low))
-        width = np.maximum(ranges.high - ranges.low, LEAST_RANGE)
+        width = np.maximum(ranges.high - ranges.low, MIN_RANGE)
         excess = np.maximum(ranges.low - value, value - ranges.high) / width
         row, column = np.unravel_index(int(np.argmax(excess)), excess.shape)
         worst = float(value[row, column])
@@ -107,7 +107,7 @@ RESPONSES = ("hold", "slow", "refuse")
 class ActionOODConfig(Validated):
     """Response to out-of-distribution actions."""
 
-    response: str = "hold"  # hold (after too many in a row) | slow (go a fraction of the way) | refuse (hold at once)
+    response: str = "hold"  # hold (after too many) | slow (move a fraction of the way) | refuse (hold immediately)
     slow_fraction: OpenFraction = 0.3  # fraction of the way with `slow`
     max_consecutive: PositiveInt = 3  # consecutive out-of-distribution actions that hold the robot with any response
 
@@ -120,31 +120,27 @@ class ActionOODConfig(Validated):
 class ActionOODResult(NamedTuple):
     """Result of the check of one action."""
 
-    fraction: float  # of the way to action_horizon: 1 is all of it
-    held: bool  # whether to hold the robot
+    fraction: float  # fraction of the action to execute
+    hold: bool  # whether to hold the robot
     score: float  # log-density, or minus a distance
-    threshold: float  # minimum score of actions inside of the data
+    threshold: float  # minimum score of actions in distribution
 
 
 class ActionOODCheck:
-    """Check of actions against the data, with a count of consecutive out-of-distribution actions."""
+    """Out-of-distribution check of actions, with a count of consecutive violations."""
 
     def __init__(self, gate: OODDetector, config: ActionOODConfig | None = None) -> None:
         self.gate, self.config = gate, config or ActionOODConfig()
         self._run = 0
 
     def check(self, obs: Mapping[str, NDArray[Any]], action: NDArray[Any]) -> ActionOODResult:
-        """Check an action `(A,)` for the last observation `{key: (...)}`.
-
-        Raises:
-            UserError: Keys or sizes differ from the data.
-        """
-        shown = {key: torch.from_numpy(np.asarray(obs[key], np.float32))[None] for key in self.gate.keys if key in obs}
-        point = self.gate.point(shown, torch.from_numpy(np.asarray(action, np.float32))[None])
+        """Check an action `(A,)` for an observation `{key: (...)}`; raises `UserError` for other keys or sizes."""
+        batch = {key: torch.from_numpy(np.asarray(obs[key], np.float32))[None] for key in self.gate.keys if key in obs}
+        point = self.gate.point(batch, torch.from_numpy(np.asarray(action, np.float32))[None])
         score, threshold = float(self.gate.score(point)), self.gate.threshold
         if score >= threshold:
             self._run = 0
             return ActionOODResult(1.0, False, score, threshold)
         self._run += 1
-        share = {"hold": 1.0, "slow": self.config.slow_fraction, "refuse": 0.0}[self.config.response]
-        return ActionOODResult(share, self._run >= self.config.max_consecutive, score, threshold)
+        fraction = {"hold": 1.0, "slow": self.config.slow_fraction, "refuse": 0.0}[self.config.response]
+        return ActionOODResult(fraction, self._run >= self.config.max_consecutive, score, threshold)
