@@ -73,7 +73,7 @@ def test_the_chat_template_places_the_messages(folder):
 
 
 def test_what_a_folder_lacks_raises_in_one_line(tmp_path, folder):
-    with pytest.raises(UserError, match="is no folder of a causal language model"):
+    with pytest.raises(UserError, match="is not a folder of a causal language model"):
         TextPolicy(TextConfig(pretrained=str(tmp_path)), SPEC)
     with pytest.raises(UserError, match="template must be one of plain, chat"):
         TextConfig(template="jinja")
