@@ -84,7 +84,7 @@ def test_a_reward_that_always_hangs_is_refused(monkeypatch):
     reward_runner = RewardRunner(0.02)
     episode = Faulty().episode(2)
     assert reward_runner.step(episode, "", 2) is None
-    with pytest.raises(UserError, match="reward calls hang"):
+    with pytest.raises(UserError, match="calls of the reward function hang"):
         reward_runner.step(episode, "", 2)
 
 
@@ -114,7 +114,7 @@ def test_a_reply_that_cannot_be_shown_is_a_fault():
     reward_runner = RewardRunner(1.0)
     assert reward_runner.step(Mute("?", float), "", 3) is None
     assert [(error.kind, error.message[:22]) for error in reward_runner.pop_errors()] == [
-        ("not readable", "its reply holds U+0000")
+        ("not readable", "its reply contains U+0000")
     ]
     reward_runner.close()
 

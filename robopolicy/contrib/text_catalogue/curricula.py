@@ -72,7 +72,7 @@ class CategoryBandit(Uniform):
 
     def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
         """Update the values of the sampled categories."""
-        places = torch.tensor([self._places.get(key, -1) for key in keys.tolist()])
+        places = torch.tensor([self._indices.get(key, -1) for key in keys.tolist()])
         known = places >= 0
         category = self._category[places[known]]
         for index in category.unique().tolist():
@@ -110,7 +110,7 @@ class Frontier(Tracked):
 
     def propose(self, n: int) -> list[Task]:
         """The nearest of the candidates."""
-        places = torch.tensor(self.draw(min(self.factor * n, self._enough(n))))
+        places = torch.tensor(self.draw(min(self.factor * n, self._check_size(n))))
         distance = (self.rates()[places] - self.target).abs()
         nearest = torch.argsort(distance, stable=True)[:n]
         return [self.pool.tasks[place] for place in places[nearest].tolist()]
@@ -140,7 +140,7 @@ class Regret(Tracked):
         known = int((torch.rand(n, generator=self._generator) < self.replay).sum())
         known = min(known, int(self.best.isfinite().sum()))
         again = self.weighted(self.weight(), known) if known else []
-        fresh = [place for place in self.draw(min(n + known, self._enough(n))) if place not in again]
+        fresh = [place for place in self.draw(min(n + known, self._check_size(n))) if place not in again]
         return [self.pool.tasks[place] for place in (*again, *fresh[: n - known])]
 
     def weight(self) -> Tensor:
@@ -153,7 +153,7 @@ class Regret(Tracked):
         """Follow the mean and the best of the rewards."""
         super().observe(keys, rewards, advantage)
         for key, reward in zip(keys.tolist(), rewards.tolist(), strict=True):
-            if (place := self._places.get(key)) is not None:  # not a task that a strategy created
+            if (place := self._indices.get(key)) is not None:  # not a task that a strategy created
                 self.best[place] = max(float(self.best[place]), reward)
 
     def state_dict(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch.testing import assert_close
 
 from robopolicy.core.registry import build
 from robopolicy.recipe_files import read_recipe
-from robopolicy.text.rollouts.collector import Composition
+from robopolicy.text.rollouts.collector import RewardChain
 from robopolicy.text.rollouts.protocols import Outcomes
 
 KEY = (0, 0, 0, 1, 1)
@@ -177,7 +177,7 @@ def test_every_recipe_that_composes_rewards_has_its_sums_here() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_rewards_are_the_sums_by_hand(name: str) -> None:
     case = CASES[name]
-    reward = Composition([build("reward", entry) for entry in read_recipe(name)["rollout"]["reward"]])
+    reward = RewardChain([build("reward", entry) for entry in read_recipe(name)["rollout"]["reward"]])
     batch = Outcomes(
         torch.tensor(KEY), column(REWARD), {metric: column(values) for metric, values in case.metrics.items()}
     )
