@@ -72,8 +72,12 @@ def test_a_text_may_hold_any_end_of_a_line_but_that_of_the_file(tmp_path):
         (read_demonstrations, [{"messages": ["a"]}], "'messages' must be texts that alternate"),
         (read_demonstrations, [[1]], "line 1 must be an object, found list"),
         (read_offline, [{"prompt": "a", "completion": "b", "reward": 10**400}], "must be a finite number, found 1000"),
-        (read_pairs, [{"prompt": "a\0b", "chosen": "c", "rejected": "d"}], "'prompt' holds U+0000 as character 2"),
-        (read_offline, [{"messages": ["a", "\ud800"], "rewards": [1]}], "message 2 holds U+D800 as character 1, half"),
+        (read_pairs, [{"prompt": "a\0b", "chosen": "c", "rejected": "d"}], "'prompt' contains U+0000 as character 2"),
+        (
+            read_offline,
+            [{"messages": ["a", "\ud800"], "rewards": [1]}],
+            "message 2 contains U+D800 as character 1, half",
+        ),
     ],
 )
 def test_what_does_not_fit_is_said_with_its_place(read, rows, message, tmp_path):

@@ -261,7 +261,7 @@ def test_interrupted_text_runs_resume_with_the_same_bits(kind, base, tmp_path, m
         (["algorithm.overlong=cut"], "algorithm.overlong must be one of score, mask"),
         (["algorithm.data=x.jsonl"], "algorithm.data=x.jsonl is not used: recipe 'grpo' learns from its own rollouts"),
         (["algorithm.teacher=x"], "algorithm.teacher=x is not used: recipe 'grpo' has no teacher"),
-        (["dataset=x"], "Algorithm 'text_recipe' reads no robot dataset; leave out dataset="),
+        (["dataset=x"], "Algorithm 'text_recipe' does not use robot datasets; remove dataset="),
         (["algorithm.group_size=1"], "compares the rollouts of a group; set algorithm.group_size to 2 or more"),
         (["algorithm.sft_lr=-1"], "algorithm.sft_lr must be positive, got -1.0"),
         (["algorithm.prompts_per_update=0"], "algorithm.prompts_per_update must be at least 1"),

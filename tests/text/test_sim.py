@@ -91,10 +91,10 @@ def test_a_reward_that_always_hangs_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ("a" * 9, "has 9 bytes, but there is room for 8"),
-        ("a\0b", r"holds U\+0000 as character 2, which ends a text"),
-        ("ab\x1e", r"holds U\+001E as character 3, which separates messages"),
-        ("\udc80", r"holds U\+DC80 as character 1, half of a surrogate pair"),
+        ("a" * 9, "has 9 bytes, but at most 8 are possible"),
+        ("a\0b", r"contains U\+0000 as character 2, which ends a text"),
+        ("ab\x1e", r"contains U\+001E as character 3, which separates messages"),
+        ("\udc80", r"contains U\+DC80 as character 1, half of a surrogate pair"),
     ],
 )
 def test_a_prompt_that_cannot_be_shown_is_refused_by_name(prompt, message):

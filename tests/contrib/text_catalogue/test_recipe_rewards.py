@@ -32,7 +32,7 @@ class Case:
     expected: Sequence[float]
     metrics: dict[str, Sequence[float]]
     state: dict[str, Any] = field(default_factory=dict[str, Any])  # of the parts before the first batch, by place
-    influence: Sequence[float] = ()  # of the objectives, followed after the first batch
+    influence: Sequence[float] = ()  # of the objectives, set after the first batch
     again: Sequence[float] = ()  # expected of the same five in the next batch; empty: not asked
 
 
@@ -184,6 +184,6 @@ def test_rewards_are_the_sums_by_hand(name: str) -> None:
     reward.load_state_dict(reward.state_dict() | case.state)
     assert_close(reward(batch), column(case.expected))
     if case.influence:
-        reward.follow(column(case.influence))
+        reward.set_influence(column(case.influence))
     if case.again:
         assert_close(reward(batch), column(case.again))
