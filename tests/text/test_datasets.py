@@ -76,7 +76,7 @@ def test_a_text_may_hold_any_end_of_a_line_but_that_of_the_file(tmp_path):
         (
             read_offline,
             [{"messages": ["a", "\ud800"], "rewards": [1]}],
-            "message 2 contains U+D800 as character 1, half",
+            "message 2 contains U+D800 as character 1",
         ),
     ],
 )

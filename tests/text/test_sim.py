@@ -113,7 +113,7 @@ def test_a_reply_that_cannot_be_shown_is_a_fault():
 
     reward_runner = RewardRunner(1.0)
     assert reward_runner.step(Mute("?", float), "", 3) is None
-    assert [(error.kind, error.message[:22]) for error in reward_runner.pop_errors()] == [
+    assert [(error.kind, error.message[:25]) for error in reward_runner.pop_errors()] == [
         ("not readable", "its reply contains U+0000")
     ]
     reward_runner.close()

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from robopolicy.contrib.text_diffusion.policy import DiffusionTextPolicy
 from robopolicy.text.conversation import Conversation
@@ -35,12 +34,14 @@ class DiffusionTextEnv(TextEnv):
         given = {int(place): tokens[int(place)] for place in torch.cat(places)}
         return replace(task, prefix=None, context={"kind": "inpaint", "text": "", "given": given})
 
-    def _write(
-        self, conversations: Sequence[Conversation], seen: Sequence[Sequence[int]], temperature: Tensor
-    ) -> Generation:
-        given = [_given(conversation.task) if not conversation.responses else {} for conversation in conversations]
-        settings = {"temperature": temperature, "deterministic": self.deterministic}
-        return self.policy.generate(seen, self.generator, given=given, **settings)
+    def _generate(self, conversations: Sequence[Conversation]) -> Generation:
+        return self.policy.generate(
+            [one.prompt + one.columns["tokens"] for one in conversations],
+            self.generator,
+            temperature=torch.tensor([one.task.temperature for one in conversations]),
+            deterministic=self.deterministic,
+            given=[_given(one.task) if not one.responses else {} for one in conversations],
+        )
 
     def trajectories_of(self, conversations: Sequence[Conversation]) -> list[Trajectory]:
         """Like the base, with the given tokens marked."""
