@@ -154,7 +154,7 @@ def return_to_go(trajectory: Trajectory, gamma: float = 1.0) -> float:
 
 
 def segment_starts(rows: Decisions, every: int, below: float) -> Tensor:
-    """Mark first tokens of responses, and tokens after every `every` of its tokens less likely than `below`."""
+    """Mark, bool `(N, T)`, the start of responses and the token after every `every` tokens less likely than `below`."""
 
     def before(values: Tensor) -> Tensor:
         return torch.cat([torch.zeros_like(values[:, :1]), values[:, :-1]], 1)
