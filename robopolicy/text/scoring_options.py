@@ -50,7 +50,7 @@ class ScoringOption:
             UserError: The task does not support the option; names the recipe.
         """
 
-    def modify_reference(self, start: TextPolicy, learner: TextRecipe) -> None:
+    def modify_reference(self, reference: TextPolicy, learner: TextRecipe) -> None:
         """Change the weights of the initial reference, a copy of the policy."""
 
     def score_settings(self, update: int) -> dict[str, Any]:

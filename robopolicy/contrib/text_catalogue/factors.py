@@ -164,7 +164,7 @@ def scaled_unit_entropy(decisions: Decisions) -> Tensor:
 
 
 def potential(decisions: Decisions) -> Tensor:
-    """Compute the progress in [-1, 1] of each decision's step `(N, T)` from a probe of the answer (SPAE, Wu et al. 2026).
+    """Compute the progress in [-1, 1] of each step `(N, T)` from a probe of the answer (SPAE, Wu et al. 2026).
 
     `extra["probe_accuracy"]` (N, T) is exp of the mean log-probability of the true answer, `extra["probe_confidence"]`
     (N, T) is exp of minus the entropy of the answer: confident wrong answers have -1, confident correct ones 1.

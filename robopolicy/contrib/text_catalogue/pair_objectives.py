@@ -113,7 +113,7 @@ def group_pairs(decisions: Decisions) -> tuple[Tensor, Tensor]:
 
 
 def win_rate(decisions: Decisions, outcome: Tensor) -> Tensor:
-    """Compute the win rate of each trajectory in its group, ties counting half, at its first row `(N,)`; 0 elsewhere."""
+    """Compute win rates of trajectories in their groups, ties counting half, at the first row `(N,)`; 0 elsewhere."""
     left, right = group_pairs(decisions)
     wins = 0.5 + 0.5 * torch.sign(outcome[left] - outcome[right])
     total = wins.new_zeros(len(decisions)).index_add(0, left, wins)

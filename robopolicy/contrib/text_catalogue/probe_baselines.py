@@ -79,7 +79,7 @@ class ProbeBaseline:
         return advantage - siblings(predicted, decisions)
 
     def observe(self, decisions: Decisions) -> None:
-        """Fit the mean reward of the other rollouts, or of the rollout itself if it is the only one, from its features."""
+        """Fit the mean reward of the other rollouts, or the own reward of a single rollout, to its features."""
         first = first_rows(decisions)
         reward = outcome(decisions)
         segments = ROLLOUTS.segments(reward, decisions)

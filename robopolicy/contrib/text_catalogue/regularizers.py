@@ -54,7 +54,9 @@ class KLBarrier:
 
 
 class AdaptiveKL(CoefficientController):
-    """Controller that multiplies the coefficient by `1 + clip(measured / target - 1, -0.2, 0.2) * count / horizon` (Ziegler et al.).
+    """Controller that multiplies the coefficient by `1 + clip(measured / target - 1, -0.2, 0.2) * count / horizon`.
+
+    Source: Ziegler et al.
 
     `count` is the number of trajectories; batches of more than `horizon` count as that many, so the factor is positive.
     """
