@@ -120,11 +120,7 @@ class PromptTask(TextTask):
     prompt_bytes = MAX_PROMPT_BYTES
 
     def __init__(self, name: str) -> None:
-        """Read the file of a name FILE or FILE:BYTES.
-
-        Raises:
-            UserError: The size or the file is invalid.
-        """
+        """Read the file of a name FILE or FILE:BYTES; raise a UserError if the size or the file is invalid."""
         self.name = f"prompts/{name}"
         match = re.fullmatch(r"(.+\.(?:jsonl|parquet)):(\d{1,9})", name)
         path, size = (name, DEFAULT_COMPLETION_BYTES) if match is None else (match[1], int(match[2]))

@@ -189,11 +189,7 @@ class TextPolicy(Policy):
         )
 
     def check_fits(self, prompt: int, budget: int, what: str = "A conversation") -> None:
-        """Check that a conversation of `prompt` tokens has room for a message of `budget` tokens.
-
-        Raises:
-            UserError: They exceed the model's context.
-        """
+        """Raise a UserError if `prompt` tokens and a message of `budget` tokens exceed the model's context."""
         if prompt + budget > self.context:
             raise UserError(
                 f"{what} has {prompt} tokens, which with a message of {budget} exceed the model's context of "
@@ -260,11 +256,7 @@ class TextPolicy(Policy):
         return {**record, "mask": record["mask"] & (number % 2 == 0)}, (number + 1) // 2
 
     def check_conversation_fits(self, texts: Sequence[str], what: str) -> None:
-        """Check the size of a conversation from a file; `what` names it in the message.
-
-        Raises:
-            UserError: It exceeds the model's context.
-        """
+        """Raise a UserError if a conversation of a file, named by `what`, exceeds the model's context."""
         self._check_size(len(self.tokenizer.prompt(texts[:1])) + sum(map(len, self._message_tokens(texts))), what)
 
     def _check_size(self, tokens: int, what: str) -> None:

@@ -217,11 +217,7 @@ class TextRecipe(TextLearner):
             ) from error
 
     def set_teacher(self, teacher: Policy) -> None:
-        """Set the teacher, before the first update.
-
-        Raises:
-            UserError: It is not a text policy, or cannot be averaged with the policy.
-        """
+        """Set the teacher before the first update; raise a UserError if it does not fit."""
         if not isinstance(teacher, TextPolicy):
             raise UserError(f"algorithm.teacher must be a text policy, not '{teacher.name}'.")
         self.teacher = teacher.to(self.policy.device)

@@ -44,15 +44,11 @@ class RewardRunner:
         self._results: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
 
     def step(self, episode: TextEpisode, completion: str, key: int) -> Turn | None:
-        """Step the episode and return the turn, or None with a new entry in `reward_errors`.
-
-        Raises:
-            UserError: Too many calls hang.
-        """
+        """Step the episode and return the turn, or None with a new entry in `reward_errors`."""
         return self.steps([(episode, completion, key)])[0]
 
     def steps(self, requests: Sequence[tuple[TextEpisode, str, int]]) -> list[Turn | None]:
-        """Run `step` for different episodes in sequence."""
+        """Run `step` for different episodes in sequence; raise a UserError if too many calls hang."""
         turns: list[Turn | None] = []
         while len(turns) < len(requests):  # once, and again after every hanging call
             for episode, completion, _ in requests[len(turns) :]:

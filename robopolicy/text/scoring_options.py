@@ -33,22 +33,14 @@ class ScoringOption:
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """Build the option from a plain value.
-
-        Raises:
-            ValueError: The value is invalid.
-        """
+        """Build the option from a plain value; raise a ValueError if it is invalid."""
         raise NotImplementedError
 
     def setup(self, learner: TextRecipe) -> None:
         """Set up the option for a learner."""
 
     def configure_env(self, env: TextEnv, learner: TextRecipe) -> None:
-        """Configure the environment: the allowed tokens (`limits`) or the judge (`judge`).
-
-        Raises:
-            UserError: The task does not support the option; names the recipe.
-        """
+        """Set `limits` or `judge` of the environment; raise a UserError if the task does not support the option."""
 
     def modify_reference(self, reference: TextPolicy, learner: TextRecipe) -> None:
         """Change the weights of the initial reference, a copy of the policy."""
@@ -100,9 +92,5 @@ SCORING_OPTIONS: Registry[type[ScoringOption]] = Registry("scoring_options", {"s
 
 
 def scoring_options(rollout: Mapping[str, Any]) -> dict[str, ScoringOption]:
-    """Parse the options of a `rollout` section, by key.
-
-    Raises:
-        ValueError: A value is invalid.
-    """
+    """Parse the options of a `rollout` section, by key; raise a ValueError if a value is invalid."""
     return {key: SCORING_OPTIONS[key].parse(value) for key, value in rollout.items() if key in SCORING_OPTIONS}

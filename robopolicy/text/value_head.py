@@ -19,11 +19,7 @@ class ValueHead(nn.Module):
     """MLP with one hidden layer in float32 and zero output weights: all initial values are 0."""
 
     def __init__(self, policy: TextPolicy) -> None:
-        """Build a head for the input of the policy's output layer.
-
-        Raises:
-            UserError: The model has no output layer with a weight matrix.
-        """
+        """Build a head for the input of the output layer; raise a UserError if that has no weight matrix."""
         super().__init__()
         weight = getattr(head_of(policy.model), "weight", None)
         if not isinstance(weight, Tensor) or weight.dim() != 2:

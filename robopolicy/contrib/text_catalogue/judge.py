@@ -1,4 +1,4 @@
-"""Language policies as judges: the probability of approval, given the judge prompt of the task.
+"""Language policies as reward models: the probability of approval, given the judge prompt of the task.
 
 judge: policy       key of `rollout` in a recipe: the trained policy scores its own responses
 judge: teacher      the teacher scores them

@@ -73,11 +73,9 @@ class RolloutEnv(Protocol):
             tasks: Tasks; budgets are ignored.
             units: Stop after this number of further units (turns, chunks); None: roll out to the end.
         """
-        ...
 
     def batch(self, trajectories: Sequence[Trajectory]) -> Decisions:
         """Return the rows of all trajectories, see `trajectories.stack`."""
-        ...
 
 
 def require_capability(env: object, capability: str) -> Callable[..., Any]:
@@ -105,11 +103,7 @@ Value = TypeVar("Value")
 
 
 def require_metric(metrics: Mapping[str, Value], name: str, part: str) -> Value:
-    """Return a metric that a part, "reward" or "strategy", requires.
-
-    Raises:
-        MissingField: The environment does not measure it.
-    """
+    """Return a metric, or raise a MissingField for the part, "reward" or "strategy", that requires it."""
     if name not in metrics:
         known = ", ".join(sorted(metrics)) or "none"
         raise MissingField(f"This {part} needs the metric '{name}'; the environment measures: {known}.")
@@ -172,11 +166,7 @@ class RolloutStrategy(Part):
     """Dependence of the rollouts of a task on each other."""
 
     def check(self, task: Any) -> None:
-        """Check the task, e.g. a `robopolicy.text.task.TextTask`, before the first rollout.
-
-        Raises:
-            ValueError: The strategy does not support the task.
-        """
+        """Raise a ValueError if the strategy does not support the task, e.g. a `robopolicy.text.task.TextTask`."""
 
     @abstractmethod
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
