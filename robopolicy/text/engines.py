@@ -29,11 +29,13 @@ class Engine(Protocol):
 
     def load(self, policy: TextPolicy) -> None:
         """Load the weights of the policy."""
+        ...
 
     def generate(
         self, prompts: Sequence[Sequence[int]], generator: torch.Generator, *, temperature: Tensor
     ) -> Generation:
         """Complete the N prompts at temperatures (N,); the result may have zero entropy everywhere."""
+        ...
 
 
 class VLLM:

@@ -24,15 +24,19 @@ class Tokenizer(Protocol):
 
     def prompt(self, messages: Sequence[str]) -> list[int]:
         """Tokenize alternating messages of user and policy, up to the start of the next completion."""
+        ...
 
     def reply(self, message: str) -> list[int]:
         """Tokenize an observation: the tokens between the `eos` of a completion and the next completion."""
+        ...
 
     def encode(self, text: str) -> list[int]:
         """Tokenize a completion, without `eos`."""
+        ...
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode a completion; special tokens are dropped."""
+        ...
 
 
 class ByteTokenizer:

@@ -52,6 +52,14 @@ def source(task, algorithm, seed=0):
     return TextRolloutSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=seed)
 
 
+def test_the_schedule_of_a_recipe_starts_after_supervised_fine_tuning():
+    algorithm = learner(Letter(), lr=1e-3, lr_final=0.0, sft_updates=4, sft_lr=1e-2)
+    rates: list[float] = []
+    for algorithm.updates in range(10):
+        rates.append(algorithm.learning_rate())
+    assert rates == pytest.approx([1e-2] * 4 + [1e-3 * (1 - step / 6) for step in range(6)])
+
+
 def test_grpo_learns_a_letter_and_leaves_out_what_cannot_be_scored(capsys):
     algorithm = learner(Letter(), lr=1e-2, group_size=16)
     feed = source(Letter(), algorithm)

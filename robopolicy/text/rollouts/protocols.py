@@ -73,9 +73,11 @@ class RolloutEnv(Protocol):
             tasks: Tasks; budgets are ignored.
             units: Stop after this number of further units (turns, chunks); None: roll out to the end.
         """
+        ...
 
     def batch(self, trajectories: Sequence[Trajectory]) -> Decisions:
         """Return the rows of all trajectories, see `trajectories.stack`."""
+        ...
 
 
 def require_capability(env: object, capability: str) -> Callable[..., Any]:
