@@ -107,7 +107,7 @@ class View:
         self.page.send(json.dumps({"title": self.title, "words": self.buttons, "figures": values}).encode())
 
     def commands(self) -> Iterator[str]:
-        """Yield the commands of the page, including `CLIENT_CONNECTED`, until the end command or the end of the page."""
+        """Yield the commands of the page, including `CLIENT_CONNECTED`, until the end command."""
         while (command := self.page.poll()) not in (b"", END.encode()):
             if command is None:
                 time.sleep(POLL_INTERVAL)

@@ -1,1 +1,1 @@
-"""Language models, causal or masked diffusion, as policies whose tokens are decisions; loaded when they are used."""
+"""Language models as policies whose decisions are tokens; imported on first use."""

@@ -3,7 +3,7 @@
     extra["greedy"] (N,)    reward of the greedy response to the row's task (ReMax)
     extra["drift"] (N,)     mean |change of log-probability| since the last rollout of the task [nats]
 
-Annotators roll out in environments of their own. Their tokens count; their rollouts are not reported.
+Annotators use separate environments. Their tokens count as generated; their rollouts are not logged.
 """
 
 from __future__ import annotations
@@ -27,25 +27,23 @@ from robopolicy.text.rollouts.trajectories import concat_rows
 from robopolicy.text.scoring import collisions
 from robopolicy.text.text_env import TextEnv, score
 
-BLOCK_ROWS = 64  # conversations at once: attention is rows x heads x length x length numbers
-
-
+BLOCK_ROWS = 64  # conversations per forward pass: attention has rows x heads x length x length numbers
 Options = Mapping[str, Any]
 
 
 class FeatureExtractor(ABC):
-    """Base of the extractors of features of the model: one or more fields of rows."""
+    """Base class of feature extractors: each computes one or more fields of rows with the model."""
 
     needs_full_batch: ClassVar[bool] = False  # processes all rows together instead of blocks of `BLOCK_ROWS`
 
     @abstractmethod
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """Fields of `extra` by name, given the options of the requesting part."""
+        """Compute fields of `extra` by name, given the options of the requesting part."""
 
 
 @torch.no_grad()
 def collision_features(policy: TextPolicy, rows: Decisions, *draws: int) -> dict[str, Tensor]:
-    """`collision`, or with three draws `collision3`, at the temperature of the rows."""
+    """Compute `collision`, or with three draws `collision3`, at the temperature of the rows."""
     tokens, start, mask = score_inputs(rows)
     temperatures = rows.extra["temperature"][mask.nonzero(as_tuple=True)[0]]
     head = head_of(policy.model)
@@ -58,35 +56,35 @@ def collision_features(policy: TextPolicy, rows: Decisions, *draws: int) -> dict
 
 
 class CollisionFeatures(FeatureExtractor):
-    """`collision`, for the optimal baseline of tokens."""
+    """`collision` (N, T), for the optimal token baseline."""
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the module docstring."""
+        """Compute the field."""
         return collision_features(policy, rows, 2)
 
 
 FEATURES: Registry[type[FeatureExtractor]] = Registry("features", {"optimal_token_baseline": CollisionFeatures})
-"""Part of a recipe, or key that a part reads -> extractor."""
+"""Name of a part of a recipe, or key that a part reads -> extractor."""
 
 
 def requested_features(recipe: Mapping[str, Any]) -> dict[str, Options]:
-    """Entries of `FEATURES` that a plain recipe names, with the options of the part."""
+    """Return the entries of `FEATURES` that a plain recipe names, with the options of the part."""
     named = dict(named_parts(recipe))
     return {name: named[name] for name in FEATURES if name in named}
 
 
-def with_features(policy: TextPolicy, rows: Decisions, wanted: Mapping[str, Options]) -> Decisions:
+def with_features(policy: TextPolicy, rows: Decisions, requested: Mapping[str, Options]) -> Decisions:
     """Add the requested features to `extra` of the rows.
 
     Raises:
         UserError: The policy is not causal.
     """
-    if wanted and not policy.causal:
+    if requested and not policy.causal:
         raise UserError(
-            f"Part '{next(iter(wanted))}' of this recipe reads a causal model (policy=text), not '{policy.name}'."
+            f"Part '{next(iter(requested))}' of this recipe reads a causal model (policy=text), not '{policy.name}'."
         )
     extra = dict(rows.extra)
-    for name, options in wanted.items():
+    for name, options in requested.items():
         find = FEATURES[name]()
         size = len(rows) if find.needs_full_batch else BLOCK_ROWS
         blocks = (rows.select(slice(at, at + size)) for at in range(0, len(rows), size))
@@ -96,7 +94,7 @@ def with_features(policy: TextPolicy, rows: Decisions, wanted: Mapping[str, Opti
 
 
 def named_parts(plain: Any) -> Iterator[tuple[str, Options]]:
-    """Every string among the values of a plain recipe, with the mapping that contains it."""
+    """Yield every string value of a plain recipe with the mapping that contains it."""
     if isinstance(plain, Mapping):
         for value in plain.values():
             if isinstance(value, str):
@@ -109,7 +107,7 @@ def named_parts(plain: Any) -> Iterator[tuple[str, Options]]:
 
 
 def score_inputs(rows: Decisions) -> tuple[Tensor, Tensor, Tensor]:
-    """`tokens`, `start` and `mask`, as `TextPolicy.score` takes them."""
+    """Return `tokens`, `start` and `mask`, the arguments of `TextPolicy.score`."""
     return rows.extra["tokens"], rows.extra["start"], rows.valid()
 
 
@@ -122,10 +120,10 @@ class AnnotatorEnvs:
 
 
 class RolloutAnnotator(ABC):
-    """Base of the annotators: they add one or more fields to rows; their memory is in `state_dict`."""
+    """Base class of annotators, which add one or more fields to rows; `state_dict` contains all of their state."""
 
-    needs_initial_policy: ClassVar[bool] = False  # whether it rolls out the initial policy
-    key: ClassVar[str] = ""  # key of `extra`, or "value", where it adds one field
+    needs_initial_policy: ClassVar[bool] = False  # rolls out the initial policy
+    key: ClassVar[str] = ""  # key of `extra`, or "value", of annotators with one field
 
     @classmethod
     def from_recipe(cls, recipe: Mapping[str, Any]) -> Self:
@@ -137,7 +135,7 @@ class RolloutAnnotator(ABC):
         """Add the fields to the rows of the trajectories."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty by default."""
+        """Return an empty state by default."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most annotators have no state
@@ -152,21 +150,17 @@ class PerTaskAnnotator(RolloutAnnotator):
 
     def __call__(self, envs: AnnotatorEnvs, trajectories: Sequence[Trajectory], rows: Decisions) -> Decisions:
         """Compute the numbers of new tasks."""
-        missing = {
-            trajectory.task.key: plain(trajectory.task)
-            for trajectory in trajectories
-            if trajectory.task.key not in self.known
-        }
+        missing = {task.key: plain(task) for task in (one.task for one in trajectories) if task.key not in self.known}
         if missing:
             self.known |= zip(missing, self.compute(envs, list(missing.values())), strict=True)
         return with_extra(rows, **{self.key: [self.known[trajectory.task.key] for trajectory in trajectories]})
 
     @abstractmethod
     def compute(self, envs: AnnotatorEnvs, tasks: Sequence[Task]) -> list[float]:
-        """The numbers of tasks."""
+        """Compute the numbers of tasks."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Cached numbers by task key."""
+        """Return the cached numbers by task key."""
         return {"known": dict(self.known)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -185,7 +179,7 @@ class GreedyReward(PerTaskAnnotator):
         return super().__call__(envs, trajectories, rows)
 
     def compute(self, envs: AnnotatorEnvs, tasks: Sequence[Task]) -> list[float]:
-        """Roll out greedily."""
+        """Roll out the tasks greedily."""
         envs.current.deterministic = True
         try:
             return rewards(envs.current.rollout(tasks))
@@ -201,12 +195,12 @@ class PolicyDrift(RolloutAnnotator):
 
     @torch.no_grad()
     def __call__(self, envs: AnnotatorEnvs, trajectories: Sequence[Trajectory], rows: Decisions) -> Decisions:
-        """Score the last rollouts again, and store the present ones."""
+        """Score the previous rollouts again and store the current ones."""
         policy, group = envs.current.policy, rows.require("group")
         names = {*policy.score_fields, "support"} & rows.extra.keys()
-        seen = {name: rows.extra[name] for name in sorted(names)}
-        here = Decisions(rows.logp_old, mask=rows.valid(), group=group, extra=seen)
-        newest = here.select(torch.tensor(list({key: row for row, key in enumerate(group.tolist())}.values())))
+        inputs = {name: rows.extra[name] for name in sorted(names)}
+        current = Decisions(rows.logp_old, mask=rows.valid(), group=group, extra=inputs)
+        newest = current.select(torch.tensor(list({key: row for row, key in enumerate(group.tolist())}.values())))
         drift = torch.zeros(len(rows))
         if self.last is not None:
             again = torch.isin(self.last.require("group"), group)
@@ -220,7 +214,7 @@ class PolicyDrift(RolloutAnnotator):
         return with_extra(rows, drift=drift)
 
     def state_dict(self) -> dict[str, Any]:
-        """The last rows."""
+        """Return the last rows."""
         if self.last is None:
             return {}
         return {"logp": self.last.logp_old, "mask": self.last.mask, "group": self.last.group, "extra": self.last.extra}
@@ -234,16 +228,13 @@ class PolicyDrift(RolloutAnnotator):
 ANNOTATORS: Registry[type[RolloutAnnotator]] = Registry(
     "annotators", {"greedy": GreedyReward, "half_life": PolicyDrift}
 )
-"""Part, key or non-zero option in a recipe -> annotator.
-
-A recipe whose advantage source is `gae` and that has no critic requests "gae_value".
-"""
+"""Part, key or non-zero option in a recipe -> annotator; advantage source `gae` without a critic -> "gae_value"."""
 
 
 def requested_annotators(
     recipe: Mapping[str, Any], given: Mapping[str, RolloutAnnotator] | None = None
 ) -> dict[str, RolloutAnnotator]:
-    """The `given` annotators and the entries of `ANNOTATORS` that a plain recipe requests."""
+    """Return the `given` annotators and the entries of `ANNOTATORS` that a plain recipe requests."""
     named = dict(named_parts(recipe))
     requests = set(named) | {option for part in named.values() for option, value in part.items() if value}
     valued = any(annotator.key == "value" for annotator in (given or {}).values())
@@ -253,16 +244,16 @@ def requested_annotators(
 
 
 def plain(task: Task) -> Task:
-    """The task without prefix and context."""
+    """Remove prefix and context from a task."""
     return replace(task, prefix=None, context=None)
 
 
 def rewards(trajectories: Sequence[Trajectory]) -> list[float]:
-    """Rewards, 0 where the reward function failed."""
+    """Return the rewards, 0 where the reward function failed."""
     return [trajectory.reward if math.isfinite(trajectory.reward) else 0.0 for trajectory in trajectories]
 
 
 def with_extra(rows: Decisions, **found: Any) -> Decisions:
-    """The rows with further fields, given as tensors or as one number per row."""
+    """Add `extra` fields to rows, given as tensors or as one number per row."""
     values = {name: torch.as_tensor(value, dtype=rows.logp_old.dtype) for name, value in found.items()}
     return rows.with_fields(extra={**rows.extra, **values})

@@ -5,8 +5,7 @@
     pairs           prompt, chosen, rejected
     offline         prompt, completion, reward; or messages, and rewards: one per assistant message
 
-Prompts are a task, `prompts/FILE`, or `prompts/FILE:BYTES` with messages of at most BYTES bytes (default 1024).
-
+A file of prompts is a task, `prompts/FILE`, or `prompts/FILE:BYTES` for messages of at most BYTES bytes (default 1024).
 Other columns are ignored. Errors name the file, row and column.
 """
 
@@ -29,11 +28,8 @@ from robopolicy.files import parse_json
 from robopolicy.text.task import SingleTurn, TextTask, check_fits, check_text
 from robopolicy.text.verify import ANSWER_EXTRACTORS, VERIFIERS
 
-MAX_PROMPT_BYTES, DEFAULT_COMPLETION_BYTES = (
-    4096,
-    1024,
-)  # bytes, of tasks from files; the latter is the default
-MAX_COMPLETION_BYTES = 1 << 16  # bytes, the largest size in a name
+MAX_PROMPT_BYTES = 4096  # of tasks from files
+DEFAULT_COMPLETION_BYTES, MAX_COMPLETION_BYTES = 1024, 1 << 16  # size of messages without BYTES, and largest BYTES
 
 
 @dataclass(frozen=True)
@@ -41,21 +37,21 @@ class WrittenConversation:
     """A conversation of a dataset with its rewards."""
 
     messages: list[str]  # user and assistant alternate
-    rewards: list[float]  # of each assistant message
-    group: int  # id of its group: the row of a pair, the prompt of a log
+    rewards: list[float]  # one per assistant message
+    group: int  # group id: the row of a pair, the prompt of a log
     location: str  # file and row
 
     @property
     def reward(self) -> float:
-        """Sum over the conversation."""
+        """Sum of the rewards."""
         return sum(self.rewards)
 
 
 def read_rows(path: str) -> list[dict[str, Any]]:
-    """Rows of a .jsonl or .parquet file.
+    """Read the rows of a .jsonl or .parquet file.
 
     Raises:
-        UserError: The file is missing, empty, damaged or of another kind.
+        UserError: The file is missing, empty, damaged or of another type.
     """
     file = Path(path)
     if file.suffix not in (".jsonl", ".parquet"):
@@ -74,30 +70,32 @@ def read_rows(path: str) -> list[dict[str, Any]]:
 
 
 def read_demonstrations(path: str) -> list[WrittenConversation]:
-    """Solved conversations."""
-    return [_demonstration(row, f"{path} row {number}", number) for number, row in _numbered(path)]
+    """Read solved conversations; only the last message of each is rewarded."""
+    written: list[WrittenConversation] = []
+    for number, row in enumerate(read_rows(path), 1):
+        messages = _messages(row, where := f"{path} row {number}")
+        written.append(WrittenConversation(messages, [0.0] * (len(messages) // 2 - 1) + [1.0], number, where))
+    return written
 
 
 def read_pairs(path: str) -> list[WrittenConversation]:
-    """Two per row of the file: the chosen completion with reward 1, the rejected one with 0."""
+    """Read two conversations per row: the chosen completion with reward 1, the rejected one with 0."""
     written: list[WrittenConversation] = []
-    for number, row in _numbered(path):
+    for number, row in enumerate(read_rows(path), 1):
         where = f"{path} row {number}"
         prompt, chosen, rejected = (_text(row, key, where) for key in ("prompt", "chosen", "rejected"))
         if chosen == rejected:
-            raise UserError(f"{where}: 'chosen' and 'rejected' are the same; drop the row.")
-        written += [
-            WrittenConversation([prompt, messages], [worth], number, where)
-            for messages, worth in ((chosen, 1.0), (rejected, 0.0))
-        ]
+            raise UserError(f"{where}: 'chosen' and 'rejected' are equal; remove the row.")
+        pair = (chosen, 1.0), (rejected, 0.0)
+        written += [WrittenConversation([prompt, text], [reward], number, where) for text, reward in pair]
     return written
 
 
 def read_offline(path: str) -> list[WrittenConversation]:
-    """Completions with rewards; completions of one prompt form a group."""
+    """Read completions with rewards; completions of one prompt form a group."""
     groups: dict[str, int] = {}
     written: list[WrittenConversation] = []
-    for number, row in _numbered(path):
+    for number, row in enumerate(read_rows(path), 1):
         where = f"{path} row {number}"
         messages = _messages(row, where)
         rewards = [row.get("reward")] if row.get("messages") is None else row.get("rewards")
@@ -113,42 +111,29 @@ READERS: dict[str, Callable[[str], list[WrittenConversation]]] = {
     "pairs": read_pairs,
     "offline": read_offline,
 }
-"""`data` of a recipe -> how its file is read."""
+"""`data` of a recipe -> reader of its file."""
 
 
 class PromptTask(TextTask):
-    """The prompts of a file as a task; episode seed s is row s modulo their number."""
+    """The prompts of a file as a task; episode seed s is row s modulo the number of rows."""
 
     prompt_bytes = MAX_PROMPT_BYTES
 
     def __init__(self, name: str) -> None:
-        """Read the file called FILE or FILE:BYTES.
-
-        Raises:
-            UserError: It is not as described above.
-        """
+        """Read the file of a name FILE or FILE:BYTES; raise a UserError if the size or the file is invalid."""
         self.name = f"prompts/{name}"
         match = re.fullmatch(r"(.+\.(?:jsonl|parquet)):(\d{1,9})", name)
         path, size = (name, DEFAULT_COMPLETION_BYTES) if match is None else (match[1], int(match[2]))
         if not 1 <= size <= MAX_COMPLETION_BYTES:
             raise UserError(f"Messages of {self.name} must have 1 to {MAX_COMPLETION_BYTES} bytes, got {size}.")
         self.completion_bytes = size
-        self._rows = [_prompt(row, f"{path} row {number}") for number, row in _numbered(path)]
+        self._rows = [_prompt(row, f"{path} row {number}") for number, row in enumerate(read_rows(path), 1)]
 
     def episode(self, seed: int) -> SingleTurn:
-        """One row."""
+        """Return the problem of a row."""
         prompt, answer, verify = self._rows[seed % len(self._rows)]
-        verified = VERIFIERS[verify]
-        return SingleTurn(
-            prompt,
-            lambda completion: verified(completion, answer),
-            answer,
-            extract_answer=ANSWER_EXTRACTORS.get(verify),
-        )
-
-
-def _numbered(path: str) -> list[tuple[int, dict[str, Any]]]:
-    return list(enumerate(read_rows(path), 1))
+        verifier, extract = VERIFIERS[verify], ANSWER_EXTRACTORS.get(verify)
+        return SingleTurn(prompt, lambda completion: verifier(completion, answer), answer, extract_answer=extract)
 
 
 def _json(line: str, file: Path, number: int) -> dict[str, Any]:
@@ -156,7 +141,7 @@ def _json(line: str, file: Path, number: int) -> dict[str, Any]:
         row = parse_json(line)
     except ValueError as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        raise UserError(f"{file} line {number} is no JSON: {reason}.") from error
+        raise UserError(f"{file} line {number} is not JSON: {reason}.") from error
     if not isinstance(row, dict):
         raise UserError(f"{file} line {number} must be an object, found {type(row).__name__}.")
     return row
@@ -171,22 +156,15 @@ def _text(row: dict[str, Any], key: str, where: str) -> str:
     return value
 
 
-def _demonstration(row: dict[str, Any], where: str, number: int) -> WrittenConversation:
-    messages = _messages(row, where)
-    return WrittenConversation(messages, [0.0] * (len(messages) // 2 - 1) + [1.0], number, where)
-
-
 def _messages(row: dict[str, Any], where: str) -> list[str]:
     messages = row.get("messages")
     if messages is None:
         return [_text(row, key, where) for key in ("prompt", "completion")]
-    if (
-        not isinstance(messages, list)
-        or not all(isinstance(text, str) for text in messages)
-        or len(messages) < 2
-        or len(messages) % 2
-    ):
-        raise UserError(f"{where}: 'messages' must be texts of user and assistant in turn, the assistant's last.")
+    texts = isinstance(messages, list) and all(isinstance(text, str) for text in messages)
+    if not texts or not messages or len(messages) % 2:
+        raise UserError(
+            f"{where}: 'messages' must be texts that alternate between user and assistant and end with the assistant."
+        )
     for number, text in enumerate(messages, 1):
         check_text(text, f"{where}: message {number}")
     return messages

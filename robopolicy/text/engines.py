@@ -1,7 +1,7 @@
 """Generation by an engine other than the policy itself, whose log-probabilities differ from the policy's.
 
 An engine has a copy of the weights and returns tokens with its own log-probabilities. The learner scores the tokens
-again: `logp_old` is the policy's, `logp_behaviour` the engine's, and every recipe weights decisions by
+again: `logp_old` comes from the policy, `logp_behaviour` from the engine, and every recipe weights decisions by
 `min(policy / engine, cap)` (truncated importance sampling, Zheng et al. 2025).
 """
 
@@ -34,19 +34,19 @@ class Engine(Protocol):
     def generate(
         self, prompts: Sequence[Sequence[int]], generator: torch.Generator, *, temperature: Tensor
     ) -> Generation:
-        """Complete the N prompts at temperatures (N,); the entropy of the result may be 0 everywhere."""
+        """Complete the N prompts at temperatures (N,); the result may have zero entropy everywhere."""
         ...
 
 
 class VLLM:
-    """vLLM in this process (extra `vllm`, an environment of its own); it needs a device that vLLM supports.
+    """vLLM in this process (extra `vllm`, in a separate environment), on a device that vLLM supports.
 
-    Written after its public documentation: `LLM.generate` on token ids, log-probabilities as they were sampled from
+    Written from the public documentation: `LLM.generate` on token ids, log-probabilities of the sampling distribution
     (`logprobs_mode="processed_logprobs"`), weights by `LLM.apply_model`.
     """
 
     def __init__(self, policy: TextPolicy) -> None:
-        """Hand the model over through a folder.
+        """Pass the model to vLLM through a temporary folder.
 
         Raises:
             UserError: vLLM is not installed, or does not support this policy.
@@ -59,17 +59,12 @@ class VLLM:
         self._policy = policy
         with TemporaryDirectory() as folder:
             policy.model.save_pretrained(folder)  # type: ignore[operator]
-            limit = {"max_model_len": policy.context} if policy.context < 2**31 else {}
-            self._llm: Any = self._library.LLM(
-                model=folder,
-                skip_tokenizer_init=True,
-                dtype=policy.config.dtype,
-                logprobs_mode="processed_logprobs",
-                **limit,
-            )
+            options: dict[str, Any] = {"max_model_len": policy.context} if policy.context < 2**31 else {}
+            options |= {"dtype": policy.config.dtype, "logprobs_mode": "processed_logprobs"}
+            self._llm: Any = self._library.LLM(model=folder, skip_tokenizer_init=True, **options)
 
     def load(self, policy: TextPolicy) -> None:
-        """Replace the weights, and forget what was cached under the old ones."""
+        """Replace the weights and clear the prefix cache of the old ones."""
         weights = {name: value.detach() for name, value in policy.model.state_dict().items()}
         self._llm.apply_model(partial(_replace, weights=weights))
         self._llm.reset_prefix_cache()
@@ -99,7 +94,7 @@ class VLLM:
 def generation_from(
     rows: Sequence[Sequence[int]], logp: Sequence[Sequence[float]], *, eos: int, pad: int
 ) -> Generation:
-    """The completions of an engine: tokens of each row with `eos`, and their log-probabilities."""
+    """Build the result of an engine from the tokens of each row, `eos` included, and their log-probabilities."""
     tokens, mask = right_padded(rows, pad)
     scores = torch.zeros(tokens.shape)
     for row, values in enumerate(logp):
@@ -112,7 +107,7 @@ ENGINES: dict[str, Callable[[TextPolicy], Engine]] = {"vllm": VLLM}
 
 
 def with_importance_cap(recipe: Mapping[str, Any], cap: float) -> dict[str, Any]:
-    """A plain recipe with importance weights for the mismatch of an engine, truncated at `cap` unless it has a cap."""
+    """Add importance weights for the mismatch of an engine, truncated at `cap`, to a plain recipe without a cap."""
     estimator = recipe.get("estimator", {})
     if estimator is None or estimator.get("importance_cap") is not None:
         return dict(recipe)

@@ -1,4 +1,4 @@
-"""pass@k of a text policy: probability that at least one of k samples is right, with an interval over prompts."""
+"""pass@k of a text policy: probability that at least one of k samples succeeds, with an interval over prompts."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from robopolicy.text.task import TextTask
 
 
 def pass_at_k(successes: Tensor, samples: Tensor | int, k: int) -> Tensor:
-    """Unbiased probability `(P,)` that at least one of k samples succeeds, from the count among n >= k samples.
+    """Estimate the probability `(P,)` that at least one of k samples succeeds, from the count c among n >= k samples.
 
-    `1 - C(n - c, k) / C(n, k)`, as a product that neither over- nor underflows.
+    Unbiased: `1 - C(n - c, k) / C(n, k)`, computed as a product that neither overflows nor underflows.
     """
     n = torch.as_tensor(samples, dtype=torch.float64, device=successes.device).expand_as(successes)  # pyright: ignore[reportUnknownMemberType]
     if k < 1 or bool((n < k).any()):
-        raise ValueError(f"pass@{k} needs at least {max(k, 1)} samples of every prompt, got {int(n.min())}.")
+        raise ValueError(f"pass@{k} needs at least {max(k, 1)} samples per prompt, got {int(n.min())}.")
     failures = n - successes.double()
     steps = torch.arange(k, dtype=torch.float64, device=successes.device)
     all_fail = ((failures.unsqueeze(-1) - steps).clamp(min=0.0) / (n.unsqueeze(-1) - steps)).prod(-1)
     return 1.0 - all_fail
 
 
-MAX_ROLLOUTS = 512  # rollouts at once
+MAX_ROLLOUTS = 512  # rollouts per batch
 COMMON_METRICS = {"success", "length", "turns", "truncated", "reward_failed", "assisted"}  # metrics of every task
 
 
@@ -40,17 +40,17 @@ class SampledRollouts:
     """Several rollouts of each prompt."""
 
     success: Tensor  # (P, n) bool
-    entropy: float  # mean over the tokens that were chosen [nats]
-    length: float  # mean number of tokens of a rollout
+    entropy: float  # mean over the sampled tokens [nats]
+    length: float  # mean number of tokens per rollout
     reward_errors: int  # rollouts without a valid reward, which count as failures
     measures: Mapping[str, float] = field(default_factory=dict[str, float])  # means of "format", "calls", ...
 
     def pass_at(self, k: int) -> Interval:
-        """Unbiased estimate from all n rollouts that one of k succeeds; bootstrap over prompts."""
+        """Estimate pass@k from all n rollouts, with a bootstrap interval over prompts."""
         return bootstrap_mean(pass_at_k(self.success.sum(1), self.success.shape[1], k).numpy())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers for reports."""
+        """Return plain numbers for reports."""
         found = {k: self.pass_at(k) for k in powers_of_two(self.success.shape[1])}
         return {
             "prompts": len(self.success),
@@ -71,12 +71,12 @@ class SampledRollouts:
 
 
 def powers_of_two(samples: int) -> list[int]:
-    """1, 2, 4, ... up to `samples`: the k of the reported pass@k."""
+    """Return 1, 2, 4, ... up to `samples`, the values of k in reports."""
     return [2**i for i in range(samples.bit_length())]
 
 
 def pass_at_k_table(results: Mapping[str, SampledRollouts]) -> Table:
-    """One row per policy: pass@k, entropy, length, task metrics and the fraction of degenerate prompts."""
+    """Tabulate pass@k, entropy, length, task metrics and the fraction of degenerate prompts, one row per policy."""
     columns = powers_of_two(min(result.success.shape[1] for result in results.values()))
     names = sorted(set[str].intersection(*(set(result.measures) for result in results.values())))
     rows = [
@@ -94,23 +94,14 @@ def pass_at_k_table(results: Mapping[str, SampledRollouts]) -> Table:
 
 
 def pass_at_k_facts(results: Mapping[str, SampledRollouts]) -> dict[str, Any]:
-    """JSON-ready form."""
+    """Return the results as JSON-ready values."""
     return {"sampled": {label: result.to_dict() for label, result in results.items()}}
 
 
 def sample_rollouts(
     policy: TextPolicy, task: TextTask, seeds: Sequence[int], *, samples: int, temperature: float = 1.0, seed: int = 0
 ) -> SampledRollouts:
-    """Roll out every prompt `samples` times.
-
-    Args:
-        policy: Policy to evaluate.
-        task: Text task.
-        seeds: Episode seeds of the prompts.
-        samples: Rollouts per prompt.
-        temperature: Sampling temperature.
-        seed: Of the sampling.
-    """
+    """Roll out every prompt (episode seed) `samples` times; `seed` is the seed of the sampling."""
     env = policy.env_class(policy, task, torch.Generator().manual_seed(seed))
     prompts = max(1, MAX_ROLLOUTS // samples)
     wins: list[Tensor] = []

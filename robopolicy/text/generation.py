@@ -1,8 +1,8 @@
 """Sampling from a causal language model: left-padded prompts, one cache, log-probabilities of sampled tokens.
 
-Each row uses one uniform number per token, drawn before it starts, so its tokens do not depend on the other rows
-(except for rounding). Equal prompts are processed once. Finished rows leave the batch once half of it has finished, so
-long completions do not cost computation for short ones.
+Each row uses one uniform number per token, drawn before generation starts, so its tokens do not depend on the other
+rows (except for rounding). Equal prompts are processed once. Finished rows are removed once half of the batch has
+finished, so short completions do not pay for long ones.
 """
 
 from __future__ import annotations
@@ -20,16 +20,14 @@ from robopolicy.text.tokenizers import left_padded
 
 
 def masked_log_softmax(logits: Tensor, support: Tensor) -> Tensor:
-    """Log-probabilities `(..., V)` of the policy renormalised on a support, bool `(..., V)`; -inf outside."""
+    """Compute log-probabilities `(..., V)` renormalised on a support, bool `(..., V)`; -inf outside."""
     return logits.masked_fill(~support, -torch.inf).log_softmax(-1)
 
 
 def top_p_support(logits: Tensor, p: float) -> Tensor:
-    """Support of NLPO, bool `(..., V)`: the likeliest choices that together have a probability of at least `p`.
+    """Compute the nucleus, bool `(..., V)`: the likeliest tokens with a total probability of at least `p`.
 
-    Source: Ramamurthy et al. 2022.
-
-    Of the logits of a lagged copy of the policy; the same support then restricts both sampling and scoring.
+    NLPO (Ramamurthy et al. 2022) takes it from a lagged copy of the policy and restricts sampling and scoring to it.
     """
     probability, order = logits.softmax(-1).sort(dim=-1, descending=True)
     before = probability.cumsum(-1) - probability
@@ -44,15 +42,15 @@ class Generation:
     """N completions of at most T tokens."""
 
     tokens: Tensor  # (N, T) int64, `eos` included, then padding
-    mask: Tensor  # (N, T) bool, tokens that were chosen
-    logp: Tensor  # (N, T) float32 at the temperature they were drawn with, 0 where not chosen
-    entropy: Tensor  # (N, T) float32 of the distributions they were drawn from, 0 where not chosen
+    mask: Tensor  # (N, T) bool, sampled tokens
+    logp: Tensor  # (N, T) float32 at the sampling temperature, 0 outside the mask
+    entropy: Tensor  # (N, T) float32 of the sampling distributions, 0 outside the mask
     truncated: Tensor  # (N,) bool, the budget ended before the completion did
-    order: Tensor  # (N, T) int64, 1 + the step in which a token was chosen, 0 where not chosen
-    support: Tensor | None = None  # (N, T, V) bool, what might have been chosen; None: everything
+    order: Tensor  # (N, T) int64, 1 + the step in which a token was sampled, 0 outside the mask
+    support: Tensor | None = None  # (N, T, V) bool, allowed tokens; None: all
 
     def completions(self) -> list[list[int]]:
-        """Tokens of each row, `eos` included."""
+        """Return the tokens of each row, `eos` included."""
         return [row[real].tolist() for row, real in zip(self.tokens, self.mask, strict=True)]
 
 
@@ -61,7 +59,7 @@ class _IncrementalModel:
     """A model with the cache of a batch."""
 
     model: nn.Module
-    hidden: Tensor  # (R, D) behind the last token
+    hidden: Tensor  # (R, D) after the last token
     cache: Any
 
     @classmethod
@@ -71,13 +69,13 @@ class _IncrementalModel:
         cache_of(out).batch_select_indices(copies)
         return cls(model, out.last_hidden_state[:, -1][copies], cache_of(out))
 
-    def step(self, chosen: Tensor, seen: Tensor, place: Tensor) -> None:
+    def step(self, chosen: Tensor, attended: Tensor, position: Tensor) -> None:
         """Process the next token `(R,)` of each row."""
-        out = run_body(self.model, chosen[:, None], seen, place[:, None], self.cache)
+        out = run_body(self.model, chosen[:, None], attended, position[:, None], self.cache)
         self.hidden, self.cache = out.last_hidden_state[:, -1], cache_of(out)
 
     def logits(self) -> Tensor:
-        """`(R, V)` in float32."""
+        """Compute the logits `(R, V)` of the next tokens."""
         return logits_of(self.model, self.hidden)
 
 
@@ -102,21 +100,21 @@ def generate(
     Args:
         model: Causal language model.
         prompts: Tokens of the N prompts.
-        draws: (N, budget) uniform numbers in [0, 1); None takes the likeliest tokens.
-        budget: Most tokens of a completion.
-        temperature: (N,) of each row.
+        draws: (N, budget) uniform numbers in [0, 1); None: greedy.
+        budget: Maximum number of tokens of a completion.
+        temperature: (N,) sampling temperatures.
         eos: Token that ends a completion.
-        pad: Token that fills rows up.
-        guide: Model whose likeliest tokens are allowed, ...
-        top_p: ... with this total probability.
-        allowed: Tokens (V,) bool that may follow the beginning of a response.
+        pad: Padding token.
+        guide: Model whose nucleus of probability `top_p` contains the allowed tokens.
+        top_p: Probability of the nucleus.
+        allowed: Returns the tokens (V,) bool that may follow the beginning of a response.
         token_text: Text of a token, for `allowed`.
         prefill: Given beginning of each response; empty: none.
     """
     device = next(model.parameters()).device
     training = model.training
     model.eval()
-    places: dict[tuple[int, ...], int] = {}  # prompt -> row of those that are read
+    places: dict[tuple[int, ...], int] = {}  # prompt -> row of the prompts that are processed
     copies = torch.tensor([places.setdefault(tuple(prompt), len(places)) for prompt in prompts], device=device)
     prompt, real = (value.to(device) for value in left_padded(list(places), pad))
     temperature = temperature.to(device)
@@ -125,21 +123,19 @@ def generate(
     tokens = torch.full((count, budget), pad, dtype=torch.int64, device=device)
     logp, entropy = (torch.zeros(count, budget, device=device) for _ in range(2))
     mask = torch.zeros(count, budget, dtype=torch.bool, device=device)
-    models = [
-        _IncrementalModel.read_prompts(reader, prompt, real, copies) for reader in (model, guide) if reader is not None
-    ]
+    models = [_IncrementalModel.read_prompts(one, prompt, real, copies) for one in (model, guide) if one is not None]
     supports: list[Tensor] = []  # (N, V) of each step
     texts = list(prefill) or [""] * count
-    seen = real[copies]
-    place = seen.sum(1)  # (R,) position of the next token
-    rows = torch.arange(count, device=device)  # those in the batch
-    running = torch.ones(count, dtype=torch.bool, device=device)  # of them
+    attended = real[copies]
+    position = attended.sum(1)  # (R,) of the next token
+    rows = torch.arange(count, device=device)  # rows in the batch
+    running = torch.ones(count, dtype=torch.bool, device=device)  # rows without eos
     for step in range(budget):
         logits = models[0].logits()
         support = None if guide is None else top_p_support(models[1].logits(), top_p)
         if allowed is not None:
-            formed = torch.stack([allowed(texts[row]) for row in rows.tolist()]).to(device)
-            support = formed if support is None else support & formed
+            valid = torch.stack([allowed(texts[row]) for row in rows.tolist()]).to(device)
+            support = valid if support is None else support & valid
         if support is not None:
             supports.append(support.new_ones(count, support.shape[1]).index_copy(0, rows, support))
             logits = logits.masked_fill(~support, -torch.inf)
@@ -157,33 +153,35 @@ def generate(
             break
         if 2 * left <= len(rows):
             kept = running.nonzero().flatten()
-            for reader in models:
-                reader.cache.batch_select_indices(kept)
-            rows, seen, place, chosen, running = (value[kept] for value in (rows, seen, place, chosen, running))
-        seen = torch.cat([seen, seen.new_ones(len(rows), 1)], 1)
-        for reader in models:
-            reader.step(chosen, seen, place)
-        place = place + 1
+            for one in models:
+                one.cache.batch_select_indices(kept)
+            rows, attended, position, chosen, running = (
+                value[kept] for value in (rows, attended, position, chosen, running)
+            )
+        attended = torch.cat([attended, attended.new_ones(len(rows), 1)], 1)
+        for one in models:
+            one.step(chosen, attended, position)
+        position = position + 1
     model.train(training)
     width = int(mask.any(0).sum())
     tokens, mask, logp, entropy = (value[:, :width] for value in (tokens, mask, logp, entropy))
-    noted = torch.stack(supports, 1)[:, :width] if supports else None
+    support = torch.stack(supports, 1)[:, :width] if supports else None
     truncated, order = ~((tokens == eos) & mask).any(1), mask.long().cumsum(1) * mask
-    return Generation(tokens, mask, logp, entropy, truncated, order, noted)
+    return Generation(tokens, mask, logp, entropy, truncated, order, support)
 
 
 def completion_states(model: nn.Module, tokens: Tensor, start: Tensor, width: int, pad: int) -> Tensor | None:
-    """Last hidden states from which the tokens behind prompts are drawn, differentiable; equal prompts are read once.
+    """Compute the last hidden states of the tokens after prompts, differentiable; equal prompts are processed once.
 
     Args:
         model: Causal language model with a plain cache.
         tokens: (N, L) conversations that begin with their first token.
         start: (N,) length of each prompt, at least 1.
-        width: T, tokens behind the prompt; what lies behind the end of a row is any token.
-        pad: Token that fills prompts up.
+        width: T, number of tokens after the prompt; tokens after the end of a row are arbitrary.
+        pad: Padding token of prompts.
 
     Returns:
-        `(N, T, D)`; None where that saves less than a third of the tokens: whole rows need no mask of padding.
+        `(N, T, D)`; None if this saves less than a third of the tokens: whole rows need no padding mask.
     """
     places = torch.arange(int(start.max()), device=tokens.device)
     prompts = tokens[:, : len(places)].masked_fill(places >= start[:, None], -1)
@@ -200,26 +198,25 @@ def completion_states(model: nn.Module, tokens: Tensor, start: Tensor, width: in
     if width == 1:
         return states
     cache_of(out).batch_select_indices(copies)
-    behind = torch.arange(width - 1, device=tokens.device).expand(len(tokens), -1) + start[:, None]
-    written = tokens.gather(1, behind.clamp(max=tokens.shape[1] - 1))
-    seen = torch.cat([real[copies], torch.ones_like(written, dtype=torch.bool)], 1)
-    later = run_body(model, written, seen, behind, cache_of(out), caching=True).last_hidden_state
+    position = torch.arange(width - 1, device=tokens.device).expand(len(tokens), -1) + start[:, None]
+    completion = tokens.gather(1, position.clamp(max=tokens.shape[1] - 1))
+    attended = torch.cat([real[copies], torch.ones_like(completion, dtype=torch.bool)], 1)
+    later = run_body(model, completion, attended, position, cache_of(out), caching=True).last_hidden_state
     return torch.cat([states, later], 1)
 
 
 @torch.no_grad()
 def has_plain_cache(model: nn.Module) -> bool:
-    """Whether all the model remembers of a prompt are keys and values of every token, which gradients pass."""
-    out = run_body(
-        model, torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device), None, None, None
-    )
+    """Whether the cache consists of the keys and values of every token, through which gradients flow."""
+    token = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
+    out = run_body(model, token, None, None, None)
     return all(type(part).__name__ == "DynamicLayer" for part in getattr(cache_of(out), "layers", [None]))
 
 
 def run_body(
     model: nn.Module,
     tokens: Tensor,
-    seen: Tensor | None,
+    attended: Tensor | None,
     position: Tensor | None,
     cache: Any,
     *,
@@ -230,49 +227,49 @@ def run_body(
 
     Args:
         model: Causal language model.
-        tokens: (N, L) new ones.
-        seen: (N, L') bool over cache and tokens, False on padding; None: rows begin with their first token.
-        position: (N, L) of the tokens; None with `seen`.
+        tokens: (N, L) new tokens.
+        attended: (N, L') bool over cache and tokens, False on padding; None: rows begin with their first token.
+        position: (N, L) of the tokens; None if `attended` is None.
         cache: Keys and values of the tokens before, or None.
         every_layer: Also return the hidden states of all layers.
-        caching: Return a cache; None: where no gradient is needed.
+        caching: Return a cache; None: only without gradients.
     """
     body = body_of(model)
     known = inspect.signature(body.forward).parameters
-    given: dict[str, Any] = {"cache" if "cache" in known else "past_key_values": cache}  # its name before 5.24
+    options: dict[str, Any] = {"cache" if "cache" in known else "past_key_values": cache}  # the name before 5.24
     if position is not None and "position_ids" in known:
-        given["position_ids"] = position
+        options["position_ids"] = position
     if every_layer:
-        given["output_hidden_states"] = True
-    attention = None if seen is None else seen.long()
+        options["output_hidden_states"] = True
+    attention = None if attended is None else attended.long()
     caching = not torch.is_grad_enabled() if caching is None else caching
-    return body(input_ids=tokens, attention_mask=attention, use_cache=caching, **given)
+    return body(input_ids=tokens, attention_mask=attention, use_cache=caching, **options)
 
 
 def cache_of(out: Any) -> Any:
-    """The keys and values that `run_body` has left in its result, whatever this version of transformers calls them."""
+    """Return the cache in the result of `run_body`; its name depends on the version of transformers."""
     return out.cache if hasattr(out, "cache") else out.past_key_values
 
 
 def positions(real: Tensor) -> Tensor:
-    """Position of every token `(N, L)`, counted without padding."""
+    """Return the position of every token `(N, L)`, not counting padding."""
     return (real.long().cumsum(1) - 1).clamp(min=0)
 
 
 def logits_of(model: nn.Module, hidden: Tensor) -> Tensor:
-    """`(R, V)` in float32 of hidden states `(R, D)`."""
+    """Compute logits `(R, V)` in float32 from hidden states `(R, D)`."""
     head = head_of(model)
     logits = hidden.float() @ head.weight.float().T
     return logits if head.bias is None else logits + head.bias.float()
 
 
 def sample_tokens(logits: Tensor, temperature: Tensor, draw: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One token per row by inversion of the cumulative distribution.
+    """Sample one token per row by inversion of the cumulative distribution.
 
     Args:
         logits: (R, V).
         temperature: (R,).
-        draw: (R,) uniform numbers in [0, 1); None takes the likeliest tokens.
+        draw: (R,) uniform numbers in [0, 1); None: greedy.
 
     Returns:
         `(R,)` tokens, their log-probabilities, the entropies, and the largest log-probabilities.

@@ -1,4 +1,4 @@
-"""Building causal language models: a small one from scratch, or a pretrained one, with or without LoRA."""
+"""Construction of causal language models: small ones from scratch or pretrained ones, optionally with LoRA."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from robopolicy.errors import UserError
 from robopolicy.optional import require
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-PROBE = 3  # tokens with which `check_head` compares
+PROBE = 3  # tokens of the test input of `check_head`
 
 
 def small_llama(width: int, layers: int, heads: int, context: int, vocabulary: int) -> dict[str, Any]:
-    """Architecture of the embedded default, as `transformers` describes it."""
+    """Return the `transformers` architecture of the default model."""
     return {
         "model_type": "llama",
         "vocab_size": vocabulary,
@@ -32,27 +32,25 @@ def small_llama(width: int, layers: int, heads: int, context: int, vocabulary: i
 
 
 def build_model(architecture: dict[str, Any], dtype: str) -> nn.Module:
-    """A causal language model with fresh weights.
+    """Build a causal language model with random weights.
 
     Raises:
-        UserError: `transformers` does not know the architecture, or refuses it.
+        UserError: `transformers` does not support the architecture.
     """
     transformers = require("transformers", "text")
-    settings = {
-        key: value for key, value in architecture.items() if key not in ("model_type", "architectures", "dtype")
-    }
-    kind = str(architecture.get("model_type", ""))
+    ignored = ("model_type", "architectures", "dtype")
+    settings = {key: value for key, value in architecture.items() if key not in ignored}
+    model_type = str(architecture.get("model_type", ""))
     try:
-        config = _without_dropout(transformers.AutoConfig.for_model(kind, **settings))
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
+        config = _without_dropout(transformers.AutoConfig.for_model(model_type, **settings))
+        return transformers.AutoModelForCausalLM.from_config(config, dtype=DTYPES[dtype])
     except (KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"transformers cannot build a causal model of type '{kind}': {reason}") from error
-    return model
+        raise UserError(f"transformers cannot build a causal model of type '{model_type}': {reason}") from error
 
 
 def load_pretrained(source: str, dtype: str) -> tuple[nn.Module, Any, dict[str, Any]]:
-    """Model, tokenizer and architecture of a local folder or a hub id; weights are read from safetensors only.
+    """Load model, tokenizer and architecture of a local folder or a hub id; weights only from safetensors.
 
     Raises:
         UserError: There is no such model, or it has no safetensors.
@@ -66,12 +64,12 @@ def load_pretrained(source: str, dtype: str) -> tuple[nn.Module, Any, dict[str, 
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         where = "folder" if Path(source).exists() else "folder or hub id"
-        raise UserError(f"'{source}' is no {where} of a causal language model: {reason}") from error
+        raise UserError(f"'{source}' is not a {where} of a causal language model: {reason}") from error
     return model, tokenizer, json.loads(model.config.to_json_string(use_diff=False))
 
 
 def _without_dropout(config: Any) -> Any:
-    """The configuration with every dropout rate 0: tokens are to be scored by the network that drew them."""
+    """Set every dropout rate to 0: tokens must be scored by the network that sampled them."""
     for key, value in config.to_dict().items():
         if "drop" in key and isinstance(value, float):
             setattr(config, key, 0.0)
@@ -88,10 +86,10 @@ def add_lora(model: nn.Module, rank: int, alpha: float) -> None:
 
 
 def check_head(model: nn.Module) -> None:
-    """Refuse a model whose logits are not its output layer on its last hidden states; we compute them in blocks.
+    """Check that the logits are the output layer applied to the last hidden states, as the blockwise scores assume.
 
     Raises:
-        UserError: They are scaled or capped behind the output layer.
+        UserError: The model scales or caps its logits.
     """
     device = next(model.parameters()).device
     tokens = torch.arange(PROBE, device=device)[None]
@@ -103,16 +101,16 @@ def check_head(model: nn.Module) -> None:
         same = torch.allclose(logits.float(), head_of(model)(hidden).float(), rtol=1e-2, atol=1e-2)
     model.train(training)
     if not same:
-        raise UserError("The logits of this model are changed behind its output layer, which is not supported.")
+        raise UserError("This model changes the logits of its output layer, which is not supported.")
 
 
 def body_of(model: nn.Module) -> nn.Module:
-    """The transformer without its output layer."""
+    """Return the transformer without its output layer."""
     body: nn.Module = model.base_model  # type: ignore[assignment]
     return body
 
 
 def head_of(model: nn.Module) -> nn.Linear:
-    """The output layer."""
+    """Return the output layer."""
     head: nn.Linear = model.get_output_embeddings()  # type: ignore[operator]
     return head

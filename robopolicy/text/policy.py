@@ -3,8 +3,8 @@
 Observations and chunks are UTF-8 bytes (`task.py`); tokenizer and chat template are part of the policy. One chunk is
 one message, so horizon and observation history are 1 and the action dimension is the longest message in bytes.
 
-Overflow: a completion ends after `spec.action_dim` tokens, complete or not, and its bytes beyond that are dropped. A
-conversation longer than the model's context raises an error; it is never shortened silently.
+A completion is truncated after `spec.action_dim` tokens and bytes. A conversation longer than the model's context
+raises an error; it is never truncated silently.
 """
 
 from __future__ import annotations
@@ -38,21 +38,19 @@ if TYPE_CHECKING:
 class TextConfig(Validated):
     """Settings of a text policy; by default a small byte-level transformer that needs no download."""
 
-    pretrained: str = ""  # local folder or hub id to take weights and tokenizer from; empty starts from scratch
+    pretrained: str = ""  # local folder or hub id of weights and tokenizer; empty: random weights
     width: PositiveInt = 128  # of the small model
     layers: Layers = 3  # of the small model
     heads: PositiveInt = 4  # of the small model
     context: PositiveInt = 512  # context length of the small model in tokens; longer if the task needs it
-    template: str = "plain"  # plain | chat, how messages become tokens
+    template: str = "plain"  # plain | chat, conversion of messages to tokens
     temperature: Positive = 1.0  # of exploration
     lora_rank: NonNegativeInt = 0  # 0 trains all weights
     lora_alpha: Positive = 16.0  # scale of the low-rank updates times their rank
     dtype: str = "float32"  # float32 | bfloat16, of the weights
-    gradient_checkpointing: bool = False  # compute activations twice instead of keeping them
-    architecture: dict[str, Any] = field(
-        default_factory=dict
-    )  # as transformers describes it; filled in by `pretrained`
-    tokenizer_bytes: Bytes = 0  # size of the tokenizer in the checkpoint; 0 are bytes; filled in by `pretrained`
+    gradient_checkpointing: bool = False  # recompute activations in the backward pass to save memory
+    architecture: dict[str, Any] = field(default_factory=dict)  # transformers config; set by `pretrained`
+    tokenizer_bytes: Bytes = 0  # size of the tokenizer in the checkpoint, 0: bytes; set by `pretrained`
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,20 +67,16 @@ class TextPolicy(Policy):
     name = "text"
     config_class = TextConfig
     config: TextConfig
-    causal: ClassVar[bool] = True  # a token is chosen from the hidden state behind those before it
-    special_tokens: ClassVar[int] = 0  # number of tokens in addition to those of the tokenizer
-    score_fields: ClassVar[tuple[str, ...]] = (
-        "tokens",
-        "start",
-        "temperature",
-    )  # arguments of `score` in addition to the mask
+    causal: ClassVar[bool] = True  # a token is sampled from the hidden state of the previous tokens
+    special_tokens: ClassVar[int] = 0  # number of additional tokens that the tokenizer lacks
+    score_fields: ClassVar[tuple[str, ...]] = ("tokens", "start", "temperature")  # arguments of `score` except the mask
 
     def __init__(self, config: TextConfig, spec: PolicySpec) -> None:
-        """Build the model; `config.pretrained` gives the weights unless a checkpoint is about to."""
+        """Build the model; `config.pretrained` is loaded unless `config.architecture` is set by a checkpoint."""
         super().__init__()
         if set(spec.observation) != {KEY} or (spec.horizon, spec.obs_horizon) != (1, 1):
             raise UserError(
-                f"Policy 'text' needs the single observation '{KEY}', one message at a time; choose a task such as "
+                f"Policy 'text' needs '{KEY}' as its only observation and one message per step; choose a task such as "
                 "text/arithmetic and set chunk.horizon=1 chunk.action_horizon=1."
             )
         self.spec = spec
@@ -110,13 +104,13 @@ class TextPolicy(Policy):
     @property
     def env_class(self) -> type[TextEnv]:
         """Environment class of this policy family."""
-        from robopolicy.text.text_env import TextEnv  # which imports this module
+        from robopolicy.text.text_env import TextEnv  # circular
 
         return TextEnv
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Read from the checkpoint when it is first needed."""
+        """Tokenizer, read from the checkpoint on first use."""
         if self._tokenizer is None:
             blob = self.get_buffer("tokenizer_blob")
             self._tokenizer = HubTokenizer.from_blob(blob, self.config.template) if len(blob) else ByteTokenizer()
@@ -124,26 +118,26 @@ class TextPolicy(Policy):
 
     @property
     def context(self) -> int:
-        """Most tokens of a conversation; models without positions have no limit of their own."""
+        """Maximum number of tokens of a conversation; 2**31 for models without positions."""
         return int(getattr(self.model.config, "max_position_embeddings", None) or 2**31)
 
     @cached_property
     def _shares_prompts(self) -> bool:
-        """Whether equal prompts may be read once; gradient checkpointing keeps no cache."""
+        """Whether equal prompts can be processed once; gradient checkpointing has no cache."""
         return not self.config.gradient_checkpointing and has_plain_cache(self.model)
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the output layer."""
+        """Number of rows of the output layer."""
         return len(head_of(self.model).weight)
 
     @property
     def budget(self) -> int:
-        """Most tokens of a message."""
+        """Maximum number of tokens of a message."""
         return self.spec.action_dim
 
     def prompts(self, obs: Observation) -> list[list[int]]:
-        """Tokens of the conversations `{"text": (B, 1, P)}`."""
+        """Tokenize the conversations `{"text": (B, 1, P)}`."""
         return [self.tokenizer.prompt(messages(text)) for text in unpack(obs[KEY][:, 0])]
 
     def generate(
@@ -162,37 +156,40 @@ class TextPolicy(Policy):
         """Complete the N prompts; equal prompts are processed once.
 
         Args:
-            prompts: Tokens of each.
-            generator: Of the choices.
-            budget: Most tokens; that of the spec if None.
-            temperature: One, or (N,) one per row; that of the config if None.
-            deterministic: Take the likeliest tokens.
-            guide: Policy whose likeliest tokens are allowed, ...
-            top_p: ... with this total probability.
-            allowed: Tokens (V,) bool that may follow the beginning of a response.
+            prompts: Tokens of each prompt.
+            generator: Random generator.
+            budget: Maximum number of tokens; None: `self.budget`.
+            temperature: One temperature, or (N,); None: `config.temperature`.
+            deterministic: Choose the likeliest tokens.
+            guide: Policy whose nucleus of probability `top_p` contains the allowed tokens.
+            top_p: Probability of the nucleus.
+            allowed: Returns the tokens (V,) bool that may follow the beginning of a response.
             prefill: Given beginning of each response; empty: none.
 
         Raises:
-            UserError: A prompt and the budget do not fit into the model's context.
+            UserError: A prompt and the budget exceed the model's context.
         """
         budget = self.budget if budget is None else budget
         self.check_fits(max(map(len, prompts)), budget)
         temperatures = self.temperatures(temperature, len(prompts))
         draws = None if deterministic else uniform((len(prompts), budget), generator, self.device)
-        special_tokens = {"eos": self.tokenizer.eos, "pad": self.tokenizer.pad}
-        limits: dict[str, Any] = {"top_p": top_p, "allowed": allowed, "prefill": prefill}
-        limits |= {"token_text": self._token_text} | special_tokens | {"guide": None if guide is None else guide.model}
-        return generate(self.model, prompts, draws, budget=budget, temperature=temperatures, **limits)
-
-    def _token_text(self, token: int) -> str:
-        return self.tokenizer.decode([token])
+        return generate(
+            self.model,
+            prompts,
+            draws,
+            budget=budget,
+            temperature=temperatures,
+            eos=self.tokenizer.eos,
+            pad=self.tokenizer.pad,
+            guide=None if guide is None else guide.model,
+            top_p=top_p,
+            allowed=allowed,
+            token_text=lambda token: self.tokenizer.decode([token]),
+            prefill=prefill,
+        )
 
     def check_fits(self, prompt: int, budget: int, what: str = "A conversation") -> None:
-        """Refuse a conversation of `prompt` tokens that leaves no room for a message of `budget`.
-
-        Raises:
-            UserError: Together they exceed the model's context.
-        """
+        """Raise a UserError if `prompt` tokens and a message of `budget` tokens exceed the model's context."""
         if prompt + budget > self.context:
             raise UserError(
                 f"{what} has {prompt} tokens, which with a message of {budget} exceed the model's context of "
@@ -200,16 +197,16 @@ class TextPolicy(Policy):
             )
 
     def temperatures(self, temperature: float | Tensor | None, count: int) -> Tensor:
-        """Temperatures `(count,)`: one for all or one each; that of the config if None."""
+        """Expand a temperature to `(count,)`; None: `config.temperature`."""
         value = self.config.temperature if temperature is None else temperature
         return (value if isinstance(value, Tensor) else torch.full((count,), value)).to(self.device)
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
-        """Messages `(B, 1, A)` in bytes."""
+        """Generate messages `(B, 1, A)` in bytes."""
         return self._chunk(self.generate(self.prompts(obs), generator, deterministic=deterministic))
 
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Messages with their tokens."""
+        """Generate messages with a record of their tokens."""
         prompts = self.prompts(obs)
         made = self.generate(prompts, generator)
         record = {**self.pad_rows(prompts, made.completions()), "temperature": self.temperatures(None, len(prompts))}
@@ -220,7 +217,7 @@ class TextPolicy(Policy):
         return self.score(record["tokens"], record["start"], record["mask"], record["temperature"])
 
     def pad_rows(self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Record:
-        """`tokens` (N, L) of prompts and completions, `start` (N,) of the completions and their `mask` (N, T)."""
+        """Return `tokens` (N, L) of prompts and completions, `start` (N,) of the completions and `mask` (N, T)."""
         whole = [[*prompt, *completion] for prompt, completion in zip(prompts, completions, strict=True)]
         tokens, _ = right_padded(whole, self.tokenizer.pad)
         _, mask = right_padded(completions, self.tokenizer.pad)
@@ -228,42 +225,38 @@ class TextPolicy(Policy):
         return {"tokens": tokens.to(self.device), "start": start.to(self.device), "mask": mask.to(self.device)}
 
     def encode_message(self, text: str) -> list[int]:
-        """Tokens of a finished message."""
+        """Tokenize a message and append `eos`."""
         return [*self.tokenizer.encode(text), self.tokenizer.eos]
 
     def messages(self, chunk: Tensor) -> list[list[int]]:
-        """Tokens of the messages `(B, 1, A)`."""
+        """Tokenize the messages `(B, 1, A)`."""
         return [self.encode_message(text) for text in unpack(chunk[:, 0])]
 
     def decode_message(self, tokens: Sequence[int]) -> str:
-        """Text of a message, which ends at its first `eos`."""
+        """Decode a message, which ends at its first `eos`."""
         eos = self.tokenizer.eos
         return self.tokenizer.decode(tokens[: tokens.index(eos)] if eos in tokens else tokens)
 
     def generation_order(self, count: int, generator: Randomness = None) -> list[int]:
-        """Generation steps of the tokens of a message that the policy did not write."""
+        """Return generation steps for the tokens of a message that the policy did not generate."""
         return list(range(1, count + 1))
 
     def conversations(self, batch: Sequence[Sequence[str]], generator: Randomness = None) -> tuple[Record, Tensor]:
-        """Tokens of solved conversations: user and assistant messages alternate, the assistant's last.
+        """Tokenize solved conversations: user and assistant messages alternate, the last is the assistant's.
 
         Returns:
-            As `pad_rows`, and the turn `(N, T)` of each token; an observation belongs to the turn after it.
+            The record of `pad_rows`, and the turn `(N, T)` of each token; an observation belongs to the next turn.
         """
         prompts = [self.tokenizer.prompt(texts[:1]) for texts in batch]
-        behind = [self._message_tokens(texts) for texts in batch]
-        record = self.pad_rows(prompts, [[token for new in row for token in new] for row in behind])
+        replies = [self._message_tokens(texts) for texts in batch]
+        record = self.pad_rows(prompts, [[token for message in row for token in message] for row in replies])
         self._check_size(record["tokens"].shape[1], "A conversation")
-        places = [[place for place, new in enumerate(row) for _ in new] for row in behind]
-        place = right_padded(places, -1)[0].to(self.device)  # number of the message behind the prompt, else -1
-        return {**record, "mask": record["mask"] & (place % 2 == 0)}, (place + 1) // 2
+        numbers = [[number for number, message in enumerate(row) for _ in message] for row in replies]
+        number = right_padded(numbers, -1)[0].to(self.device)  # of the message after the prompt, -1 for padding
+        return {**record, "mask": record["mask"] & (number % 2 == 0)}, (number + 1) // 2
 
     def check_conversation_fits(self, texts: Sequence[str], what: str) -> None:
-        """Refuse a conversation of a file, called `what`, that does not fit.
-
-        Raises:
-            UserError: It exceeds the model's context.
-        """
+        """Raise a UserError if a conversation of a file, named by `what`, exceeds the model's context."""
         self._check_size(len(self.tokenizer.prompt(texts[:1])) + sum(map(len, self._message_tokens(texts))), what)
 
     def _check_size(self, tokens: int, what: str) -> None:
@@ -274,7 +267,7 @@ class TextPolicy(Policy):
             )
 
     def _message_tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokens of every message behind the prompt."""
+        """Tokenize every message after the prompt."""
         return [self.tokenizer.reply(text) if n % 2 else self.encode_message(text) for n, text in enumerate(texts[1:])]
 
     def score(
@@ -287,25 +280,25 @@ class TextPolicy(Policy):
         support: Tensor | None = None,
         layer: int | None = None,
     ) -> DecisionOutput:
-        """Log-probabilities and entropies under the current parameters; logits are computed in blocks.
+        """Compute log-probabilities and entropies under the current parameters, with logits in blocks.
 
         Args:
-            tokens: (N, L) int64 conversations, any number behind their end.
-            start: (N,) int64 place of the first decision, at least 1.
-            mask: (N, T) bool, which of the T tokens from there on the policy chose.
-            temperature: (N,) they were drawn with.
-            support: (N, T, V) bool, from which they were drawn; None: from all tokens.
-            layer: Number of the hidden layer that the output layer reads; None: the last.
+            tokens: (N, L) int64 conversations, arbitrary after their end.
+            start: (N,) int64 index of the first decision, at least 1.
+            mask: (N, T) bool, tokens from `start` on that the policy sampled.
+            temperature: (N,) sampling temperatures.
+            support: (N, T, V) bool, allowed tokens; None: all.
+            layer: Hidden layer that the output layer is applied to; None: the last.
 
         Returns:
-            `(N, T)` each, 0 where the policy did not choose.
+            `(N, T)` each, 0 outside the mask.
         """
         return self.score_states(self.states(tokens, start, mask, layer), tokens, start, mask, temperature, support)
 
     def states(self, tokens: Tensor, start: Tensor, mask: Tensor, layer: int | None = None) -> Tensor:
-        """Last hidden states `(M, D)` from which the M chosen tokens are drawn: those of the tokens before.
+        """Compute the hidden states `(M, D)` of the tokens before the M decisions, from which these were sampled.
 
-        Prompts that several rows share are read once where that pays (`completion_states`).
+        Prompts shared by several rows are processed once if this saves time (`completion_states`).
         """
         row, step = mask.nonzero(as_tuple=True)  # (M,) each
         if layer is None and self._shares_prompts:
@@ -323,7 +316,7 @@ class TextPolicy(Policy):
         temperature: Tensor,
         support: Tensor | None = None,
     ) -> DecisionOutput:
-        """`score` of what was drawn from `states` `(M, D)`."""
+        """Compute `score` from the hidden states `(M, D)` of `states`."""
         row, step = mask.nonzero(as_tuple=True)
         head, chosen = head_of(self.model), tokens[row, start[row] + step]
         if support is None:
@@ -335,9 +328,9 @@ class TextPolicy(Policy):
         return DecisionOutput(blank.masked_scatter(mask, logp), blank.masked_scatter(mask, entropy))
 
     def hidden(self, tokens: Tensor, layer: int | None = None) -> Tensor:
-        """Hidden states `(N, L, D)` of rows that begin with their first token.
+        """Compute the hidden states `(N, L, D)` of rows that begin with their first token.
 
-        Those of the last layer, or those behind `layer` of them; of models with fewer layers the last but one.
+        `layer` selects the states after that many layers, or the second-to-last if the model has fewer; None: the last.
         """
         out = run_body(self.model, tokens, None, None, None, every_layer=layer is not None)
         if layer is None:
@@ -346,7 +339,7 @@ class TextPolicy(Policy):
         return layers[layer if layer < len(layers) else len(layers) - 2]
 
     def attach_likelihood(self, rows: Decisions, generator: Randomness = None) -> Decisions:
-        """Rows with the likelihood that recipes use: the tokens' own."""
+        """Add the likelihood that recipes use; a causal model uses the log-probabilities of the tokens."""
         return rows
 
     def imitation_loss(
@@ -358,14 +351,14 @@ class TextPolicy(Policy):
         mask: Tensor | None = None,
         generator: Randomness = None,
     ) -> tuple[Tensor, Info]:
-        """Mean negative log-likelihood `(B,)` of the tokens of each message, `eos` included [nats]."""
+        """Compute the mean negative log-likelihood `(B,)` of the tokens of each message, `eos` included [nats]."""
         loss, info = self.sft_loss(self.prompts(obs), self.messages(chunk), generator)
         return (loss if weight is None else loss * weight), info
 
     def sft_loss(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], generator: Randomness = None
     ) -> tuple[Tensor, Info]:
-        """Mean negative log-likelihood `(B,)` of the tokens of each completion [nats]."""
+        """Compute the mean negative log-likelihood `(B,)` of the tokens of each completion [nats]."""
         record = self.pad_rows(prompts, completions)
         mask = record["mask"]
         out = self.score(record["tokens"], record["start"], mask, torch.ones(len(mask), device=self.device))
@@ -374,7 +367,7 @@ class TextPolicy(Policy):
         return loss, {"nll": loss.detach(), "entropy": out.entropy.detach().sum(1) / count}
 
     def conversation_loss(self, batch: Sequence[Sequence[str]], generator: Randomness = None) -> tuple[Tensor, Tensor]:
-        """Mean negative log-likelihood per token of the policy in solved conversations [nats], and mean entropy."""
+        """Compute the mean negative log-likelihood and entropy of the assistant's tokens in conversations [nats]."""
         record, _ = self.conversations(batch)
         count = record["mask"].sum()
         out = self.score(record["tokens"], record["start"], record["mask"], self.temperatures(1.0, len(batch)))
@@ -384,12 +377,12 @@ class TextPolicy(Policy):
         """Do nothing: the tokenizer converts between text and tokens."""
 
     def trainable(self) -> list[nn.Parameter]:
-        """All parameters, or the low-rank updates."""
+        """Return all parameters, or only the low-rank updates."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     @property
     def nfe(self) -> int:
-        """At most one per token of a message."""
+        """Maximum number of forward passes: one per token of a message."""
         return self.budget
 
     def _chunk(self, made: Generation) -> Tensor:

@@ -1,14 +1,14 @@
 """Training of a text policy by any text recipe.
 
 `text_recipe` passes trajectories to a `Recipe`: selection, advantages, and per epoch and minibatch scores, loss and
-step, all from the core that robots use. A fresh policy may first be fine-tuned on the task's own solutions (`sft.py`),
-since nothing can be compared where no rollout succeeds. Log-probabilities at the start of an update are those recorded
-while sampling. With another engine, or in half precision, where a cache rounds differently from a full pass, the rows
-are scored again and the recorded values become those of the behavior policy. Rows that this policy did not sample
-(replayed ones and those of teachers) keep the recorded values.
+step, with the same core as robot policies. An untrained policy can first be fine-tuned on the task's own solutions
+(`sft.py`), since recipes need some successful rollouts. An update starts from the log-probabilities recorded during
+sampling. With another engine, or in half precision, where a cache rounds differently from a full pass, the rows are
+scored again and the recorded values become `logp_behaviour`. Rows that this policy did not sample (replayed rows and
+rows of a teacher) keep the recorded values.
 
-Overflow: the reward of a message that reaches its budget is computed as it stands; `overlong=mask` leaves such rows out
-of loss and statistics (overlong filtering). Rows without a valid reward are always left out.
+Messages that reach their budget are rewarded without further treatment; `overlong=mask` excludes their rows from loss
+and statistics (overlong filtering). Rows without a valid reward are always excluded.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ OVERLONG = ("score", "mask")
 WORKER_BACKENDS = ("process", "ray")  # of rollout workers
 MAX_WORKERS = 256
 NumWorkers = Annotated[int, Range(0, MAX_WORKERS)]
-MAX_VOCAB = 4096  # largest vocabulary of which a support is noted
-SCORING_BATCH = 1024  # rows scored at once where no gradient is needed
+MAX_VOCAB = 4096  # largest vocabulary for which the support of every token is stored
+SCORING_BATCH = 1024  # rows per forward pass without gradients
 
 
 @dataclass(frozen=True)
@@ -54,20 +54,18 @@ class TextRecipeConfig(TextLearnerConfig):
 
     lr: Positive = 3e-4  # of AdamW, after the warm-up
     recipe: str = "grpo"  # name of a recipe, or the path of a .yaml file
-    critic_lr: Positive = 1e-3  # of the value head, where the recipe has a critic
-    sft_updates: NonNegativeInt = 0  # first updates, supervised fine-tuning on the task's own solutions
-    sft_lr: Positive = 1e-3  # learning rate of these
+    critic_lr: Positive = 1e-3  # of the value head of recipes with a critic
+    sft_updates: NonNegativeInt = 0  # initial updates of supervised fine-tuning on the task's own solutions
+    sft_lr: Positive = 1e-3  # learning rate of supervised fine-tuning
     prompts_per_update: Annotated[PositiveInt, AtMost("num_prompts")] = 16  # groups per update
     group_size: NonNegativeInt = 0  # rollouts per prompt; 0: as in the recipe
     minibatches: NonNegativeInt = 0  # gradient steps per pass over a batch; 0: as in the recipe
     num_prompts: PositiveInt = 2000  # number of different training prompts
     overlong: str = "score"  # score | mask, messages that reach their budget
     engine: str = NATIVE  # native | vllm, engine that generates the rollouts
-    importance_cap: Positive = 2.0  # largest weight for the mismatch of another engine, where the recipe names none
-    staleness: NonNegativeInt | None = (
-        None  # maximum age of weights in updates, asynchronous above 0; None: the recipe's
-    )
-    num_workers: NumWorkers = 0  # worker processes; 0: this process, on a second thread where staleness is above 0
+    importance_cap: Positive = 2.0  # maximum weight for the mismatch of another engine, unless the recipe sets one
+    staleness: NonNegativeInt | None = None  # maximum age of weights in updates, above 0: asynchronous; None: recipe
+    num_workers: NumWorkers = 0  # worker processes; 0: this process, on a second thread if staleness is above 0
     worker_backend: str = "process"  # process | ray, workers on this machine or in a cluster
     teacher: str = ""  # checkpoint of the teacher, for recipes with a teacher or an averaged reference
     data: str = ""  # JSONL or parquet file, for recipes that learn from demonstrations, pairs or offline logs
@@ -81,28 +79,30 @@ class TextRecipeConfig(TextLearnerConfig):
         if self.worker_backend not in WORKER_BACKENDS:
             raise unknown_name("backend", self.worker_backend, WORKER_BACKENDS, "of workers")
         if self.num_workers and self.engine != NATIVE:
-            raise UserError(f"Rollout workers need engine={NATIVE}, got {self.num_workers} and engine={self.engine}.")
+            raise UserError(
+                f"Rollout workers need engine={NATIVE}, got num_workers={self.num_workers} and engine={self.engine}."
+            )
 
 
 class TextRecipe(TextLearner):
-    """Trains a text policy by any recipe."""
+    """Training of a text policy by any recipe."""
 
     name = "text_recipe"
     config_class = TextRecipeConfig
     data_source = "text_rollout"
     heads = ("text",)
     reference = "shao2024grpo"
-    default_data = "its own rollouts, or as its recipe says"
+    default_data = "its own rollouts, or, depending on the recipe,"
     config: TextRecipeConfig
 
     def __init__(self, config: TextRecipeConfig, policy: Policy, *, total_updates: int) -> None:
-        """Prepare to train `policy` in place; a recipe that compares with a reference gets a frozen copy."""
+        """Prepare to train `policy` in place, with a frozen copy of it as the reference of recipes that need one."""
         super().__init__(config, policy, total_updates=total_updates)
         try:
             plain = read_recipe(config.recipe)
-            self.recipe = Recipe.from_dict(
-                with_importance_cap(plain, config.importance_cap) if config.engine != NATIVE else plain
-            )
+            if config.engine != NATIVE:
+                plain = with_importance_cap(plain, config.importance_cap)
+            self.recipe = Recipe.from_dict(plain)
             self.options = scoring_options(self.recipe.rollout)
         except ValueError as error:
             raise UserError(f"Recipe '{config.recipe}': {error}") from error
@@ -113,13 +113,13 @@ class TextRecipe(TextLearner):
                 "are supervised fine-tuning."
             )
         self._check_unused()
-        self._check_family()
+        self._check_requirements()
         self.features = requested_features(self.recipe.plain)
         self.group_size = config.group_size or self.recipe.group_size
         if self.group_size == 1 < self.recipe.group_size and _within_groups(self.recipe.plain["advantage"]):
             raise UserError(
                 f"Recipe '{config.recipe}' compares the rollouts of a group; set algorithm.group_size to 2 or more, or "
-                "to 0 for its own."
+                "to 0 for the group size of the recipe."
             )
         self.teacher: TextPolicy | None = None  # see `set_teacher`
         self.reference_policy: TextPolicy | None = frozen_copy(policy) if self._needs_reference() else None
@@ -129,47 +129,39 @@ class TextRecipe(TextLearner):
             self.optimizer.add_param_group({"params": list(self.critic.parameters()), "lr": config.critic_lr})
         for option in self.options.values():
             option.setup(self)
-        self.advantage: torch.Tensor | None = None  # (N, 1) or (N, T) of the last batch, 0 where not selected
-        self.influence: torch.Tensor | None = None  # (O,) of its objectives, where the rewards want to know
+        self.advantage: torch.Tensor | None = None  # (N, 1) or (N, T) of the last batch, 0 if not selected
+        self.influence: torch.Tensor | None = None  # (O,) of its objectives, if the rewards need it
 
     def _check_unused(self) -> None:
-        """Refuse settings that the recipe does not read.
-
-        Raises:
-            UserError: There is one.
-        """
-        config, kind = self.config, self.recipe.data
-        if config.data and kind == "rollout":
+        """Reject settings that the recipe does not use."""
+        config = self.config
+        if config.data and self.recipe.data == "rollout":
             raise UserError(
-                f"algorithm.data={config.data} is not read: recipe '{config.recipe}' learns from its own rollouts; "
-                "leave it out, or choose a recipe for demonstrations, pairs or offline logs, e.g. sft, dpo or kto."
+                f"algorithm.data={config.data} is not used: recipe '{config.recipe}' learns from its own rollouts; "
+                "remove it, or choose a recipe for demonstrations, pairs or offline logs, e.g. sft, dpo or kto."
             )
         if config.teacher and not self.requires_teacher:
             raise UserError(
-                f"algorithm.teacher={config.teacher} is not read: recipe '{config.recipe}' has no teacher; "
-                "leave it out, or choose a recipe that has one, e.g. kdrl."
+                f"algorithm.teacher={config.teacher} is not used: recipe '{config.recipe}' has no teacher; "
+                "remove it, or choose a recipe with a teacher, e.g. kdrl."
             )
 
-    def _check_family(self) -> None:
-        """Refuse what needs the hidden states of a causal model, or its choices token by token, where there are none.
-
-        Raises:
-            UserError: Another family of policies, or another engine, is to do that.
-        """
+    def _check_requirements(self) -> None:
+        """Reject a policy, engine or workers that do not fulfil the requirements of the recipe."""
         name, config = self.config.recipe, self.config
-        requests = {} if self.recipe.critic is None else {"critic": ("causal",)}
-        for key, needs in (requests | {key: option.needs for key, option in self.options.items()}).items():
+        critic = {} if self.recipe.critic is None else {"critic": ("causal",)}
+        for key, needs in (critic | {key: option.needs for key, option in self.options.items()}).items():
             if "causal" in needs and not self.policy.causal:
                 raise UserError(f"Recipe '{name}' needs policy=text for its {key}.")
             settings = {"engine": (NATIVE, config.engine), "num_workers": (0, config.num_workers)}
-            wanted = {setting: pair for setting, pair in settings.items() if setting in needs}
-            if any(value != right for right, value in wanted.values()):
-                words = " and ".join(f"{setting}={right}" for setting, (right, _) in wanted.items())
-                raise UserError(f"Recipe '{name}' needs {words} for its {key}.")
+            required = {setting: pair for setting, pair in settings.items() if setting in needs}
+            if any(value != expected for expected, value in required.values()):
+                text = " and ".join(f"{setting}={expected}" for setting, (expected, _) in required.items())
+                raise UserError(f"Recipe '{name}' needs {text} for its {key}.")
             if "vocabulary" in needs and self.policy.vocabulary > MAX_VOCAB:
                 raise UserError(
-                    f"Recipe '{name}' stores the support of every token, which is too large for a "
-                    f"vocabulary of {self.policy.vocabulary}; at most {MAX_VOCAB} are possible."
+                    f"Recipe '{name}' stores the support of every token, which supports vocabularies of at most "
+                    f"{MAX_VOCAB} tokens, but the policy has {self.policy.vocabulary}."
                 )
 
     @property
@@ -178,20 +170,20 @@ class TextRecipe(TextLearner):
         return any("teacher" in option.needs for option in self.options.values())
 
     def annotators(self) -> dict[str, RolloutAnnotator]:
-        """Annotators that the recipe requests."""
+        """Return the annotators that the recipe requests."""
         given = {name: annotator for option in self.options.values() for name, annotator in option.annotators().items()}
         return requested_annotators(self.recipe.plain, given)
 
     def _needs_reference(self) -> bool:
-        """Whether the recipe needs the initial policy from the start; other recipes get it on demand."""
+        """Whether the recipe needs the reference from the start; other recipes create it on demand."""
         plain = self.recipe.plain
         if any(annotator.needs_initial_policy for annotator in self.annotators().values()):
             return True
         kl = (plain["estimator"] or {}).get("kl_coef", 0.0) != 0.0 or "kl" in plain["controllers"]
         return bool(kl or self.recipe.data in ("pairs", "offline"))
 
-    def rate(self) -> float:
-        """Learning rate of the running update; the recipe's own schedule starts after supervised fine-tuning."""
+    def learning_rate(self) -> float:
+        """Return the learning rate of this update; the schedule of the recipe starts after supervised fine-tuning."""
         config, done = self.config, self.updates - self.config.sft_updates
         if done < 0:
             return warmup_linear(config.sft_lr, config.sft_lr, self.updates, config.sft_updates, config.warmup)
@@ -199,9 +191,9 @@ class TextRecipe(TextLearner):
         return warmup_linear(config.lr, final, done, self.total_updates - config.sft_updates, config.warmup)
 
     def update(self, batch: Decisions | Sequence[Sequence[str]]) -> Metrics:
-        """Select, compare, and the recipe's epochs; a batch without a row to learn from changes nothing.
+        """Select rows, compute advantages and run the recipe's epochs; without a selected row, the weights stay.
 
-        Batches of conversations, in the first `sft_updates` updates, are used for supervised fine-tuning.
+        The first `sft_updates` batches are conversations for supervised fine-tuning.
         """
         if not isinstance(batch, Decisions):
             metrics = self.sft_step(batch)
@@ -211,36 +203,32 @@ class TextRecipe(TextLearner):
                 self._after_update()
             return metrics
         first = self.reference_policy is None and self.updates == self.config.sft_updates
-        before = copy.deepcopy((self.recipe.state_dict(), self.generator.get_state())) if first else None
+        saved = copy.deepcopy((self.recipe.state_dict(), self.generator.get_state())) if first else None
         try:
             return self._update(to_device(batch, self.policy.device))
         except MissingField as error:
-            if "logp_ref" in str(error) and before is not None:
-                self.reference_policy = self._initial_reference()  # nothing has been learned yet
-                self.recipe.load_state_dict(before[0])
-                self.generator.set_state(before[1])
+            if "logp_ref" in str(error) and saved is not None:
+                self.reference_policy = self._initial_reference()  # the policy is still the initial one
+                self.recipe.load_state_dict(saved[0])
+                self.generator.set_state(saved[1])
                 return self.update(batch)
             raise UserError(
                 f"Recipe '{self.config.recipe}' needs a field that text does not record: {error}"
             ) from error
 
     def set_teacher(self, teacher: Policy) -> None:
-        """Set the teacher, before the first update.
-
-        Raises:
-            UserError: It is not a text policy, or cannot be averaged with the policy.
-        """
+        """Set the teacher before the first update; raise a UserError if it does not fit."""
         if not isinstance(teacher, TextPolicy):
             raise UserError(f"algorithm.teacher must be a text policy, not '{teacher.name}'.")
         self.teacher = teacher.to(self.policy.device)
         self.reference_policy = None if self.reference_policy is None else self._initial_reference()
 
     def _initial_reference(self) -> TextPolicy:
-        """Initial reference: a copy of the policy, or its average with the teacher."""
-        start: TextPolicy = frozen_copy(self.policy)
+        """Return a copy of the policy, or its average with the teacher."""
+        reference: TextPolicy = frozen_copy(self.policy)
         for option in self.options.values():
-            option.modify_reference(start, self)
-        return start
+            option.modify_reference(reference, self)
+        return reference
 
     def _after_update(self) -> None:
         for option in self.options.values():
@@ -248,18 +236,18 @@ class TextRecipe(TextLearner):
 
     @property
     def score_settings(self) -> dict[str, Any]:
-        """Further arguments of `TextPolicy.score` in the running update."""
-        update = self.updates - self.config.sft_updates
-        return {
-            name: value for option in self.options.values() for name, value in option.score_settings(update).items()
-        }
+        """Further arguments of `TextPolicy.score` in this update."""
+        settings: dict[str, Any] = {}
+        for option in self.options.values():
+            settings |= option.score_settings(self.updates - self.config.sft_updates)
+        return settings
 
     def _update(self, batch: Decisions) -> Metrics:
         batch = self._preprocess(batch)
         self.policy.train()
         info: Info = {}
         metrics: Metrics = {"actor/nonzero_advantage_fraction": 0.0}
-        seen: list[Info] = []  # of each minibatch
+        infos: list[Info] = []  # of each minibatch
         rows = self.recipe.select(batch, self.generator)
         self.advantage = torch.zeros(len(batch), 1)
         if len(rows) and bool(batch.select(rows).valid().any()):
@@ -272,21 +260,21 @@ class TextRecipe(TextLearner):
                     fitted = None if targets is None else (targets[0][index], targets[1][index])
                     loss, info = self._loss(decisions.select(index), advantage[index], fitted)
                     metrics |= self.optimizer_step(loss)
-                    seen.append(info)
+                    infos.append(info)
             metrics["actor/nonzero_advantage_fraction"] = float((advantage != 0).any(1).float().mean())
-            blank = advantage.new_zeros(len(batch), advantage.shape[1])
-            self.advantage = blank.index_copy_(0, rows, advantage).cpu()
+            zeros = advantage.new_zeros(len(batch), advantage.shape[1])
+            self.advantage = zeros.index_copy_(0, rows, advantage).cpu()
         self.recipe.observe(batch, info)
         self.updates += 1
         self._after_update()
         for key in info:
-            metrics[f"actor/{key}"] = fmean(float(part[key]) for part in seen)
+            metrics[f"actor/{key}"] = fmean(float(part[key]) for part in infos)
         return metrics | {"actor/row_fraction": len(rows) / len(batch)}
 
     def _loss(
         self, part: Decisions, advantage: torch.Tensor, fitted: tuple[torch.Tensor, torch.Tensor] | None
     ) -> tuple[torch.Tensor, Info]:
-        """Loss of a minibatch: the recipe's and the critic's, or only the critic's during its warm-up."""
+        """Compute the loss of a minibatch: recipe and critic, or only the critic during its warm-up."""
         critic = self.recipe.critic
         if self.critic is None or critic is None or fitted is None:
             out = score(self.policy, part, **self.score_settings)
@@ -294,15 +282,12 @@ class TextRecipe(TextLearner):
         out, value = score_with_value(self.policy, self.critic, part, detach=critic.detach)
         loss, info = self.recipe.loss(part, advantage, out.logp, out.entropy)
         error = critic.loss(value, part, *fitted)
-        explained = explained_variance(value.detach(), *fitted)
-        alone = self.updates - self.config.sft_updates < critic.warmup
-        return critic.coef * error + (0.0 if alone else 1.0) * loss, info | {
-            "value_loss": error.detach(),
-            "value_explained": explained,
-        }
+        info |= {"value_loss": error.detach(), "value_explained": explained_variance(value.detach(), *fitted)}
+        warming_up = self.updates - self.config.sft_updates < critic.warmup
+        return critic.coef * error + (0.0 if warming_up else 1.0) * loss, info
 
     def _influence(self, decisions: Decisions) -> torch.Tensor:
-        """Improvement of each objective by an update for all, with rows weighted by their score in the group."""
+        """Compute the improvement of each objective by an update for all, with rows weighted by their group scores."""
         scores = group_scores(decisions.extra[OBJECTIVES], decisions.require("group"))
         learned = [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
         total = torch.zeros((), device=self.policy.device)
@@ -310,22 +295,23 @@ class TextRecipe(TextLearner):
             valid = part.valid()
             logp = score(self.policy, part, **self.score_settings).logp
             mean = logp.masked_fill(~valid, 0.0).sum(1) / valid.sum(1).clamp(min=1)
-            total = total + torch.stack([flat_gradient((mean * one).sum() / len(decisions), learned) for one in own.T])
+            gradients = [flat_gradient((mean * weight).sum() / len(decisions), learned) for weight in own.T]
+            total = total + torch.stack(gradients)
         return influence(total).detach().cpu()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`, with the reference that the first update may have created."""
+        """Restore `state_dict`, including a reference that was created on demand."""
         if "reference" in state and self.reference_policy is None:
             self.reference_policy = frozen_copy(self.policy)
         super().load_state_dict(state)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Items of the base class, the recipe, the reference and the critic."""
+        """Return the items of the base class, the recipe, the reference, the critic and the options."""
         others = {"recipe": self.recipe, "reference": self.reference_policy, "critic": self.critic}
-        found = {**super().checkpoint_items(), **{name: part for name, part in others.items() if part is not None}}
-        return found | {
-            name: part for option in self.options.values() for name, part in option.checkpoint_items().items()
-        }
+        items = {**super().checkpoint_items(), **{name: part for name, part in others.items() if part is not None}}
+        for option in self.options.values():
+            items |= option.checkpoint_items()
+        return items
 
     def _minibatches(self, decisions: Decisions) -> list[torch.Tensor]:
         count = self.config.minibatches or self.recipe.minibatches
@@ -336,7 +322,7 @@ class TextRecipe(TextLearner):
 
     @torch.no_grad()
     def _preprocess(self, batch: Decisions) -> Decisions:
-        """Mask overlong rows if configured, score again if needed, and add the fields that the recipe reads."""
+        """Mask overlong rows if configured, score rows again if needed, and add the fields that the recipe uses."""
         mask = batch.valid()
         if self.config.overlong == "mask":
             mask = mask & ~batch.extra["truncated"][:, None]
@@ -345,8 +331,8 @@ class TextRecipe(TextLearner):
             behaviour = batch.logp_old if batch.logp_behaviour is None else batch.logp_behaviour
             out = self.score_rows(self.policy, batch, **self.score_settings)
             source = batch.require("source")[:, None]
-            start = torch.where((source == REPLAYED) | (source == TEACHER), batch.logp_old, out.logp)
-            batch = batch.with_fields(logp_old=start, logp_behaviour=behaviour, entropy=out.entropy)
+            logp = torch.where((source == REPLAYED) | (source == TEACHER), batch.logp_old, out.logp)
+            batch = batch.with_fields(logp_old=logp, logp_behaviour=behaviour, entropy=out.entropy)
         elif batch.logp_behaviour is None:
             batch = batch.with_fields(logp_behaviour=batch.logp_old)
         if self.reference_policy is not None:
@@ -361,31 +347,31 @@ class TextRecipe(TextLearner):
 
     @torch.no_grad()
     def score_rows(self, policy: TextPolicy, batch: Decisions, **settings: Any) -> DecisionOutput:
-        """Scores of all rows of a batch under a policy; `settings` as of `robopolicy.text.text_env.score`."""
+        """Score all rows of a batch under a policy; `settings` are arguments of `robopolicy.text.text_env.score`."""
         parts = [score(policy, part, **settings) for part in _blocks(batch)]
         return DecisionOutput(torch.cat([part.logp for part in parts]), torch.cat([part.entropy for part in parts]))
 
 
 def _within_groups(stages: Any) -> bool:
-    """Whether stages of an advantage compare the rollouts of a group."""
+    """Whether stages of the advantage compare the rollouts of a group."""
     if isinstance(stages, Mapping):
         return stages.get("partition") == "group" or any(map(_within_groups, stages.values()))
     return isinstance(stages, list | tuple) and any(map(_within_groups, stages))
 
 
 def to_device(batch: Decisions, device: torch.device) -> Decisions:
-    """The batch on `device`."""
+    """Move the batch to `device`."""
     values = {entry.name: getattr(batch, entry.name) for entry in fields(Decisions) if entry.name != "extra"}
-    there = {name: value.to(device) for name, value in values.items() if value is not None}
-    return Decisions(**there, extra={name: value.to(device) for name, value in batch.extra.items()})
+    moved = {name: value.to(device) for name, value in values.items() if value is not None}
+    return Decisions(**moved, extra={name: value.to(device) for name, value in batch.extra.items()})
 
 
 def explained_variance(value: torch.Tensor, target: torch.Tensor, fitted: torch.Tensor) -> torch.Tensor:
-    """Share of the variance of the targets that the values explain, where there are any; 1 is perfect, 0 useless."""
+    """Compute the fraction of the variance of the fitted targets that the values explain; 0 without targets."""
     if not bool(fitted.any()):
         return value.new_zeros(())
-    spread = target[fitted].var(correction=0)
-    return 1.0 - (target - value)[fitted].var(correction=0) / spread.clamp(min=1e-8)
+    variance = target[fitted].var(correction=0)
+    return 1.0 - (target - value)[fitted].var(correction=0) / variance.clamp(min=1e-8)
 
 
 def _blocks(batch: Decisions) -> list[Decisions]:

@@ -1,6 +1,6 @@
-"""Execution of untrusted code, mainly reward functions: it may raise, hang or return invalid numbers.
+"""Execution of reward functions, which may raise, hang or return invalid numbers.
 
-A hanging call is abandoned in its thread, which Python cannot stop; code written by a model belongs in
+A hanging call is abandoned in its thread, which Python cannot stop; run code written by a model with
 `sandbox.run_python`, which can stop it.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from robopolicy.errors import UserError
 from robopolicy.text.task import TextEpisode, TextTask, Turn, find_invalid
 
-MAX_HUNG_CALLS = 8  # hanging threads after which the task counts as broken
+MAX_HUNG_CALLS = 8  # number of hanging threads above which a run fails
 
 
 @dataclass(frozen=True)
@@ -34,55 +34,51 @@ class RewardError:
 
 
 class RewardRunner:
-    """Runs calls in sequence on a second thread, each with a time limit."""
+    """Sequential execution of calls on a second thread, each with a time limit [s]."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.reward_errors: list[RewardError] = []  # since the last `pop_errors`
         self._hung_calls = 0
         self._calls: SimpleQueue[Callable[[], Any] | None] | None = None
-        self._results: SimpleQueue[Any] = SimpleQueue()
+        self._results: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
 
     def step(self, episode: TextEpisode, completion: str, key: int) -> Turn | None:
-        """The turn that follows, or None with a new entry in `reward_errors`.
-
-        Raises:
-            UserError: Too many calls hang.
-        """
+        """Step the episode and return the turn, or None with a new entry in `reward_errors`."""
         return self.steps([(episode, completion, key)])[0]
 
     def steps(self, requests: Sequence[tuple[TextEpisode, str, int]]) -> list[Turn | None]:
-        """`step` for different episodes in sequence."""
+        """Run `step` for different episodes in sequence; raise a UserError if too many calls hang."""
         turns: list[Turn | None] = []
-        while len(turns) < len(requests):  # once, and once more for every call that hangs
+        while len(turns) < len(requests):  # once, and again after every hanging call
             for episode, completion, _ in requests[len(turns) :]:
                 self._send(partial(episode.step, completion))
             for _, _, key in requests[len(turns) :]:
                 turns.append(self._receive_turn(key))
-                if self._calls is None:  # what was sent behind a call that hangs is sent again
+                if self._calls is None:  # the calls after a hanging call are sent again
                     break
         return turns
 
     def _receive_turn(self, key: int) -> Turn | None:
-        """The next turn, if it is valid."""
+        """Return the next turn if it is valid."""
         try:
             turn = self._receive(self.seconds)
         except TimeoutError:
             if self._hung_calls > MAX_HUNG_CALLS:
-                raise UserError(f"{self._hung_calls} reward calls hang; this task's reward does not work.") from None
-            return self._record_error(key, "timed out", f"no answer within {self.seconds:g} s")
+                raise UserError(f"{self._hung_calls} calls of the reward function hang; fix the task.") from None
+            return self._record_error(key, "timed out", f"no result within {self.seconds:g} s")
         except Exception as error:
             return self._record_error(key, "raised", f"{type(error).__name__}: {error}")
         if not isinstance(turn, Turn):
-            return self._record_error(key, "raised", f"expected a turn, but {type(turn).__name__} came back")
+            return self._record_error(key, "raised", f"expected a Turn, got {type(turn).__name__}")
         if not all(map(math.isfinite, turn.numbers())):
             return self._record_error(key, "not finite", f"it is {turn.reward}, with {dict(turn.metrics)}")
         if found := find_invalid(turn.reply):
-            return self._record_error(key, "not readable", f"its reply holds {found}")
+            return self._record_error(key, "not readable", f"its reply contains {found}")
         return turn
 
     def prepare(self, task: TextTask, episodes: Sequence[TextEpisode], completions: Sequence[str]) -> None:
-        """Let the task process all messages at once; errors show in `step`."""
+        """Let the task process all messages together; `step` reports errors."""
         if type(task).prepare is TextTask.prepare or not episodes:
             return
         with suppress(Exception):
@@ -90,12 +86,12 @@ class RewardRunner:
             self._receive(self.seconds * len(episodes))
 
     def pop_errors(self) -> list[RewardError]:
-        """The errors since the last call, which are cleared."""
+        """Return and clear the errors since the last call."""
         reward_errors, self.reward_errors = self.reward_errors, []
         return reward_errors
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         if self._calls is not None:
             self._calls.put(None)
             self._calls = None
@@ -104,20 +100,19 @@ class RewardRunner:
         self.reward_errors.append(RewardError(key, kind, message.splitlines()[0] if message else kind))
 
     def _send(self, function: Callable[[], Any]) -> None:
-        """Queue a function call."""
         if self._calls is None:
             self._calls, self._results = SimpleQueue(), SimpleQueue()
-            threading.Thread(target=_serve, args=(self._calls, self._results), daemon=True, name="judge").start()
+            threading.Thread(target=_serve, args=(self._calls, self._results), daemon=True, name="reward").start()
         self._calls.put(function)
 
     def _receive(self, seconds: float) -> Any:
-        """The result of the next function; raises what it raised.
+        """Return the result of the next call, or raise its exception.
 
         Raises:
             TimeoutError: The call takes too long. Its thread is abandoned, and later calls are dropped.
         """
         try:
-            result = self._results.get(timeout=seconds)
+            result, error = self._results.get(timeout=seconds)
         except Empty:
             calls, self._calls = self._calls, None
             self._hung_calls += 1
@@ -127,19 +122,14 @@ class RewardRunner:
                         calls.get_nowait()
                 calls.put(None)
             raise TimeoutError from None
-        if isinstance(result, _Raised):
-            raise result.error
+        if error is not None:
+            raise error
         return result
 
 
-@dataclass(frozen=True)
-class _Raised:
-    error: Exception
-
-
-def _serve(calls: SimpleQueue[Callable[[], Any] | None], results: SimpleQueue[Any]) -> None:
+def _serve(calls: SimpleQueue[Callable[[], Any] | None], results: SimpleQueue[tuple[Any, Exception | None]]) -> None:
     while (function := calls.get()) is not None:
         try:
-            results.put(function())
+            results.put((function(), None))
         except Exception as error:
-            results.put(_Raised(error))
+            results.put((None, error))

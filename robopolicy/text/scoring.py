@@ -1,7 +1,7 @@
 """Log-probabilities and entropies of tokens from the last hidden states, in blocks of rows and of the vocabulary.
 
-Logits of the whole batch are never there, neither forward nor backward: a block of at most `ROWS` x `COLUMNS` float32
-numbers is computed, used and computed again for the gradient.
+The logits of the whole batch are never in memory: blocks of at most `ROWS` x `COLUMNS` float32 numbers are computed,
+reduced, and computed again in the backward pass.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ ROWS, COLUMNS = 1024, 8192  # of a block of logits: 32 MiB
 def token_scores(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy of softmax((hidden weight^T + bias) / temperature).
+    """Compute log-probability and entropy of softmax((hidden weight^T + bias) / temperature).
 
     Args:
         hidden: (M, D) last hidden states.
-        weight: (V, D) of the output layer, in any float type; products are taken in float32.
+        weight: (V, D) of the output layer, in any float type; products are computed in float32.
         bias: (V,) or None.
         targets: (M,) int64 tokens to score.
         temperature: (M,) positive.
 
     Returns:
-        `(M,)` float32 log-probabilities and `(M,)` entropies [nats], differentiable in all but the temperature.
+        `(M,)` float32 log-probabilities and `(M,)` entropies [nats], not differentiable in the temperature.
     """
     bias = weight.new_zeros(0) if bias is None else bias
     logp, entropy = _TokenScores.apply(hidden, weight, bias, targets, temperature)  # type: ignore[misc]
@@ -38,12 +38,12 @@ def token_scores(
 
 
 def supported_scores(logits: Tensor, support: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy `(M,)` [nats] of the softmax over a support; for small vocabularies, all at once.
+    """Compute log-probability and entropy `(M,)` [nats] of the softmax over a support, for small vocabularies.
 
     Args:
-        logits: (M, V), the temperature included.
+        logits: (M, V), divided by the temperature.
         support: (M, V) bool.
-        targets: (M,) int64 tokens to score, of the support.
+        targets: (M,) int64 tokens of the support.
     """
     logp = masked_log_softmax(logits, support)
     inside = logp.masked_fill(~support, 0.0)
@@ -51,17 +51,9 @@ def supported_scores(logits: Tensor, support: Tensor, targets: Tensor) -> tuple[
 
 
 def collisions(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor, draws: int = 2) -> Tensor:
-    """Probability that all tokens drawn from softmax((hidden weight^T + bias) / temperature) agree.
+    """Compute the probability `(M,)` that `draws` tokens from softmax((hidden weight^T + bias) / temperature) agree.
 
-    Args:
-        hidden: (M, D) last hidden states.
-        weight: (V, D) of the output layer.
-        bias: (V,) or None.
-        temperature: (M,) positive.
-        draws: How many are drawn.
-
-    Returns:
-        `(M,)` in (0, 1], without gradient.
+    Arguments as in `token_scores`; there is no gradient.
     """
     bias = weight.new_zeros(0) if bias is None else bias
     result = hidden.new_empty(len(hidden), dtype=_float(hidden))
@@ -82,7 +74,7 @@ class _TokenScores(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logp, entropy, norm = (hidden.new_empty(len(hidden), dtype=_float(hidden)) for _ in range(3))
         for rows in _blocks(len(hidden), ROWS):
-            # Streaming log-sum-exp: `peak`, sum of exp(logit - peak) and of exp(logit - peak) * logit.
+            # Streaming log-sum-exp: `peak`, sums of exp(logit - peak) and of exp(logit - peak) * logit.
             count = rows.stop - rows.start
             peak = norm.new_full((count,), -torch.inf)
             total, weighted, chosen = (norm.new_zeros(count) for _ in range(3))
@@ -107,10 +99,10 @@ class _TokenScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, temperature, norm, entropy = ctx.saved_tensors
-        wants = ctx.needs_input_grad
-        into_hidden = torch.zeros_like(hidden, dtype=norm.dtype)
-        into_weight = torch.zeros_like(weight, dtype=norm.dtype) if wants[1] else None
-        into_bias = torch.zeros_like(bias, dtype=norm.dtype) if wants[2] and len(bias) else None
+        needs = ctx.needs_input_grad
+        grad_hidden = torch.zeros_like(hidden, dtype=norm.dtype)
+        grad_weight = torch.zeros_like(weight, dtype=norm.dtype) if needs[1] else None
+        grad_bias = torch.zeros_like(bias, dtype=norm.dtype) if needs[2] and len(bias) else None
         for rows in _blocks(len(hidden), ROWS):
             for columns in _blocks(len(weight), COLUMNS):
                 logits = _logits(hidden[rows], weight, bias, temperature[rows], columns)
@@ -122,15 +114,15 @@ class _TokenScores(torch.autograd.Function):
                 inside = (place >= 0) & (place < logits.shape[1])
                 inner[inside, place[inside]] += grads[0][rows][inside]
                 inner /= temperature[rows, None]
-                into_hidden[rows] += inner @ weight[columns].to(norm.dtype)
-                if into_weight is not None:
-                    into_weight[columns] += inner.T @ hidden[rows].to(norm.dtype)
-                if into_bias is not None:
-                    into_bias[columns] += inner.sum(0)
+                grad_hidden[rows] += inner @ weight[columns].to(norm.dtype)
+                if grad_weight is not None:
+                    grad_weight[columns] += inner.T @ hidden[rows].to(norm.dtype)
+                if grad_bias is not None:
+                    grad_bias[columns] += inner.sum(0)
         return (
-            into_hidden.to(hidden.dtype) if wants[0] else None,
-            None if into_weight is None else into_weight.to(weight.dtype),
-            None if into_bias is None else into_bias.to(bias.dtype),
+            grad_hidden.to(hidden.dtype) if needs[0] else None,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
             None,
             None,
         )
@@ -141,12 +133,12 @@ def _float(hidden: Tensor) -> torch.dtype:
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor, temperature: Tensor, columns: slice) -> Tensor:
-    """A block of logits in float32, or float64 where the hidden states are."""
-    kind = _float(hidden)
-    logits = hidden.to(kind) @ weight[columns].to(kind).T
+    """Compute a block of logits in float32, or in float64 for float64 hidden states."""
+    dtype = _float(hidden)
+    logits = hidden.to(dtype) @ weight[columns].to(dtype).T
     if len(bias):
-        logits = logits + bias[columns].to(kind)
-    return logits / temperature.to(kind)[:, None]
+        logits = logits + bias[columns].to(dtype)
+    return logits / temperature.to(dtype)[:, None]
 
 
 def _blocks(count: int, size: int) -> Iterator[slice]:

@@ -1,8 +1,8 @@
-"""Options of `rollout` that the learner reads: further scores of the rows.
+"""Keys of `rollout` that the learner uses, for further scores of the rows.
 
-score_with: {KEY: teacher}    extra[KEY] (N, T): log-probabilities under the teacher
+    score_with: {KEY: teacher}    extra[KEY] (N, T): log-probabilities under the teacher
 
-A key is an entry of `SCORING_OPTIONS`, a class that parses its value and provides hooks for the learner and for the
+A key is an entry of `SCORING_OPTIONS`: a class that parses its value and provides hooks for the learner and for the
 source of its rollouts.
 """
 
@@ -33,43 +33,35 @@ class ScoringOption:
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """The option that a plain value describes.
-
-        Raises:
-            ValueError: It makes no sense; one line.
-        """
+        """Build the option from a plain value; raise a ValueError if it is invalid."""
         raise NotImplementedError
 
     def setup(self, learner: TextRecipe) -> None:
         """Set up the option for a learner."""
 
     def configure_env(self, env: TextEnv, learner: TextRecipe) -> None:
-        """Configure the environment: the allowed tokens (`limits`) or the judge (`judge`).
+        """Set `limits` or `judge` of the environment; raise a UserError if the task does not support the option."""
 
-        Raises:
-            UserError: The task does not offer that; names the recipe.
-        """
-
-    def modify_reference(self, start: TextPolicy, learner: TextRecipe) -> None:
-        """Change the weights of a copy of the policy that is to be the reference."""
+    def modify_reference(self, reference: TextPolicy, learner: TextRecipe) -> None:
+        """Change the weights of the initial reference, a copy of the policy."""
 
     def score_settings(self, update: int) -> dict[str, Any]:
-        """Further arguments of `TextPolicy.score` in an update of the recipe."""
+        """Return further arguments of `TextPolicy.score` in an update of the recipe."""
         return {}
 
     def add_scores(self, rows: Decisions, learner: TextRecipe) -> Decisions:
-        """The rows of a batch with further fields."""
+        """Add fields to the rows of a batch."""
         return rows
 
     def after_update(self, learner: TextRecipe) -> None:
-        """Follow the policy, after every update and after supervised fine-tuning."""
+        """Update the state of the option after every update and after supervised fine-tuning."""
 
     def annotators(self) -> Mapping[str, RolloutAnnotator]:
-        """Annotators by name."""
+        """Return annotators by name."""
         return {}
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """What belongs into a checkpoint of the learner, by name."""
+        """Return further items for checkpoints of the learner by name."""
         return {}
 
 
@@ -82,15 +74,15 @@ class TeacherScores(ScoringOption):
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the module docstring."""
+        """Parse {KEY: teacher}."""
         entries = validate_option("rollout.score_with", Mapping[str, str], value)
-        if strangers := set(entries.values()) - {"teacher"}:
-            raise ValueError(f"rollout.score_with knows teacher, got {', '.join(sorted(strangers))}.")
+        if unknown := set(entries.values()) - {"teacher"}:
+            raise ValueError(f"Values of rollout.score_with must be teacher, got {', '.join(sorted(unknown))}.")
         return cls(tuple(entries))
 
     def add_scores(self, rows: Decisions, learner: TextRecipe) -> Decisions:
         """Score with the teacher."""
-        assert learner.teacher is not None  # `text_source` has seen to that
+        assert learner.teacher is not None  # checked by `text_source`
         found = {key: learner.score_rows(learner.teacher, rows).logp for key in self.keys}
         return rows.with_fields(extra={**rows.extra, **found})
 
@@ -100,9 +92,5 @@ SCORING_OPTIONS: Registry[type[ScoringOption]] = Registry("scoring_options", {"s
 
 
 def scoring_options(rollout: Mapping[str, Any]) -> dict[str, ScoringOption]:
-    """The options of a `rollout` section by key.
-
-    Raises:
-        ValueError: A value makes no sense; one line.
-    """
+    """Parse the options of a `rollout` section, by key; raise a ValueError if a value is invalid."""
     return {key: SCORING_OPTIONS[key].parse(value) for key, value in rollout.items() if key in SCORING_OPTIONS}

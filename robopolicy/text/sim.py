@@ -1,6 +1,6 @@
 """A text task as a simulator: a control step is a turn, an action is a message in bytes.
 
-The code that evaluates, compares and selects robot policies therefore works for text policies. A completion without a
+The tools that evaluate, compare and select robot policies therefore work for text policies. A completion without a
 valid reward ends its episode as a failure and is reported with the prompt id (`reward_errors`).
 """
 
@@ -26,7 +26,7 @@ class TextSim(TorchVectorEnv):
     def __init__(self, task: TextTask, options: SimOptions) -> None:
         """Create `options.num_envs` rows of `task`."""
         if options.cameras or options.point_clouds or options.reward != "sparse":
-            raise UserError(f"Task {task.name} is text: it has no cameras, and its reward is what it verifies.")
+            raise UserError(f"{task.name} is a text task: it has no cameras or point clouds, and only sparse reward.")
         self.task = task
         spec = SimSpec(
             task=task.name,
@@ -38,16 +38,16 @@ class TextSim(TorchVectorEnv):
         )
         super().__init__(spec, options.num_envs)
         self.reward_runner = RewardRunner(task.reward_timeout)
-        self._episodes: list[TextEpisode] = []  # of each row, none before the first reset
+        self._episodes: list[TextEpisode] = []  # of each row, empty before the first reset
         self._messages: list[list[str]] = [[] for _ in range(self.num_envs)]  # messages of each row, the prompt first
 
     @property
     def episodes(self) -> list[TextEpisode]:
-        """The running episodes."""
+        """Current episode of each row."""
         return self._episodes
 
     def reward_errors(self) -> list[RewardError]:
-        """Completions since the last call without a valid reward."""
+        """Return the completions without a valid reward since the last call."""
         return self.reward_runner.pop_errors()
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
@@ -72,18 +72,18 @@ class TextSim(TorchVectorEnv):
         return Step(self.observe(), reward, terminated, truncated, final, {"success": success})
 
     def state_dict(self) -> dict[str, Any]:
-        """Seeds, steps and messages; episodes are functions of seeds."""
+        """Return seeds, steps and messages; episodes are functions of seeds."""
         return super().state_dict() | {"responses": [list(row) for row in self._messages]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
         """Restart the episodes and repeat their messages."""
         self._messages = [list(row) for row in state["responses"]]
-        shown = super().load_state_dict(state)
+        obs = super().load_state_dict(state)
         self._episodes = [self.task.episode(int(seed)) for seed in self._seeds.current]
         for row, episode in enumerate(self._episodes):
             for completion in self._messages[row][1::2]:
                 episode.step(completion)
-        return shown
+        return obs
 
     def close(self) -> None:
         """Stop the reward thread and close the task."""
@@ -98,7 +98,7 @@ class TextSim(TorchVectorEnv):
             self._messages[row] = [episode.prompt]
 
     def observe(self) -> Observation:
-        """The conversations, truncated to the size of the prompt."""
+        """Return the conversations, truncated to `prompt_bytes`."""
         return {KEY: pack([TURN.join(row) for row in self._messages], self.task.prompt_bytes)}
 
 
@@ -106,7 +106,7 @@ class DemonstrationExpert:
     """Expert that follows the task's own solution."""
 
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
-        """Messages `(N, A)` in bytes; empty where the task knows none."""
+        """Return messages `(N, A)` in bytes, empty without a known solution."""
         solutions = [episode.demonstration() for episode in sim.episodes]  # type: ignore[attr-defined]
         texts = [solution[0] if solution else "" for solution in solutions]
         return pack(texts, sim.spec.action_dim)

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 
-TURN = "\x1e"  # ASCII record separator
-
-
 KEY = "text"  # of the observation
+TURN = "\x1e"  # ASCII record separator between messages
+FORMAT = "format"  # metric: 1 for well-formed messages
+SUBGOAL = "subgoal"  # metric: 1 for messages that announce a subgoal
+ADVANTAGE = "advantage"  # metric of a critic: improvement by a message, may be negative
 
 
 def pack(texts: Sequence[str], width: int) -> Tensor:
-    """Texts as `(N, width)` float32, padded with zeros; longer texts are truncated."""
+    """Encode texts as `(N, width)` float32, padded with zeros; longer texts are truncated."""
     rows = torch.zeros(len(texts), width)
     for row, text in zip(rows, texts, strict=True):
         data = text.encode("utf-8", errors="replace")[:width]
@@ -28,13 +29,13 @@ def pack(texts: Sequence[str], width: int) -> Tensor:
 
 
 def unpack(rows: Tensor) -> list[str]:
-    """Inverse of `pack`, for `(N, width)` of any number type; broken UTF-8 is left out."""
+    """Decode `(N, width)` of any number type, the inverse of `pack`; invalid UTF-8 is dropped."""
     data = rows.to("cpu").round().clamp(0, 255).to(torch.uint8)
     return [bytes(row.tolist()).split(b"\0", 1)[0].decode("utf-8", errors="ignore") for row in data]
 
 
 def find_invalid(text: str) -> str:
-    """Description of the first invalid character of a text; empty where there is none."""
+    """Describe the first invalid character of a text; empty if there is none."""
     for mark, meaning in (("\0", "ends a text"), (TURN, "separates messages")):
         if mark in text:
             return f"U+{ord(mark):04X} as character {text.index(mark) + 1}, which {meaning}"
@@ -46,40 +47,27 @@ def find_invalid(text: str) -> str:
 
 
 def check_text(text: str, what: str) -> None:
-    """Refuse a text with an invalid character.
-
-    Raises:
-        UserError: It has one.
-    """
+    """Raise a UserError if the text contains an invalid character; `what` names the text."""
     if found := find_invalid(text):
-        raise UserError(f"{what} holds {found}; take it out.")
+        raise UserError(f"{what} contains {found}; remove it.")
 
 
 def check_fits(text: str, width: int, what: str) -> None:
-    """Refuse a text that `pack` would truncate: a prompt without its end is a different prompt.
-
-    Raises:
-        UserError: It is too long, or has an invalid character.
-    """
+    """Raise a UserError if the text contains an invalid character or exceeds `width` bytes, the limit of `pack`."""
     check_text(text, what)
     size = len(text.encode("utf-8", errors="replace"))
     if size > width:
-        raise UserError(f"{what} has {size} bytes, but there is room for {width}; shorten it.")
+        raise UserError(f"{what} has {size} bytes, but at most {width} are possible; shorten it.")
 
 
 def messages(text: str) -> list[str]:
-    """Messages of a conversation, the user's first."""
+    """Split a conversation into messages, the user's first."""
     return text.split(TURN)
 
 
 def truncate(text: str, width: int) -> str:
-    """The text as it is after `pack` and `unpack`."""
+    """Return the text after `pack` and `unpack`."""
     return text.encode("utf-8", errors="replace")[:width].split(b"\0", 1)[0].decode("utf-8", errors="ignore")
-
-
-FORMAT = "format"  # metric of the form: 1 where a message is well-formed
-SUBGOAL = "subgoal"  # metric of messages that announce a subgoal
-ADVANTAGE = "advantage"  # metric of a critic: improvement by a message, negative if it did harm
 
 
 @dataclass(frozen=True)
@@ -89,13 +77,13 @@ class Turn:
     reward: float
     success: bool = False
     done: bool = True
-    reply: str = ""  # next observation, where the episode continues
+    reply: str = ""  # next observation, if the episode continues
     calls: int | None = None  # tool calls of the completion; None: the task has no tools
     answer: str | None = None  # answer extracted from the message; None: the whole message
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # further metrics by name, e.g. "format"
 
     def numbers(self) -> list[float]:
-        """All that has to be finite."""
+        """Return all values that must be finite."""
         return [self.reward, float(self.calls or 0), *self.metrics.values()]
 
 
@@ -104,7 +92,7 @@ class JudgePrompt:
     """Prompt for a judge of responses, with the two possible verdicts."""
 
     prompt: str
-    approve: str  # message that approves
+    approve: str
     reject: str
 
 
@@ -118,7 +106,7 @@ class TextEpisode(ABC):
         """Step with a response of the policy."""
 
     def demonstration(self) -> list[str] | None:
-        """Remaining messages of a solution, one per turn; None without a known solution."""
+        """Return the remaining messages of a solution, one per turn; None without a known solution."""
         return None
 
 
@@ -138,9 +126,9 @@ class SingleTurn(TextEpisode):
 
         Args:
             prompt: The prompt.
-            verify: Completion to reward; 1 is a success.
-            answer: A right completion, where one is known.
-            well_formed: Whether a completion has the form of an answer, right or wrong; None: unknown.
+            verify: Reward of a completion; 1 is a success.
+            answer: A correct completion, if known.
+            well_formed: Whether a completion is well-formed; None: unknown.
             extract_answer: Canonical answer of a completion; None: the whole completion.
             **metrics: Further metrics of a completion, e.g. `progress`.
         """
@@ -152,11 +140,11 @@ class SingleTurn(TextEpisode):
         """Verify the answer."""
         reward = float(self._verify(completion))
         metrics = {name: float(measure(completion)) for name, measure in self._measures.items()}
-        stated = None if self._extract_answer is None else self._extract_answer(completion)
-        return Turn(reward, success=reward >= 1.0, answer=stated, metrics=metrics)
+        answer = None if self._extract_answer is None else self._extract_answer(completion)
+        return Turn(reward, success=reward >= 1.0, answer=answer, metrics=metrics)
 
     def demonstration(self) -> list[str] | None:
-        """The right answer."""
+        """Return the correct answer."""
         return None if self._answer is None else [self._answer]
 
 
@@ -164,48 +152,45 @@ class TextTask(ABC):
     """A family of problems, one per seed."""
 
     name: str  # registered task id
-    prompt_bytes: int  # most bytes of a conversation, as the policy sees it
-    completion_bytes: int  # most bytes of a message of the policy
+    prompt_bytes: int  # maximum size of the observation, a conversation
+    completion_bytes: int  # maximum size of a message of the policy
     max_turns: int = 1  # maximum turns of an episode
     reward_timeout: float = 2.0  # time limit of the reward of one completion [s]
-    summary_prompt: str = " note:"  # requests a summary that replaces the history
+    summary_prompt: str = " note:"  # request for a summary that replaces the history
     response_pattern: str = ""  # regular expression of well-formed messages; empty: none
 
     @abstractmethod
     def episode(self, seed: int) -> TextEpisode:
-        """The problem of a seed; the same one every time."""
+        """Return a new episode of the problem of a seed."""
 
     def reset(self, seed: int) -> TextEpisode:
-        """The problem of a seed.
+        """Return `episode(seed)`.
 
         Raises:
-            UserError: Its prompt cannot be shown as it is.
+            UserError: The prompt is too long or contains an invalid character.
         """
         episode = self.episode(seed)
         check_fits(episode.prompt, self.prompt_bytes, f"Prompt {seed} of {self.name}")
         return episode
 
     def category(self, seed: int) -> int | None:
-        """Category of the problem, for curricula; None: no categories."""
+        """Return the category of the problem, for curricula; None: no categories."""
         return None
 
     def difficulty(self, seed: int) -> float | None:
-        """Difficulty of the problem, larger is harder; None: unknown."""
+        """Return the difficulty of the problem, larger is harder; None: unknown."""
         return None
 
     def paraphrase(self, seed: int, how: str) -> int | None:
-        """Seed of another problem with the same answer, "simpler" or "varied"; None: there is none."""
+        """Return the seed of another problem with the same answer, "simpler" or "varied"; None: there is none."""
         return None
 
     def judge_prompt(self, seed: int, responses: Sequence[str]) -> JudgePrompt | None:
-        """Prompt for a judge of the responses to the problem; None: the reward of the task is used."""
+        """Return a prompt for a judge of the responses; None: the reward of the task is used."""
         return None
 
     def prepare(self, episodes: Sequence[TextEpisode], completions: Sequence[str]) -> None:  # noqa: B027 - optional
-        """Prepare for the next messages of the episodes.
+        """Compute the results of all next messages together, for tasks with a simulator; optional."""
 
-        A task with a simulator can compute the results of all messages here at once; others do nothing.
-        """
-
-    def close(self) -> None:  # noqa: B027 - most tasks hold no resources
+    def close(self) -> None:  # noqa: B027 - most tasks have no resources
         """Free the resources of the task; it can be used again."""

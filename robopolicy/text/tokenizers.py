@@ -1,4 +1,4 @@
-"""Tokenizers: bytes, which need no download, or the tokenizer of a pretrained model; both tokenize conversations."""
+"""Tokenizers of conversations: bytes, without a download, or the tokenizer of a pretrained model."""
 
 from __future__ import annotations
 
@@ -16,51 +16,48 @@ TEMPLATES = ("plain", "chat")
 
 
 class Tokenizer(Protocol):
-    """What the policy needs of a tokenizer."""
+    """Interface of the tokenizers of text policies."""
 
     size: int  # number of ids
-    pad: int  # fills rows up; masked wherever it stands
-    eos: int  # ends a completion
+    pad: int  # padding, always masked
+    eos: int  # end of a completion
 
     def prompt(self, messages: Sequence[str]) -> list[int]:
-        """Tokens of a conversation, messages of user and policy in turn, up to where the policy begins to write."""
+        """Tokenize alternating messages of user and policy, up to the start of the next completion."""
         ...
 
     def reply(self, message: str) -> list[int]:
-        """Tokens that go between a completion, its `eos` included, and the next one: the observation."""
+        """Tokenize an observation: the tokens between the `eos` of a completion and the next completion."""
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a completion, without `eos`."""
+        """Tokenize a completion, without `eos`."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of a completion; special tokens leave no trace."""
+        """Decode a completion; special tokens are dropped."""
         ...
 
 
 class ByteTokenizer:
-    """One token per byte of UTF-8, and three special ones. Messages follow each other without marks."""
+    """One token per byte of UTF-8, and three special tokens. There are no separators between messages."""
 
     size, pad, bos, eos = 259, 256, 257, 258
 
     def prompt(self, messages: Sequence[str]) -> list[int]:
-        """`bos`, then the messages; those of the policy end with `eos`."""
-        tokens = [self.bos]
-        for place, message in enumerate(messages):
-            tokens += self.encode(message) + ([self.eos] if place % 2 else [])
-        return tokens
+        """Return `bos` and the messages; messages of the policy end with `eos`."""
+        return [self.bos, *_plain(self, messages)]
 
     def reply(self, message: str) -> list[int]:
-        """Tokens of the message."""
+        """Tokenize the message."""
         return self.encode(message)
 
     def encode(self, text: str) -> list[int]:
-        """Its bytes."""
+        """Return the bytes of the text."""
         return list(text.encode("utf-8", errors="replace"))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Broken UTF-8 is left out."""
+        """Decode bytes; invalid UTF-8 is dropped."""
         return bytes(token for token in tokens if token < 256).decode("utf-8", errors="ignore")
 
 
@@ -84,54 +81,46 @@ class HubTokenizer:
         self.pad = self.eos if inner.pad_token_id is None else int(inner.pad_token_id)
 
     def prompt(self, messages: Sequence[str]) -> list[int]:
-        """By the chat template, or the plain messages behind `bos`, or behind `eos` where the model has no `bos`."""
+        """Apply the chat template, or return `bos` (`eos` if the model has no `bos`) and the plain messages."""
         if self.template == "chat":
             return self._chat(messages)
-        tokens = [self.eos if self.inner.bos_token_id is None else int(self.inner.bos_token_id)]
-        for place, message in enumerate(messages):
-            tokens += self.encode(message) + ([self.eos] if place % 2 else [])
-        return tokens
+        return [self.eos if self.inner.bos_token_id is None else int(self.inner.bos_token_id), *_plain(self, messages)]
 
     def reply(self, message: str) -> list[int]:
-        """What the chat template puts after a completion, or the plain message."""
+        """Return the tokens that the chat template adds after a completion, or the plain message."""
         if self.template != "chat":
             return self.encode(message)
-        # The template of a conversation whose completion is one mark; what follows the mark is what goes between.
-        mark = "\x1f"
+        mark = "\x1f"  # a placeholder completion: the tokens after it are the reply
         tokens = self._chat(["", mark, message])
-        place = len(tokens) - 1 - tokens[::-1].index(self.inner.encode(mark, add_special_tokens=False)[-1])
-        after = tokens[place + 1 :]
+        index = len(tokens) - 1 - tokens[::-1].index(self.encode(mark)[-1])
+        after = tokens[index + 1 :]
         return after[1:] if after[:1] == [self.eos] else after
 
     def encode(self, text: str) -> list[int]:
-        """Without special tokens."""
+        """Tokenize without special tokens."""
         return list(self.inner.encode(text, add_special_tokens=False))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Special tokens are left out."""
+        """Decode without special tokens."""
         return str(self.inner.decode(list(tokens), skip_special_tokens=True))
 
     def _chat(self, messages: Sequence[str]) -> list[int]:
         roles = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(messages)]
-        text = self.inner.apply_chat_template(roles, tokenize=False, add_generation_prompt=True)
-        return list(self.inner.encode(text, add_special_tokens=False))
+        return self.encode(self.inner.apply_chat_template(roles, tokenize=False, add_generation_prompt=True))
 
     def blob(self) -> Tensor:
-        """Serialized tokenizer as uint8, stored in `model.safetensors` with the weights."""
+        """Serialize the tokenizer as uint8, for `model.safetensors`."""
         special = {key: str(value) for key, value in self.inner.special_tokens_map.items() if isinstance(value, str)}
-        parts = {
-            "tokenizer": self.inner.backend_tokenizer.to_str(),
-            "special": special,
-            "chat": self.inner.chat_template,
-        }
+        backend = self.inner.backend_tokenizer.to_str()
+        parts = {"tokenizer": backend, "special": special, "chat": self.inner.chat_template}
         return torch.frombuffer(bytearray(json.dumps(parts).encode("utf-8")), dtype=torch.uint8).clone()
 
     @classmethod
     def from_blob(cls, blob: Tensor, template: str) -> HubTokenizer:
-        """Inverse of `blob`.
+        """Restore a tokenizer from `blob`.
 
         Raises:
-            UserError: It is damaged.
+            UserError: The data is damaged.
         """
         backend, fast = require("tokenizers", "text"), require("transformers", "text").PreTrainedTokenizerFast
         try:
@@ -143,24 +132,25 @@ class HubTokenizer:
         return cls(inner, template)
 
 
+def _plain(tokenizer: Tokenizer, messages: Sequence[str]) -> list[int]:
+    """Tokenize alternating messages without template; messages of the policy end with `eos`."""
+    rows = [tokenizer.encode(text) + ([tokenizer.eos] if n % 2 else []) for n, text in enumerate(messages)]
+    return [token for row in rows for token in row]
+
+
 def left_padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
-    """Rows of tokens as `(N, P)` int64 that end together, and `(N, P)` bool where they are."""
+    """Stack rows of tokens as `(N, P)` int64 with padding on the left, and return the mask of the tokens."""
     width = max((len(row) for row in rows), default=0)
     tokens = torch.full((len(rows), width), pad, dtype=torch.int64)
     real = torch.zeros(len(rows), width, dtype=torch.bool)
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if row:
-            tokens[place, width - len(row) :] = torch.tensor(row)
-            real[place, width - len(row) :] = True
+            tokens[index, width - len(row) :] = torch.tensor(row)
+            real[index, width - len(row) :] = True
     return tokens, real
 
 
-def right_padded(rows: Sequence[Sequence[int]], pad: int, width: int | None = None) -> tuple[Tensor, Tensor]:
-    """Rows of tokens as `(N, T)` int64 that begin together, and `(N, T)` bool where they are."""
+def right_padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Stack rows of tokens as `(N, T)` int64 with padding on the right, and return the mask of the tokens."""
     tokens, real = left_padded([row[::-1] for row in rows], pad)
-    tokens, real = tokens.flip(1), real.flip(1)
-    extra = 0 if width is None else width - tokens.shape[1]
-    if extra > 0:
-        tokens = torch.cat([tokens, tokens.new_full((len(rows), extra), pad)], 1)
-        real = torch.cat([real, real.new_zeros(len(rows), extra)], 1)
-    return tokens, real
+    return tokens.flip(1), real.flip(1)

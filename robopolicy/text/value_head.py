@@ -1,7 +1,6 @@
-"""A value head on the hidden states of a text policy, for recipes with a critic.
+"""Value head on the hidden states of a text policy, for recipes with a critic.
 
-The head belongs to the learner, not to the policy: a policy trained without a critic, or used only for inference,
-neither has nor loads a head. It reads the hidden state from which a token is sampled and scored.
+The head is part of the learner, not of the policy. Its input is the hidden state from which a token is sampled.
 """
 
 from __future__ import annotations
@@ -17,19 +16,15 @@ from robopolicy.text.policy import TextPolicy
 
 
 class ValueHead(nn.Module):
-    """One hidden layer in float32, whose last weights are 0: before learning, every value is 0."""
+    """MLP with one hidden layer in float32 and zero output weights: all initial values are 0."""
 
     def __init__(self, policy: TextPolicy) -> None:
-        """Build a head for the hidden states that the policy's output layer reads.
-
-        Raises:
-            UserError: The model has no output layer with a weight matrix.
-        """
+        """Build a head for the input of the output layer; raise a UserError if that has no weight matrix."""
         super().__init__()
         weight = getattr(head_of(policy.model), "weight", None)
         if not isinstance(weight, Tensor) or weight.dim() != 2:
             kind = type(head_of(policy.model)).__name__
-            raise UserError(f"This model cannot have a critic: its output layer ({kind}) is no matrix.")
+            raise UserError(f"This model cannot have a critic: its output layer ({kind}) is not linear.")
         width = weight.shape[1]
         last = nn.Linear(width, 1)
         nn.init.zeros_(last.weight)
@@ -37,20 +32,16 @@ class ValueHead(nn.Module):
         self.layers = nn.Sequential(nn.Linear(width, width), nn.SiLU(), last).to(policy.device)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Values `(M,)` of hidden states `(M, D)`."""
+        """Compute values `(M,)` from hidden states `(M, D)`."""
         return self.layers(states.float()).squeeze(1)
 
 
 def score_with_value(
     policy: TextPolicy, head: ValueHead, decisions: Decisions, *, detach: bool = False
 ) -> tuple[DecisionOutput, Tensor]:
-    """Scores of the rows of a text batch, and values `(N, T)` before each decision, 0 elsewhere; in one pass.
+    """Score the rows of a batch and compute values `(N, T)` before each decision, 0 elsewhere, in one pass.
 
-    Args:
-        policy: Policy that wrote the rows.
-        head: Of the values.
-        decisions: On the device of the policy.
-        detach: No gradient of the values flows into the policy.
+    `decisions` are on the device of the policy. With `detach`, values have no gradient in the policy.
     """
     mask = decisions.valid()
     tokens, start, temperature = (decisions.extra[name] for name in ("tokens", "start", "temperature"))

@@ -1,4 +1,4 @@
-"""Verifiers of responses by name, `(completion, answer) -> reward` in [0, 1], and extraction of the answer."""
+"""Verifiers of responses, `(completion, answer) -> reward` in [0, 1], and extraction of the answer, by name."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 
 
 def exact(completion: str, answer: str) -> float:
-    """The same text but for surrounding space."""
+    """Return 1 if both texts are equal except for surrounding whitespace."""
     return float(completion.strip() == answer.strip())
 
 
 def number(completion: str, answer: str) -> float:
-    """The last number of the completion equals that of the answer."""
-    found, wanted = _last_number(completion), _last_number(answer)
-    return float(found is not None and wanted is not None and abs(found - wanted) <= 1e-9 * max(1.0, abs(wanted)))
+    """Return 1 if the last numbers of completion and answer are equal."""
+    found, target = _last_number(completion), _last_number(answer)
+    return float(found is not None and target is not None and abs(found - target) <= 1e-9 * max(1.0, abs(target)))
 
 
 def mathematics(completion: str, answer: str) -> float:
-    """`math-verify` finds both equal as expressions, LaTeX included."""
+    """Return 1 if `math-verify` finds both expressions equal; LaTeX is supported."""
     library = _math_verify()
     gold = library.parse(answer, parsing_timeout=None)
     found = library.parse(completion, parsing_timeout=None)
@@ -32,27 +32,26 @@ def mathematics(completion: str, answer: str) -> float:
 
 
 def stated_number(completion: str) -> str | None:
-    """The last number of the completion."""
+    """Return the last number of the completion."""
     found = _last_number(completion)
     return None if found is None else repr(found)
 
 
 def stated_expression(completion: str) -> str | None:
-    """What `math-verify` reads in the completion."""
+    """Return the expression that `math-verify` finds in the completion."""
     found = _math_verify().parse(completion, parsing_timeout=None)
     return str(found[0]) if found else None
 
 
 def _math_verify() -> Any:
-    """The library without its time limit, which needs the main thread; `RewardRunner` has one."""
+    """Return the library without the log records about its time limit, which we disable: it needs the main thread."""
     library = require("math_verify", "text")
     for module in ("parser", "grader"):
-        logging.getLogger(f"math_verify.{module}").addFilter(_of_interest)
+        logging.getLogger(f"math_verify.{module}").addFilter(_is_relevant)
     return library
 
 
-def _of_interest(record: logging.LogRecord) -> bool:
-    """Whether a log record is not the message about the disabled time limit, which each call logs."""
+def _is_relevant(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Timeout is disabled")
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Algorithm, frozen_copy
 from robopolicy.core.decisions import Decisions, MissingField
+from robopolicy.core.registry import build
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
 from robopolicy.text.annotators import AnnotatorEnvs
@@ -22,7 +23,7 @@ from robopolicy.text.evaluation import pass_at_k
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe
 from robopolicy.text.rollouts.async_queue import BoundedStaleness, RolloutQueue, RolloutWorkers
-from robopolicy.text.rollouts.collector import DEFAULTS, Batch, Collector, build
+from robopolicy.text.rollouts.collector import DEFAULTS, Batch, Collector
 from robopolicy.text.rollouts.protocols import (
     PromptPool,
     RolloutEnv,

@@ -24,5 +24,5 @@ def test_pass_at_k_stays_exact_for_many_samples_and_refuses_too_few() -> None:
     expected = 1 - math.exp(sum(math.log((1000 - 10 - i) / (1000 - i)) for i in range(500)))
     assert pass_at_k(torch.tensor([10]), 1000, 500).item() == pytest.approx(expected)
     assert pass_at_k(torch.tensor([1, 3]), torch.tensor([4, 8]), 2).tolist() == pytest.approx([0.5, 1 - 10 / 28])
-    with pytest.raises(ValueError, match="pass@5 needs at least 5 samples of every prompt, got 4"):
+    with pytest.raises(ValueError, match="pass@5 needs at least 5 samples per prompt, got 4"):
         pass_at_k(torch.tensor([1]), 4, 5)

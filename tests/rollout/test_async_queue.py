@@ -143,7 +143,7 @@ def test_a_failing_worker_is_heard():
 
     queue = RolloutQueue(BoundedStaleness(0), batch=1)
     team = RolloutWorkers(queue, rollout, [(SecretSequenceEnv(), lambda weights: None)])
-    with pytest.raises(RuntimeError, match="A player has failed") as caught:
+    with pytest.raises(RuntimeError, match="A rollout worker has failed") as caught:
         queue.get(1)
     assert isinstance(caught.value.__cause__, ValueError)
     team.stop()

@@ -60,7 +60,7 @@ def test_a_text_may_hold_any_end_of_a_line_but_that_of_the_file(tmp_path):
     ("read", "rows", "message"),
     [
         (read_pairs, [{"prompt": "a", "chosen": "b"}], "row 1: 'rejected' must be a text, it is missing; columns:"),
-        (read_pairs, [{"prompt": "a", "chosen": "b", "rejected": "b"}], "'chosen' and 'rejected' are the same"),
+        (read_pairs, [{"prompt": "a", "chosen": "b", "rejected": "b"}], "'chosen' and 'rejected' are equal"),
         (read_offline, [{"prompt": "a", "completion": "b", "reward": "1"}], "'reward' must be a finite number"),
         (
             read_offline,
@@ -69,11 +69,15 @@ def test_a_text_may_hold_any_end_of_a_line_but_that_of_the_file(tmp_path):
         ),
         (read_offline, [{"messages": ["a", "b"], "rewards": ["x"]}], "'reward' must be a finite number, found 'x'"),
         (read_offline, [{"prompt": "a", "completion": 3, "reward": 1}], "'completion' must be a text, found 3"),
-        (read_demonstrations, [{"messages": ["a"]}], "'messages' must be texts of user and assistant"),
+        (read_demonstrations, [{"messages": ["a"]}], "'messages' must be texts that alternate"),
         (read_demonstrations, [[1]], "line 1 must be an object, found list"),
         (read_offline, [{"prompt": "a", "completion": "b", "reward": 10**400}], "must be a finite number, found 1000"),
-        (read_pairs, [{"prompt": "a\0b", "chosen": "c", "rejected": "d"}], "'prompt' holds U+0000 as character 2"),
-        (read_offline, [{"messages": ["a", "\ud800"], "rewards": [1]}], "message 2 holds U+D800 as character 1, half"),
+        (read_pairs, [{"prompt": "a\0b", "chosen": "c", "rejected": "d"}], "'prompt' contains U+0000 as character 2"),
+        (
+            read_offline,
+            [{"messages": ["a", "\ud800"], "rewards": [1]}],
+            "message 2 contains U+D800 as character 1",
+        ),
     ],
 )
 def test_what_does_not_fit_is_said_with_its_place(read, rows, message, tmp_path):
@@ -87,9 +91,9 @@ def test_what_does_not_fit_is_said_with_its_place(read, rows, message, tmp_path)
     [
         ("x.csv", "", "must end with .jsonl or .parquet"),
         ("x.jsonl", "", "has no rows"),
-        ("x.jsonl", "{", "line 1 is no JSON"),
-        ("x.jsonl", "[" * 100_000, "line 1 is no JSON: it is nested too deeply"),
-        ("x.jsonl", '{"prompt": ' + "1" * 5000 + "}", "line 1 is no JSON: Exceeds the limit"),
+        ("x.jsonl", "{", "line 1 is not JSON"),
+        ("x.jsonl", "[" * 100_000, "line 1 is not JSON: it is nested too deeply"),
+        ("x.jsonl", '{"prompt": ' + "1" * 5000 + "}", "line 1 is not JSON: Exceeds the limit"),
         ("x.parquet", "no", "cannot be read"),
     ],
 )

@@ -73,7 +73,7 @@ def test_the_chat_template_places_the_messages(folder):
 
 
 def test_what_a_folder_lacks_raises_in_one_line(tmp_path, folder):
-    with pytest.raises(UserError, match="is no folder of a causal language model"):
+    with pytest.raises(UserError, match="is not a folder of a causal language model"):
         TextPolicy(TextConfig(pretrained=str(tmp_path)), SPEC)
     with pytest.raises(UserError, match="template must be one of plain, chat"):
         TextConfig(template="jinja")
@@ -84,7 +84,7 @@ def test_what_a_folder_lacks_raises_in_one_line(tmp_path, folder):
         TextConfig(width=12, heads=4)
     with pytest.raises(UserError, match="tokenizer_bytes must be at least 0, got -1"):
         TextConfig(tokenizer_bytes=-1)
-    with pytest.raises(UserError, match="single observation 'text'"):
+    with pytest.raises(UserError, match="'text' as its only observation"):
         TextPolicy(TextConfig(), PolicySpec({"state": (3,)}, 2))
     with pytest.raises(UserError, match="cannot build a causal model of type 'nothing'"):
         TextPolicy(TextConfig(architecture={"model_type": "nothing"}), SPEC)

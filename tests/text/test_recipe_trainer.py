@@ -52,6 +52,14 @@ def source(task, algorithm, seed=0):
     return TextRolloutSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=seed)
 
 
+def test_the_schedule_of_a_recipe_starts_after_supervised_fine_tuning():
+    algorithm = learner(Letter(), lr=1e-3, lr_final=0.0, sft_updates=4, sft_lr=1e-2)
+    rates: list[float] = []
+    for algorithm.updates in range(10):
+        rates.append(algorithm.learning_rate())
+    assert rates == pytest.approx([1e-2] * 4 + [1e-3 * (1 - step / 6) for step in range(6)])
+
+
 def test_grpo_learns_a_letter_and_leaves_out_what_cannot_be_scored(capsys):
     algorithm = learner(Letter(), lr=1e-2, group_size=16)
     feed = source(Letter(), algorithm)
@@ -259,9 +267,9 @@ def test_interrupted_text_runs_resume_with_the_same_bits(kind, base, tmp_path, m
         (["algorithm.recipe=odd.yaml"], "Recipe 'odd.yaml': Option 'high' of bounds 'constant' must be a number"),
         (["algorithm.sft_updates=460"], "460 of 460 updates are supervised fine-tuning"),
         (["algorithm.overlong=cut"], "algorithm.overlong must be one of score, mask"),
-        (["algorithm.data=x.jsonl"], "algorithm.data=x.jsonl is not read: recipe 'grpo' learns from its own rollouts"),
-        (["algorithm.teacher=x"], "algorithm.teacher=x is not read: recipe 'grpo' has no teacher"),
-        (["dataset=x"], "Algorithm 'text_recipe' reads no robot dataset; leave out dataset="),
+        (["algorithm.data=x.jsonl"], "algorithm.data=x.jsonl is not used: recipe 'grpo' learns from its own rollouts"),
+        (["algorithm.teacher=x"], "algorithm.teacher=x is not used: recipe 'grpo' has no teacher"),
+        (["dataset=x"], "Algorithm 'text_recipe' does not use robot datasets; remove dataset="),
         (["algorithm.group_size=1"], "compares the rollouts of a group; set algorithm.group_size to 2 or more"),
         (["algorithm.sft_lr=-1"], "algorithm.sft_lr must be positive, got -1.0"),
         (["algorithm.prompts_per_update=0"], "algorithm.prompts_per_update must be at least 1"),

@@ -51,7 +51,7 @@ def test_every_key_that_a_recipe_sets_is_read():
     [
         ({"score_with": 3}, "rollout.score_with must be a mapping, got 3"),
         ({"score_with": {"a": 5}}, "'a' in rollout.score_with must be a text, got 5"),
-        ({"score_with": {"a": "b"}}, "rollout.score_with knows teacher, got b"),
+        ({"score_with": {"a": "b"}}, "Values of rollout.score_with must be teacher, got b"),
     ],
 )
 def test_values_that_make_no_sense_are_told(rollout, message):

@@ -84,17 +84,17 @@ def test_a_reward_that_always_hangs_is_refused(monkeypatch):
     reward_runner = RewardRunner(0.02)
     episode = Faulty().episode(2)
     assert reward_runner.step(episode, "", 2) is None
-    with pytest.raises(UserError, match="reward calls hang"):
+    with pytest.raises(UserError, match="calls of the reward function hang"):
         reward_runner.step(episode, "", 2)
 
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ("a" * 9, "has 9 bytes, but there is room for 8"),
-        ("a\0b", r"holds U\+0000 as character 2, which ends a text"),
-        ("ab\x1e", r"holds U\+001E as character 3, which separates messages"),
-        ("\udc80", r"holds U\+DC80 as character 1, half of a surrogate pair"),
+        ("a" * 9, "has 9 bytes, but at most 8 are possible"),
+        ("a\0b", r"contains U\+0000 as character 2, which ends a text"),
+        ("ab\x1e", r"contains U\+001E as character 3, which separates messages"),
+        ("\udc80", r"contains U\+DC80 as character 1, half of a surrogate pair"),
     ],
 )
 def test_a_prompt_that_cannot_be_shown_is_refused_by_name(prompt, message):
@@ -113,8 +113,8 @@ def test_a_reply_that_cannot_be_shown_is_a_fault():
 
     reward_runner = RewardRunner(1.0)
     assert reward_runner.step(Mute("?", float), "", 3) is None
-    assert [(error.kind, error.message[:22]) for error in reward_runner.pop_errors()] == [
-        ("not readable", "its reply holds U+0000")
+    assert [(error.kind, error.message[:25]) for error in reward_runner.pop_errors()] == [
+        ("not readable", "its reply contains U+0000")
     ]
     reward_runner.close()
 

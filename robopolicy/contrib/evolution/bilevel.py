@@ -1,4 +1,4 @@
-"""Gradients through a policy that is itself the solution of a problem with parameters.
+"""Gradients through a policy that is the solution of an inner problem.
 
 Source: PARL, Chakraborty et al. 2023.
 """
@@ -20,19 +20,18 @@ def implicit_gradient(
     damping: float = 1e-3,
     steps: int = 20,
 ) -> list[Tensor]:
-    """Gradient of `upper` by the reward's parameters, counting how the best policy moves with them.
+    """Compute the gradient of `upper` in the reward's parameters, including the response of the optimal policy.
 
-    At a minimum of `lower` in the policy, `dU/dv = U_v - L_vp L_pp^-1 U_p`. The inverse is applied by conjugate
-    gradients on Hessian-vector products. Leaving out the second term is ordinary alternation of reward learning and
-    policy optimisation.
+    At a minimum of `lower` in the policy, `dU/dv = U_v - L_vp L_pp^-1 U_p`. Conjugate gradients on Hessian-vector
+    products apply the inverse. Without the second term, this is alternating reward learning and policy optimisation.
 
     Args:
-        upper: What the reward is chosen for, a scalar to be minimised, e.g. the loss of preferences over rollouts.
-        lower: What the policy minimises under the reward, with its graph.
+        upper: Scalar objective of the reward, to be minimised, e.g. a preference loss over rollouts.
+        lower: Scalar objective of the policy, to be minimised, with its graph.
         policy: Parameters of the policy, at a minimum of `lower`.
         reward: Parameters of the reward.
-        damping: Added to the diagonal of the Hessian.
-        steps: Most conjugate gradient steps.
+        damping: Addition to the diagonal of the Hessian.
+        steps: Maximum number of conjugate gradient steps.
 
     Returns:
         One gradient per tensor of `reward`.
@@ -55,7 +54,7 @@ def conjugate_gradients(
 ) -> Tensor:
     """Solve `matrix(x) = right` for a symmetric positive definite map of vectors `(n,)`.
 
-    It ends once the squared residual is `tolerance` times that of zeros.
+    It stops once the squared residual is `tolerance` times the initial one.
     """
     solution, residual = torch.zeros_like(right), right.clone()
     direction, size = residual.clone(), torch.dot(residual, residual)
@@ -72,7 +71,7 @@ def conjugate_gradients(
 
 
 def _gradient(value: Tensor, inputs: Sequence[Tensor], *, graph: bool = False) -> list[Tensor]:
-    """Gradients, 0 where `value` does not depend on an input."""
+    """Compute gradients, 0 for inputs that `value` does not depend on."""
     return list(torch.autograd.grad(value, list(inputs), retain_graph=True, create_graph=graph, materialize_grads=True))
 
 

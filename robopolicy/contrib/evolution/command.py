@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from robopolicy.sim.contract import Observation, VectorSim
     from robopolicy.text.rollouts.protocols import AskTellOptimizer
 
-MOST = 1000  # numbers that CMA-ES searches, whose covariance grows with their square
+MAX_NUMBERS = 1000  # for CMA-ES, whose covariance is quadratic in size
 
 EXAMPLES = """\
 examples:
@@ -29,35 +29,35 @@ def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "evolve",
-        description="Search some numbers of a policy's network for those that succeed most in common episodes, or earn "
-        "most where a task has no success criterion; the result is compared with the policy on other episodes.",
+        description="Optimise some parameters of a policy's network for the success rate in simulated episodes, or "
+        "for the return if a task has no success criterion; the result is compared with the policy on other episodes.",
         epilog=EXAMPLES,
     )
     parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="checkpoint folder of the policy")
     parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
-    search = "cmaes, deep_ga (only mutations) or archive (for noisy episodes) (default: cmaes)"
+    search = "cmaes, deep_ga (only mutations) or archive (for noisy fitness) (default: cmaes)"
     parser.add_argument("--search", choices=("cmaes", "deep_ga", "archive"), default="cmaes", help=search)
     numbers = "rows: a factor per row of the matrices; singular: their singular values; all (default: rows)"
     parser.add_argument("--numbers", choices=("rows", "singular", "all"), default="rows", help=numbers)
-    text = "first words of the names of the parameters, e.g. actor (default: only the last matrix)"
+    text = "prefixes of parameter names, e.g. actor (default: only the last matrix)"
     parser.add_argument("--parameters", nargs="+", metavar="NAME", help=text)
-    parser.add_argument("--generations", type=int, default=20, help="rounds (default: 20)")
-    parser.add_argument("--population", type=int, default=16, help="candidates per round (default: 16)")
-    parser.add_argument("--sigma", type=float, default=0.1, help="standard deviation of a change (default: 0.1)")
-    parser.add_argument("--episodes", type=int, default=32, help="per candidate (default: 32)")
-    parser.add_argument("--seed", type=int, default=20_000, help="first of their seeds (default: 20000)")
-    parser.add_argument("--report-episodes", type=int, default=100, help="other episodes in the end (default: 100)")
-    parser.add_argument("--report-seed", type=int, default=30_000, help="first of their seeds (default: 30000)")
-    parser.add_argument("--backend", default="auto", help="simulator, or worldmodel:FOLDER (default: the task's own)")
+    parser.add_argument("--generations", type=int, default=20, help="generations (default: 20)")
+    parser.add_argument("--population", type=int, default=16, help="candidates per generation (default: 16)")
+    parser.add_argument("--sigma", type=float, default=0.1, help="standard deviation of mutations (default: 0.1)")
+    parser.add_argument("--episodes", type=int, default=32, help="episodes per candidate (default: 32)")
+    parser.add_argument("--seed", type=int, default=20_000, help="first episode seed (default: 20000)")
+    parser.add_argument("--report-episodes", type=int, default=100, help="episodes of the comparison (default: 100)")
+    parser.add_argument("--report-seed", type=int, default=30_000, help="first seed of the comparison (default: 30000)")
+    parser.add_argument("--backend", default="auto", help="simulator, or worldmodel:FOLDER (default: from the task)")
     parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
-    parser.add_argument("--device", default="cpu", help="where policies compute, and physics that can (default: cpu)")
+    parser.add_argument("--device", default="cpu", help="device of policies and GPU physics (default: cpu)")
     add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search; 0 when the checkpoint is written."""
+    """Search and write the checkpoint; returns 0."""
     import copy
     from contextlib import closing
 
@@ -69,12 +69,12 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.policies.base import Policy
 
     _check(args)
-    players, entry = load_policy_entries([str(args.checkpoint)], None, args.device)
-    policy = players[0].make()
+    entries, entry = load_policy_entries([str(args.checkpoint)], None, args.device)
+    policy = entries[0].make()
     assert isinstance(policy, Policy)
     before, space = copy.deepcopy(policy), _space(args, policy)
-    box = _box(args, space)
-    with closing(open_sim(entry, sim_options(args, players, args.num_envs, args.device), players)) as sim:
+    optimizer = _optimizer(args, space)
+    with closing(open_sim(entry, sim_options(args, entries, args.num_envs, args.device), entries)) as sim:
         evaluator = SimEvaluator(sim)
         with progress_bars() as add_bar:
             advance, done = add_bar("candidates", args.generations * args.population), [0]
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
                 advance(done[0])
                 return float((result.returns if result.success is None else result.success).mean())
 
-            history = evolve(box, space, fitness, args.generations)
+            history = evolve(optimizer, space, fitness, args.generations)
         reported = range(args.report_seed, args.report_seed + args.report_episodes)
         results = evaluate_held_out({"before": before, "evolved": policy}, SimEvaluator(sim, probe=True), reported)
         _write(args, policy, sim, history, results["evolved"].summary())
@@ -99,10 +99,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _space(args: argparse.Namespace, policy: Policy) -> Space:
-    """The numbers that are searched.
+    """Create the search space.
 
     Raises:
-        UserError: No parameter has such a name, or CMA-ES would search too many numbers.
+        UserError: No parameter matches, or there are too many numbers for CMA-ES.
     """
     from robopolicy.contrib.evolution.evolution import AllOf, RowScales, SingularValues
 
@@ -112,18 +112,18 @@ def _space(args: argparse.Namespace, policy: Policy) -> Space:
         known = {name: value for name, value in known.items() if value.dim() == 2}
     names = [name for name in known if name.startswith(tuple(args.parameters))] if args.parameters else [*known][-1:]
     if not names:
-        beginnings = sorted({name.split(".")[0] for name in known})
-        raise UserError(f"No parameters for --numbers {args.numbers} begin like that; known: {', '.join(beginnings)}.")
+        prefixes = ", ".join(sorted({name.split(".")[0] for name in known}))
+        raise UserError(f"No parameters match --numbers {args.numbers} and --parameters; known prefixes: {prefixes}.")
     space = {"rows": RowScales, "singular": SingularValues, "all": AllOf}[args.numbers]([known[name] for name in names])
-    if args.search == "cmaes" and len(space.read()) > MOST:
+    if args.search == "cmaes" and len(space.read()) > MAX_NUMBERS:
         raise UserError(
-            f"CMA-ES searches at most {MOST} numbers, these are {len(space.read())}; pass --search deep_ga, other "
-            "--numbers, or fewer --parameters."
+            f"CMA-ES searches at most {MAX_NUMBERS} numbers, got {len(space.read())}; pass --search deep_ga, "
+            "other --numbers, or fewer --parameters."
         )
     return space
 
 
-def _box(args: argparse.Namespace, space: Space) -> AskTellOptimizer:
+def _optimizer(args: argparse.Namespace, space: Space) -> AskTellOptimizer:
     from robopolicy.contrib.evolution.evolution import CMAES, Archive, DeepGA
 
     kind: Any = {"cmaes": CMAES, "deep_ga": DeepGA, "archive": Archive}[args.search]
@@ -145,21 +145,22 @@ def _write(
 
 
 def _observed(policy: Policy, sim: VectorSim, seed: int) -> Observation:
-    """A few first observations as the policy sees them, with an empty memory if it has one."""
+    """Return a few first observations of the policy, with an empty hidden state if it has one."""
     import torch
 
     from robopolicy.sim.chunk import ChunkedSim
     from robopolicy.spec import HIDDEN_STATE
 
-    seen = ChunkedSim(sim, action_horizon=policy.spec.action_horizon, obs_horizon=policy.spec.obs_horizon).reset(seed)
-    obs = {key: value[:4] for key, value in seen.items() if key in policy.spec.observation}
+    horizons = {"action_horizon": policy.spec.action_horizon, "obs_horizon": policy.spec.obs_horizon}
+    observed = ChunkedSim(sim, **horizons).reset(seed)
+    obs = {key: value[:4] for key, value in observed.items() if key in policy.spec.observation}
     if policy.spec.hidden_dim:
         obs[HIDDEN_STATE] = torch.zeros(len(next(iter(obs.values()))), 1, policy.spec.hidden_dim)
     return obs
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuse numbers and places that make no sense."""
+    """Check the arguments."""
     from robopolicy.evaluation.search.weights import check_disjoint
     from robopolicy.files import check_new_folder
     from robopolicy.training.manifest import MANIFEST

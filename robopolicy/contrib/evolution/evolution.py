@@ -1,8 +1,8 @@
 """Gradient-free search over parameters of a network: genetic algorithm, CMA-ES, archive (`ask` / `tell`).
 
 A *space* defines the searched numbers of a network: all of some parameters, the singular values of some matrices
-(adapters), or a scale per row of some matrices. What the fitness is, mean reward of a batch of texts or the success of
-episodes, is the caller's matter; only its order counts.
+(adapters), or a scale per row of some matrices. The caller defines the fitness, e.g. mean reward of a batch of texts or
+success rate; only its order counts.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class Space(ABC):
 
     @abstractmethod
     def read(self) -> Tensor:
-        """The vector (D,) where the network stands."""
+        """Return the current vector (D,) of the network."""
 
     @abstractmethod
     def write(self, vector: Tensor) -> None:
-        """Move the network to a vector (D,)."""
+        """Set the network to a vector (D,)."""
 
 
 class AllOf(Space):
-    """Every number of some parameters."""
+    """All numbers of some parameters."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
 
     def read(self) -> Tensor:
-        """The parameters one after the other."""
+        """Return the concatenated parameters."""
         return torch.cat([parameter.detach().flatten() for parameter in self.parameters])
 
     @torch.no_grad()
@@ -52,11 +52,11 @@ class AllOf(Space):
 
 
 class SingularValues(Space):
-    """The singular values of some matrices, whose directions stay.
+    """Singular values of some matrices with fixed singular vectors.
 
     Source: ESSA, Korotyshova et al. 2025; meant for the factors of adapters.
 
-    A matrix of rank r has r numbers here; those below `1e-6` of its largest are not searched.
+    A matrix of rank r has r numbers; values below `1e-6` of the largest are not searched.
     """
 
     def __init__(self, matrices: Sequence[nn.Parameter]) -> None:
@@ -68,26 +68,26 @@ class SingularValues(Space):
             self._bases.append((left[:, :rank], values[:rank], right[:rank]))
 
     def read(self) -> Tensor:
-        """Singular values of the matrices as they were."""
+        """Return the initial singular values of the matrices."""
         return torch.cat([values for _, values, _ in self._bases])
 
     @torch.no_grad()
     def write(self, vector: Tensor) -> None:
-        """Put the matrices together again with other singular values; these may be negative."""
+        """Compose the matrices with other singular values, which may be negative."""
         parts = vector.double().split([len(values) for _, values, _ in self._bases])
         for matrix, (left, _, right), values in zip(self.matrices, self._bases, parts, strict=True):
             matrix.copy_((left * values) @ right)
 
 
 class RowScales(Space):
-    """One factor per row of some matrices or vectors, e.g. the outputs of a last layer; 1 where the network stands."""
+    """One factor per row of some matrices or vectors, e.g. the outputs of a last layer; 1 is the initial network."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
         self._base = [parameter.detach().clone() for parameter in self.parameters]
 
     def read(self) -> Tensor:
-        """Ones."""
+        """Return ones."""
         return torch.ones(sum(len(base) for base in self._base))
 
     @torch.no_grad()
@@ -102,20 +102,20 @@ class DeepGA(AskTellOptimizer):
     """Mutation and truncation selection (Such et al. 2017): an individual is the chain of seeds of its mutations.
 
     Every generation keeps its best individual, and mutates parents drawn uniformly from the `parents` best. A network
-    of any size costs one integer per generation to store or to send.
+    of any size is stored as one integer per generation.
     """
 
     def __init__(
         self, start: Tensor, sigma: float = 0.02, population: int = 64, parents: int = 8, seed: int = 0
     ) -> None:
-        """Get ready.
+        """Store the options.
 
         Args:
-            start: (D,) from which all chains of mutations begin.
+            start: (D,) initial vector.
             sigma: Standard deviation of a mutation.
             population: P, individuals of a generation.
-            parents: T, of them that have children.
-            seed: Of the seeds.
+            parents: T, individuals selected as parents.
+            seed: Seed of the mutation seeds.
         """
         self.start, self.sigma, self.population, self.parents = start.detach().clone(), sigma, population, parents
         self._generator = torch.Generator().manual_seed(seed)
@@ -123,7 +123,7 @@ class DeepGA(AskTellOptimizer):
         self._asked: list[Genome] = []
 
     def ask(self) -> Tensor:
-        """The best individual and `P - 1` mutants `(P, D)`; at first it is the start."""
+        """The best individual and `P - 1` mutants `(P, D)`; the first best one is the start."""
         self._asked = [self._best[0]]
         for _ in range(self.population - 1):
             parent = self._best[self._draw(len(self._best))]
@@ -140,14 +140,14 @@ class DeepGA(AskTellOptimizer):
         self._best = [self._asked[place] for place in order.tolist()]
 
     def decode(self, genome: Genome) -> Tensor:
-        """The vector (D,) of a chain of seeds."""
+        """Return the vector (D,) of a chain of seeds."""
         vector = self.start.clone()
         for seed in genome:
             vector += self._noise(seed)
         return vector
 
     def best(self) -> Tensor:
-        """The best vector (D,) of the last generation."""
+        """Return the best vector (D,) of the last generation."""
         return self.decode(self._best[0])
 
     def _mutated(self, known: Mapping[Genome, Tensor], genome: Genome) -> Tensor:
@@ -161,7 +161,7 @@ class DeepGA(AskTellOptimizer):
         return int(torch.randint(below, (1,), generator=self._generator))
 
     def state_dict(self) -> dict[str, Any]:
-        """Start, chains of seeds, and the generator."""
+        """Return start, chains of seeds, and the generator."""
         best, asked = ([list(genome) for genome in genomes] for genomes in (self._best, self._asked))
         return {"start": self.start, "best": best, "asked": asked, "generator": self._generator.get_state()}
 
@@ -173,19 +173,19 @@ class DeepGA(AskTellOptimizer):
 
 
 class CMAES(AskTellOptimizer):
-    """Covariance matrix adaptation (the package `cma`): for up to some hundred numbers, as singular values are.
+    """Covariance matrix adaptation (the package `cma`): for up to some hundred numbers, e.g. singular values.
 
-    Only the order of the fitness matters. Its state is the reported fitness, from which loading repeats the run.
+    Only the order of the fitness matters. The state is the reported fitness; loading repeats the run.
     """
 
     def __init__(self, start: Tensor, sigma: float = 0.1, population: int | None = None, seed: int = 1) -> None:
-        """Get ready.
+        """Store the options.
 
         Args:
             start: (D,) mean of the first generation.
-            sigma: Its standard deviation.
+            sigma: Standard deviation of the first generation.
             population: P; None: 4 + 3 log D.
-            seed: Of the draws.
+            seed: Seed of the samples.
 
         Raises:
             UserError: The package is not installed.
@@ -201,10 +201,10 @@ class CMAES(AskTellOptimizer):
             self.start.double().numpy(), self.sigma, options
         )
         self._asked: list[Any] = []
-        self._told: list[Tensor] = []
+        self._reported: list[Tensor] = []
 
     def ask(self) -> Tensor:
-        """Candidates `(P, D)`."""
+        """Return candidates `(P, D)`."""
         self._asked = self._search.ask()
         return torch.from_numpy(np.stack(self._asked)).to(self.start)
 
@@ -212,16 +212,16 @@ class CMAES(AskTellOptimizer):
         """Adapt mean, step size and covariance."""
         values = torch.where(fitness.isnan(), -torch.inf, fitness.double())
         order = torch.argsort(torch.argsort(values, descending=True, stable=True)).double()
-        self._search.tell(self._asked, order.tolist())  # ranks: infinities do not reach the package
-        self._told.append(order)
+        self._search.tell(self._asked, order.tolist())  # ranks instead of infinities
+        self._reported.append(order)
 
     def best(self) -> Tensor:
-        """The mean (D,) of the next generation."""
+        """Return the mean (D,) of the next generation."""
         return torch.from_numpy(np.asarray(self._search.mean)).to(self.start)
 
     def state_dict(self) -> dict[str, Any]:
-        """Start, and the ranks of all generations."""
-        told = torch.stack(self._told) if self._told else torch.zeros(0, 0)
+        """Return start and the ranks of all generations."""
+        told = torch.stack(self._reported) if self._reported else torch.zeros(0, 0)
         return {"start": self.start, "told": told}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -238,8 +238,8 @@ class Archive(AskTellOptimizer):
 
     Source: POLCA, Ren et al. 2026, with mutations.
 
-    Those with the highest `mean + bonus / sqrt(trials)` are tried again and mutated. What lies nearer than `distance`
-    to a candidate counts as another trial of it, so that the archive covers the space with few of them.
+    Candidates with the highest `mean + bonus / sqrt(trials)` are evaluated again and mutated. A vector nearer than
+    `distance` to a candidate counts as another trial of it, so that few candidates cover the space.
     """
 
     def __init__(
@@ -252,16 +252,16 @@ class Archive(AskTellOptimizer):
         parents: int = 4,
         seed: int = 0,
     ) -> None:
-        """Get ready.
+        """Store the options.
 
         Args:
-            start: (D,) the first candidate.
+            start: (D,) first candidate.
             sigma: Standard deviation of a mutation.
-            distance: Between candidates, Euclidean.
-            bonus: Of what was tried seldom, in units of fitness.
-            population: P, trials per round.
-            parents: Candidates that are tried again and mutated.
-            seed: Of the mutations.
+            distance: Minimum Euclidean distance between candidates.
+            bonus: Exploration bonus in units of fitness.
+            population: P, trials per generation.
+            parents: Candidates that are evaluated again and mutated.
+            seed: Seed of the mutations.
         """
         self.sigma, self.distance, self.bonus = sigma, distance, bonus
         self.population, self.parents = population, parents
@@ -271,7 +271,7 @@ class Archive(AskTellOptimizer):
         self._asked = self.candidates[:0]
 
     def ask(self) -> Tensor:
-        """The most promising candidates and mutants of them `(P, D)`."""
+        """Return the most promising candidates and mutants of them `(P, D)`."""
         priority = torch.where(self.trials > 0, self.mean + self.bonus / self.trials.sqrt(), torch.inf)
         first = torch.argsort(priority, descending=True, stable=True)[: min(self.parents, self.population)]
         parents = self.candidates[first]
@@ -281,7 +281,7 @@ class Archive(AskTellOptimizer):
         return self._asked
 
     def tell(self, fitness: Tensor) -> None:
-        """Credit the nearest candidates, and admit what is far from all."""
+        """Update the nearest candidates, and add vectors that are far from all."""
         for vector, value in zip(self._asked, fitness.double().tolist(), strict=True):
             if value != value:
                 continue
@@ -295,12 +295,12 @@ class Archive(AskTellOptimizer):
             self.mean[place] += (value - float(self.mean[place])) / float(self.trials[place])
 
     def best(self) -> Tensor:
-        """The candidate (D,) whose mean is highest after as much as `bonus / sqrt(trials)` is taken off."""
+        """Return the candidate (D,) with the highest `mean - bonus / sqrt(trials)`."""
         cautious = torch.where(self.trials > 0, self.mean - self.bonus / self.trials.sqrt(), -torch.inf)
         return self.candidates[int(cautious.argmax())]
 
     def state_dict(self) -> dict[str, Any]:
-        """Candidates with means and trials, the last candidates, and the generator."""
+        """Return candidates with means and trials, the last proposals, and the generator."""
         kept = {name: getattr(self, name).clone() for name in ("candidates", "mean", "trials", "_asked")}
         return {**kept, "generator": self._generator.get_state()}
 
@@ -311,14 +311,14 @@ class Archive(AskTellOptimizer):
         self._generator.set_state(state["generator"])
 
 
-def evolve(box: AskTellOptimizer, space: Space, fitness: Callable[[], float], generations: int) -> list[float]:
-    """Search for `generations`, and leave the network at the best that was found last.
+def evolve(optimizer: AskTellOptimizer, space: Space, fitness: Callable[[], float], generations: int) -> list[float]:
+    """Search for `generations` and set the network to the best vector.
 
     Args:
-        box: Ask-tell optimizer.
-        space: Where its vectors go.
-        fitness: Of the network as it stands, higher is better.
-        generations: Rounds of `ask` and `tell`.
+        optimizer: Ask-tell optimizer.
+        space: Search space.
+        fitness: Fitness of the current network, higher is better.
+        generations: Calls of `ask` and `tell`.
 
     Returns:
         Best fitness of each generation.
@@ -326,11 +326,11 @@ def evolve(box: AskTellOptimizer, space: Space, fitness: Callable[[], float], ge
     history: list[float] = []
     for _ in range(generations):
         values: list[float] = []
-        for vector in box.ask():
+        for vector in optimizer.ask():
             space.write(vector)
             values.append(fitness())
-        told = torch.tensor(values, dtype=torch.float64)
-        box.tell(told)
-        history.append(float(told[~told.isnan()].max()) if bool((~told.isnan()).any()) else float("nan"))
-    space.write(box.best())
+        scores = torch.tensor(values, dtype=torch.float64)
+        optimizer.tell(scores)
+        history.append(float(scores[~scores.isnan()].max()) if bool((~scores.isnan()).any()) else float("nan"))
+    space.write(optimizer.best())
     return history

@@ -1,8 +1,8 @@
-"""Annotators of single recipes: further measurements of rollouts.
+"""Annotators of single recipes.
 
 extra["mean_ref"] (N,)          mean reward of rollouts of the initial policy at the task (Baheti et al. 2023)
 extra["value_ref"] (N,)         best value of the task, beta log mean exp(R / beta), by the initial policy (A*-PO)
-extra["likelihood"] (N,)        of the task's solution under the initial policy (Nguyen et al. 2025)
+extra["likelihood"] (N,)        likelihood of the task's solution under the initial policy (Nguyen et al. 2025)
 value, extra["rollout_value"] (N, T)    mean return of rollouts that continue from each response (Yu et al. 2026)
 value, unit (N, T)              the same from each segment of a response, and the index of the segment (Guo et al. 2025)
 extra["probe_accuracy"], extra["probe_confidence"] (N, T)   of the solution before each response (Wu et al. 2026)
@@ -34,13 +34,9 @@ from robopolicy.text.annotators import (
 from robopolicy.text.rollouts.protocols import Task, Trajectory
 from robopolicy.text.text_env import TextEnv, score
 
-SAMPLES = 8  # rollouts of the initial policy per task, from which its best value is estimated
-
-
-BETA = 0.5  # of the best value, in rewards
-
-
-ROLLOUTS = 4  # from each message
+SAMPLES = 8  # rollouts of the initial policy per task
+BETA = 0.5  # temperature of the best value, in rewards
+ROLLOUTS = 4  # rollouts from each message
 
 
 class MeanValue(PerTaskAnnotator):
@@ -54,17 +50,17 @@ class MeanValue(PerTaskAnnotator):
         return self.value(found.view(-1, SAMPLES)).tolist()
 
     def value(self, found: Tensor) -> Tensor:
-        """Values (M,) of tasks with these rewards (M, SAMPLES)."""
+        """Compute the values (M,) of tasks from rewards (M, SAMPLES)."""
         return found.mean(1)
 
 
 class BestValue(MeanValue):
-    """Return of the best policy near the initial policy."""
+    """Value of the best policy near the initial policy."""
 
     key = "value_ref"
 
     def value(self, found: Tensor) -> Tensor:
-        """Soft maximum over the rollouts."""
+        """Compute the soft maximum over the rollouts."""
         return BETA * (torch.logsumexp(found / BETA, 1) - math.log(SAMPLES))
 
 
@@ -84,7 +80,7 @@ class RolloutValue(RolloutAnnotator):
     key = "rollout_value"
 
     def __init__(self, gamma: float = 1.0) -> None:
-        """Estimate returns with this discount per turn."""
+        """Set the discount per turn."""
         self.gamma = gamma
 
     @classmethod
@@ -100,7 +96,7 @@ class RolloutValue(RolloutAnnotator):
 
 
 class GaeValue(RolloutValue):
-    """The same as the value of decisions, for recipes without a critic."""
+    """`RolloutValue` as the value of decisions, for recipes without a critic."""
 
     key = "value"
 
@@ -129,28 +125,28 @@ class Probe(RolloutAnnotator):
     def __call__(self, envs: AnnotatorEnvs, trajectories: Sequence[Trajectory], rows: Decisions) -> Decisions:
         """Score the solution before all responses."""
         moments, places = cut_points(envs.current, trajectories)
-        accuracy, sure = (broadcast_values(value, places, rows) for value in solutions(envs.current, moments))
-        return with_extra(rows, probe_accuracy=accuracy, probe_confidence=sure)
+        accuracy, confidence = (broadcast_values(value, places, rows) for value in solutions(envs.current, moments))
+        return with_extra(rows, probe_accuracy=accuracy, probe_confidence=confidence)
 
 
 class DurationAnnotator(RolloutAnnotator):
     """Tokens of each message."""
 
     def __call__(self, envs: AnnotatorEnvs, trajectories: Sequence[Trajectory], rows: Decisions) -> Decisions:
-        """Count them."""
+        """Count the tokens."""
         row = torch.arange(len(rows))[:, None]
         messages = Segments(row * (int(rows.require("unit").max()) + 1) + rows.require("unit"), rows.valid())
         return with_extra(rows, duration=messages.broadcast(messages.count).to(rows.logp_old.dtype))
 
 
 def mean_return(env: TextEnv, moments: Sequence[Task], gamma: float = 1.0) -> Tensor:
-    """Mean return `(M,)` of rollouts that continue from each task."""
+    """Compute the mean return `(M,)` of rollouts that continue from each task."""
     rollouts = env.rollout([task for task in moments for _ in range(ROLLOUTS)])
     return torch.tensor([return_to_go(trajectory, gamma) for trajectory in rollouts]).view(-1, ROLLOUTS).mean(1)
 
 
 def return_to_go(trajectory: Trajectory, gamma: float = 1.0) -> float:
-    """Return of the turns after the beginning of the task, 0 where they have no reward."""
+    """Compute the return of the turns after the prefix of the task, 0 without a valid reward."""
     if trajectory.record.reward_failed:
         return 0.0
     before = len(trajectory.task.prefix["responses"]) if trajectory.task.prefix is not None else 0
@@ -158,7 +154,7 @@ def return_to_go(trajectory: Trajectory, gamma: float = 1.0) -> float:
 
 
 def segment_starts(rows: Decisions, every: int, below: float) -> Tensor:
-    """Bool `(N, T)`: first token of a response, or after every `every` of its tokens less likely than `below`."""
+    """Mark, bool `(N, T)`, the start of responses and the token after every `every` tokens less likely than `below`."""
 
     def before(values: Tensor) -> Tensor:
         return torch.cat([torch.zeros_like(values[:, :1]), values[:, :-1]], 1)
@@ -167,16 +163,16 @@ def segment_starts(rows: Decisions, every: int, below: float) -> Tensor:
     first = own & ~(before(own) & (before(unit) == unit))
     unsure = own & (rows.logp_old < math.log(below))
     count = unsure.long().cumsum(1)
-    earlier = torch.where(first, count - unsure.long(), 0).cummax(1).values  # in the messages before
+    earlier = torch.where(first, count - unsure.long(), 0).cummax(1).values  # in earlier messages
     return first | (own & before(unsure & ((count - earlier) % every == 0)))
 
 
 def cut_points(
     env: TextEnv, trajectories: Sequence[Trajectory], columns: Sequence[Sequence[int]] | None = None
 ) -> tuple[list[Task], list[list[int]]]:
-    """Tasks that continue before each response, equal prompts once, and their indices for each trajectory.
+    """Create tasks that continue before each response, equal prompts once, and their indices for each trajectory.
 
-    With `columns` they continue before these columns of each row instead of the later responses.
+    With `columns`, they continue before these columns of each row instead of the later responses.
     """
     moments: list[Task] = []
     first: dict[int, int] = {}
@@ -194,7 +190,7 @@ def cut_points(
 
 
 def broadcast_values(values: Tensor, places: Sequence[Sequence[int]], rows: Decisions) -> Tensor:
-    """Values `(M,)` of tasks at the decisions `(N, T)` of the responses after them."""
+    """Broadcast values `(M,)` of tasks to the decisions `(N, T)` of the responses after them."""
     unit, result = rows.require("unit"), torch.zeros_like(rows.logp_old)
     for row, numbers in enumerate(places):
         result[row] = values[torch.tensor(numbers)][unit[row].clamp(max=len(numbers) - 1)].to(result)
@@ -203,7 +199,7 @@ def broadcast_values(values: Tensor, places: Sequence[Sequence[int]], rows: Deci
 
 @torch.no_grad()
 def solutions(env: TextEnv, tasks: Sequence[Task]) -> tuple[Tensor, Tensor]:
-    """Of the last messages of the tasks' solutions: geometric mean probability, and exp of minus the mean entropy."""
+    """Score the last message of each solution: geometric mean probability, and exp of minus the mean entropy."""
     written = [final_message(env, task) for task in tasks]
     known = [place for place, trajectory in enumerate(written) if trajectory is not None]
     found = torch.zeros(2, len(tasks))

@@ -25,13 +25,13 @@ class ReferencePenalty:
     coef: float = 0.1
 
     def __call__(self, decisions: Decisions) -> Tensor:
-        """Bonus `(N, 1)`."""
+        """Compute the bonus `(N, 1)`."""
         return -self.coef * log_ratio(decisions.logp_old, decisions.require("logp_ref"), decisions, "sequence")[:, :1]
 
 
 @dataclass(frozen=True)
 class FutureClarity:
-    """`scale * exp(-sharpness H)` of the unit that follows: what leads to a sure step is better.
+    """`scale * exp(-sharpness H)` of the next unit: a bonus for units before a confident step.
 
     Source: EMPG, Wang et al. 2025.
     """
@@ -40,7 +40,7 @@ class FutureClarity:
     sharpness: float = 1.0
 
     def __call__(self, decisions: Decisions) -> Tensor:
-        """Bonus `(N, T)`, 0 in the last unit of a trajectory."""
+        """Compute the bonus `(N, T)`, 0 in the last unit of a trajectory."""
         units = UnitView(decisions)
         clarity = units.gather(self.scale * torch.exp(-self.sharpness * scaled_unit_entropy(decisions)))
         return units.broadcast(next_entries(clarity.masked_fill(~units.valid, 0.0)))
@@ -56,7 +56,7 @@ class PotentialGain:
     scale: float = 0.1
 
     def __call__(self, decisions: Decisions) -> Tensor:
-        """Bonus `(N, T)`; over the units of a trajectory it telescopes to the last potential minus the first."""
+        """Compute the bonus `(N, T)`, which sums over units to the last potential minus the first."""
         units = UnitView(decisions)
         value = units.gather(potential(decisions))
         last = ~next_entries(units.valid)
@@ -65,11 +65,11 @@ class PotentialGain:
 
 @dataclass(frozen=True)
 class EarlyBonus:
-    """`slope` times how much later than its group a success met its first event, in mean lengths.
+    """`slope` times the delay of the first event of a success relative to its group, in mean lengths.
 
     Source: ASPO, Lin and Xu 2025.
 
-    Positions are `extra[key]` (N,), negative where the event did not happen; only successes with the event get a bonus.
+    Positions are `extra[key]` (N,), negative without an event; only successes with the event get a bonus.
     """
 
     key: str = "first_event"
@@ -77,7 +77,7 @@ class EarlyBonus:
     success: float = 0.5  # rewards above this are successes
 
     def __call__(self, decisions: Decisions) -> Tensor:
-        """Bonus `(N, 1)`."""
+        """Compute the bonus `(N, 1)`."""
         position = decisions.require_extra(self.key, per_decision=True).to(decisions.logp_old.dtype)
         chosen = (position >= 0) & (outcome(decisions) > self.success)
         rollouts = ROLLOUTS.segments(position, decisions)
@@ -89,16 +89,17 @@ class EarlyBonus:
 
 @dataclass(frozen=True)
 class NoveltyBonus:
-    """`scale * (c(prompt) - c(rollout))`, c the probability of the least likely decisions (ProGRPO, Li et al. 2026).
+    """`scale * (c(prompt) - c(rollout))`, with c for unlikely decisions (ProGRPO, Li et al. 2026).
 
-    c is their geometric mean; `extra["prompt_confidence"]` (N,) is that of the prompt. Only mixed groups get it.
+    c is the geometric mean probability of the least likely decisions; `extra["prompt_confidence"]` (N,) is c of the
+    prompt. Groups of equal rewards get no bonus.
     """
 
     scale: float = 0.3
     share: Fraction = 0.2  # of the decisions of a trajectory
 
     def __call__(self, decisions: Decisions) -> Tensor:
-        """Bonus `(N, 1)`."""
+        """Compute the bonus `(N, 1)`."""
         reward = outcome(decisions)
         groups = ROLLOUTS.segments(reward, decisions)
         mixed = groups.broadcast(groups.differs(reward))
@@ -108,15 +109,15 @@ class NoveltyBonus:
 
 @dataclass(frozen=True)
 class PrefixGain:
-    """Change of the value of the shared prefix: mean outcome of the rollouts of a group that begin alike.
+    """Change of the value of the shared prefix: mean outcome of the rollouts with the same prefix.
 
     Source: TEMPO, Tran et al. 2025.
 
-    `extra["chosen"]` (N, T) int names what was chosen; each rollout is one row.
+    `extra["chosen"]` (N, T) int is the sampled token; each rollout is one row.
     """
 
     def __call__(self, decisions: Decisions) -> Tensor:
-        """Bonus `(N, T)`, 0 where no rollouts part."""
+        """Compute the bonus `(N, T)`, 0 where no rollouts diverge."""
         reward = outcome(decisions)
         value = prefix_values(decisions, reward)
         rollouts = ROLLOUTS.segments(reward, decisions)
@@ -126,7 +127,7 @@ class PrefixGain:
 
 
 def confidence(decisions: Decisions, share: float) -> Tensor:
-    """Geometric mean probability of the `share` least likely decisions of each row's trajectory `(N, 1)`."""
+    """Compute the geometric mean probability `(N, 1)` of the `share` least likely decisions of each trajectory."""
     line = TrajectoryView(decisions)
     logp = line.flatten(decisions.logp_old.masked_fill(~decisions.valid(), 0.0))
     order = torch.sort(logp.masked_fill(~line.valid, torch.inf), dim=1)[0]
@@ -137,7 +138,7 @@ def confidence(decisions: Decisions, share: float) -> Tensor:
 
 
 def prefix_values(decisions: Decisions, value: Tensor) -> Tensor:
-    """Mean of `value` (N, 1) over the rows of the group that agree up to and with each decision `(N, T)`."""
+    """Average `value` (N, 1) over the rows of the group that agree up to and including each decision `(N, T)`."""
     tokens = decisions.require_extra("chosen")
     ids = by_group(decisions)
     columns: list[Tensor] = []

@@ -13,13 +13,13 @@ from robopolicy.core.ratios import Bound
 
 
 def relative_entropy(decisions: Decisions, quantile: float = 0.8, *, logarithm: bool = True) -> Tensor:
-    """Entropy of each decision `(N, T)` in [-1, 1]: 0 at the quantile of the batch, 1 at its highest, -1 at its lowest.
+    """Scale the entropy of each decision `(N, T)` to [-1, 1], with 0 at the quantile of the batch.
 
     Args:
-        decisions: Gives `entropy`; entries where the mask is off are 0.
+        decisions: Batch with `entropy`; masked entries are 0.
         quantile: Share of decisions below 0 (HAPO, Liu et al. 2025).
-        logarithm: Compare logarithms, for entropies of discrete choices. Those of densities, which may be negative, are
-            logarithms of a width already: False takes them as they are.
+        logarithm: Use the logarithm of the entropy, for discrete choices; False for densities, whose entropy may be
+            negative and is already the logarithm of a width.
     """
     mask, entropy = decisions.valid(), decisions.require("entropy")
     level = entropy.clamp(min=1e-6).log() if logarithm else entropy
@@ -37,7 +37,7 @@ class ProbabilityBounds:
     Source: DCPO, Yang et al. 2025.
 
     With q the old probability they are `(1 + sqrt(1 -+ 4 width / q)) / 2`, so that q times the change of the ratio
-    times the ratio stays within the width. A density is first brought to one dimension, and counts as 1 above 1.
+    times the ratio stays within the width. Densities are converted to one dimension and clamped to 1.
     """
 
     low: NonNegative = 0.16
@@ -46,7 +46,7 @@ class ProbabilityBounds:
     dims: PositiveInt = 1  # dimensions of a decision
 
     def __call__(self, decisions: Decisions) -> tuple[Bound, Bound]:
-        """Bounds `(N, T)` from the recorded log-probabilities."""
+        """Compute bounds `(N, T)` from the recorded log-probabilities."""
         scarcity = (-decisions.logp_old / self.dims).clamp(min=0.0, max=30.0).exp()  # 1 / q
         lowest = 0.5 + 0.5 * (1.0 - 4.0 * self.low * scarcity).clamp(min=0.0).sqrt()
         return lowest, (0.5 + 0.5 * (1.0 + 4.0 * self.high * scarcity).sqrt()).clamp(max=self.limit)
@@ -65,6 +65,6 @@ class EntropyBounds:
     logarithm: bool = True  # see `relative_entropy`
 
     def __call__(self, decisions: Decisions) -> tuple[Bound, Bound]:
-        """Bounds `(N, T)` from the recorded entropies."""
+        """Compute bounds `(N, T)` from the recorded entropies."""
         level = relative_entropy(decisions, self.quantile, logarithm=self.logarithm)
         return 1.0 - self.low * (1.0 - level.clamp(max=0.0)), 1.0 + self.high * (1.0 + level.clamp(min=0.0))

@@ -17,7 +17,7 @@ from robopolicy.core.decisions import Decisions, by_group, by_trajectory, first_
 from robopolicy.core.group_statistics import ROLLOUTS, dense_ids
 from robopolicy.core.segments import Segments
 
-LEAST_VARIANCE = 1e-4  # of success rates, where all groups of a batch agree
+LEAST_VARIANCE = 1e-4  # of success rates, if all groups of a batch are equal
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class BetaScale:
 
     Source: BNPO, Xiao et al. 2025.
 
-    Moments of the success rates give a and b; the density is that of Beta(1 + a / 3, 1 + b / 3), its parameters at
-    least 1. With both 1 nothing is scaled, with both 3/2 it is the population standard deviation, up to a factor.
-    Use it behind a mean baseline.
+    Moments of the success rates give a and b of the distribution Beta(1 + a / 3, 1 + b / 3), whose parameters are at
+    least 1. Both 1: no scaling; both 3/2: the population standard deviation, up to a factor. Use it after a mean
+    baseline.
     """
 
     low: float = 0.0  # smallest reward
@@ -70,15 +70,15 @@ class BetaScale:
 
 @dataclass(frozen=True)
 class SplitBaseline:
-    """Compare the halves of a group that differ in a metric (CANON, Chen et al. 2025): does more of it help?
+    """Compare the halves of a group by a metric (CANON, Chen et al. 2025).
 
-    Between the halves a high row gets `R - alpha mean_low + beta`, a low one `alpha R - mean_high - beta`; within them
-    every row gets R minus the mean of its own half. A half without rollouts has the mean of the group.
+    Between the halves, a high row gets `R - alpha mean_low + beta`, a low row `alpha R - mean_high - beta`; within a
+    half, every row gets R minus the mean of the half. A half without rollouts has the mean of the group.
     """
 
     centres: ClassVar[bool] = True
     metric: str = "entropy"  # mean entropy of a trajectory | length, its decisions | another: extra[metric] (N,)
-    inter: float = 1.0  # weight of the comparison between the halves; the rest goes to the one within
+    inter: float = 1.0  # weight of the comparison between the halves; 1 - inter: within them
     alpha: NonNegative = 1.0  # below 1 favours the high half
     beta: NonNegative = 0.0  # coefficient for advantages above 0
 
@@ -101,7 +101,7 @@ class SplitBaseline:
 
 @dataclass(frozen=True)
 class MinGroupSize:
-    """0 where fewer than `least` entries share the scope: too few for a comparison (CM2, Zhang et al. 2026)."""
+    """Set the advantage to 0 in scopes of fewer than `least` entries (CM2, Zhang et al. 2026)."""
 
     scope: Scope
     least: NonNegativeInt = 5
@@ -113,11 +113,12 @@ class MinGroupSize:
 
 
 class ImprovementBaseline:
-    """Judge the last batch once more by whether its update helped (PIPO, Wang et al. 2026).
+    """Train on the last batch again, weighted by the gain of its update (PIPO, Wang et al. 2026).
 
-    Rows of source `replayed` are those of the last batch. Their advantage, divided by its mean size in the group, is
-    multiplied by the gain in mean reward since then: the mean reward of the other rows minus that of the last `window`
-    batches, over their standard deviation. Until `window` batches were seen it is 0; losses count `loss_weight`.
+    Rows of source `replayed` come from the last batch. Their advantage, divided by its mean size in the group, is
+    multiplied by the gain in mean reward: the mean reward of the other rows minus the mean of the last `window`
+    batches, over their standard deviation. The gain is 0 before `window` batches; negative gains are multiplied by
+    `loss_weight`.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class ImprovementBaseline:
         self.rewards: list[float] = []
 
     def gain(self, decisions: Decisions) -> float:
-        """Gain in mean reward, in standard deviations."""
+        """Compute the gain in mean reward, in standard deviations."""
         if len(self.rewards) < self.window:
             return 0.0
         past = torch.tensor(self.rewards, dtype=torch.float64)
@@ -144,11 +145,11 @@ class ImprovementBaseline:
         segments = Scope(by_group_source, reduce_over=by_trajectory).segments(advantage, decisions)
         size = segments.broadcast(segments.mean(advantage.abs())).clamp(min=1e-8)
         gain = self.gain(decisions)
-        judged = (advantage / size * gain).clamp(-self.limit, self.limit) * (1.0 if gain >= 0 else self.loss_weight)
-        return torch.where(again, judged, advantage)
+        weighted = (advantage / size * gain).clamp(-self.limit, self.limit) * (1.0 if gain >= 0 else self.loss_weight)
+        return torch.where(again, weighted, advantage)
 
     def observe(self, decisions: Decisions) -> None:
-        """Remember the mean reward of the new rows."""
+        """Store the mean reward of the new rows."""
         self.rewards = [*self.rewards, self._mean_reward(decisions)][-self.window :]
 
     def _mean_reward(self, decisions: Decisions) -> float:
@@ -157,7 +158,7 @@ class ImprovementBaseline:
         return float(outcome(decisions)[fresh].double().mean())
 
     def state_dict(self) -> dict[str, Any]:
-        """Mean rewards of the last batches."""
+        """Return the mean rewards of the last batches."""
         return {"rewards": list(self.rewards)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -166,7 +167,7 @@ class ImprovementBaseline:
 
 
 def metric_of(decisions: Decisions, metric: str) -> Tensor:
-    """One number per trajectory at each of its rows `(N, 1)`: entropy, length, or `extra[metric]`."""
+    """Return a metric of the trajectory at each of its rows `(N, 1)`: entropy, length, or `extra[metric]`."""
     if metric in ("entropy", "length"):
         segments = Segments(by_trajectory(decisions), decisions.valid())
         if metric == "length":
@@ -176,7 +177,7 @@ def metric_of(decisions: Decisions, metric: str) -> Tensor:
 
 
 def upper_half(values: Tensor, decisions: Decisions) -> Tensor:
-    """Bool `(N, 1)`: upper half of the group; ties go to the later rollout, and an odd group rounds up."""
+    """Return bool `(N, 1)`: upper half of the group; the later rollout wins ties, and an odd group rounds up."""
     first = first_rows(decisions)
     group = decisions.require("group")[first]
     order = torch.argsort(values[first, 0], stable=True)
@@ -189,7 +190,7 @@ def upper_half(values: Tensor, decisions: Decisions) -> Tensor:
 
 
 def per_row(values: Tensor, decisions: Decisions) -> Tensor:
-    """One value per trajectory, in order of `first_rows` (S,), at each of its rows `(N, 1)`."""
+    """Broadcast one value per trajectory, in order of `first_rows` (S,), to its rows `(N, 1)`."""
     keys = by_trajectory(decisions).squeeze(1)
     names = keys[first_rows(decisions)]
     order = torch.argsort(names)
@@ -197,20 +198,20 @@ def per_row(values: Tensor, decisions: Decisions) -> Tensor:
 
 
 def lengths(decisions: Decisions) -> Tensor:
-    """Decisions of each row's trajectory `(N, 1)`."""
+    """Count the decisions of each row's trajectory `(N, 1)`."""
     return metric_of(decisions, "length")
 
 
 @dataclass(frozen=True)
 class SharedSteps:
-    """Give steps that several rollouts of a group have in common the mean of their advantages (SALT, Li et al. 2025).
+    """Average the advantage of steps shared by several rollouts of a group (SALT, Li et al. 2025).
 
-    A step is an observation and what was done: `extra["observation"]` and `extra["action"]` (N, T) int, read at the
-    first decision of each unit. What winners and losers share gets little credit, where they part keeps its own.
+    A step is an observation and an action: `extra["observation"]` and `extra["action"]` (N, T) int at the first
+    decision of each unit. Steps shared by successes and failures get little credit; other steps keep their advantage.
     """
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Advantages `(N, T)`."""
+        """Compute advantages `(N, T)`."""
         units = UnitView(decisions)
         observation, action = (
             units.gather(decisions.require_extra(name).expand(decisions.shape).long())
@@ -221,7 +222,7 @@ class SharedSteps:
         )
         own = units.gather(advantage.expand(decisions.shape))
         step = dense_ids(pair(dense_ids(pair(group, observation)), action))
-        again = Segments(pair(step, trajectory), units.valid)  # a rollout counts once, however often it took the step
+        again = Segments(pair(step, trajectory), units.valid)  # repeated steps of a rollout count once
         share = units.valid.to(own.dtype) / again.broadcast(again.count.clamp(min=1)).to(own.dtype)
         segments = Segments(step, share)
         return units.broadcast(segments.broadcast(segments.mean(own)))

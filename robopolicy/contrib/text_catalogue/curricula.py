@@ -24,18 +24,18 @@ class MeanTracker(Tracker):
         self._mean: dict[int, float] = {}
 
     def read(self, keys: Tensor) -> Tensor:
-        """Averages `(N,)`."""
+        """Return averages `(N,)`."""
         return torch.tensor([self._mean.get(key, self.prior) for key in integers(keys)], dtype=torch.float64)
 
     def write(self, keys: Tensor, values: Tensor, keep: Tensor | None = None) -> None:
-        """Move the averages."""
+        """Update the averages."""
         kept = floats(torch.full_like(values, self.decay) if keep is None else keep)
         for key, value, decay in zip(integers(keys), floats(values), kept, strict=True):
             old = self._mean.get(key, value)
             self._mean[key] = decay * old + (1.0 - decay) * value
 
     def state_dict(self) -> dict[str, Any]:
-        """Keys (M,) and averages (M,)."""
+        """Return keys (M,) and averages (M,)."""
         return {
             "keys": torch.tensor(list(self._mean), dtype=torch.int64),
             "mean": torch.tensor(list(self._mean.values()), dtype=torch.float64),
@@ -47,12 +47,12 @@ class MeanTracker(Tracker):
 
 
 class CategoryBandit(Uniform):
-    """SEC: categories are drawn with `softmax(Q / temperature)`, Q follows the mean |advantage| of a category.
+    """SEC: categories are drawn with `softmax(Q / temperature)`, Q a running mean |advantage| of the category.
 
     Source: Chen et al. 2025.
 
-    What is solved and what is hopeless has no advantage, so both fade. An infinite temperature is uniform over
-    categories. A category may run out within a proposal; others then take its place.
+    Solved and unsolvable categories have no advantage and are sampled less. An infinite temperature is uniform over
+    categories. If a category has too few tasks for a proposal, others replace it.
     """
 
     def __init__(self, temperature: Positive = 1.0, rate: NonNegative = 0.1) -> None:
@@ -65,14 +65,14 @@ class CategoryBandit(Uniform):
         self.value = torch.zeros(int(self._category.max()) + 1, dtype=torch.float64)  # Q
 
     def propose(self, n: int) -> list[Task]:
-        """Categories by their value, tasks within uniformly."""
-        chance = torch.softmax(self.value / self.temperature, 0)[self._category]
+        """Draw categories by value, and tasks uniformly within categories."""
+        probability = torch.softmax(self.value / self.temperature, 0)[self._category]
         size = torch.bincount(self._category, minlength=len(self.value))[self._category]
-        return [self.pool.tasks[place] for place in self.weighted(chance / size, n)]
+        return [self.pool.tasks[place] for place in self.weighted(probability / size, n)]
 
     def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
         """Update the values of the sampled categories."""
-        places = torch.tensor([self._places.get(key, -1) for key in keys.tolist()])
+        places = torch.tensor([self._indices.get(key, -1) for key in keys.tolist()])
         known = places >= 0
         category = self._category[places[known]]
         for index in category.unique().tolist():
@@ -80,7 +80,7 @@ class CategoryBandit(Uniform):
             self.value[index] += self.rate * (mean - float(self.value[index]))
 
     def state_dict(self) -> dict[str, Any]:
-        """Values and generator."""
+        """Return values and generator."""
         return {**super().state_dict(), "value": self.value.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -90,11 +90,11 @@ class CategoryBandit(Uniform):
 
 
 class Frontier(Tracked):
-    """Prompt curriculum: of `factor` times as many candidates, those with success rates nearest `target`.
+    """Prompt curriculum: tasks with success rates nearest `target` among `factor` times as many candidates.
 
     Source: PCL, Gao et al. 2025.
 
-    The rate of a task without rollouts counts as the target itself, so that it is sampled. `factor = 1` is uniform.
+    Tasks without rollouts have the rate `target`, so that they are sampled. `factor = 1` is uniform.
     """
 
     def __init__(self, factor: PositiveInt = 4, target: float = 0.5, decay: Fraction = 0.5) -> None:
@@ -102,15 +102,15 @@ class Frontier(Tracked):
 
         Args:
             factor: k, candidates per task.
-            target: Success rate at which most is learned.
-            decay: Of the running success rates.
+            target: Success rate with the largest learning signal.
+            decay: Decay of the running success rates.
         """
         super().__init__(MeanTracker(decay, prior=target))
         self.factor, self.target = factor, target
 
     def propose(self, n: int) -> list[Task]:
-        """The nearest of the candidates."""
-        places = torch.tensor(self.draw(min(self.factor * n, self._enough(n))))
+        """Return the nearest candidates."""
+        places = torch.tensor(self.draw(min(self.factor * n, self._check_size(n))))
         distance = (self.rates()[places] - self.target).abs()
         nearest = torch.argsort(distance, stable=True)[:n]
         return [self.pool.tasks[place] for place in places[nearest].tolist()]
@@ -119,9 +119,9 @@ class Frontier(Tracked):
 class Regret(Tracked):
     """Resampling of tasks on which the policy is worse than the best rollout so far (GROOVE, Jackson et al. 2023).
 
-    The regret of a task is the best reward of all its rollouts minus the running mean. Each task of a proposal is,
-    with chance `replay`, a known one drawn with weight `rank^(-1 / temperature)`, rank 1 (shared where regrets are
-    equal) being the largest regret. The others are the next of the epoch.
+    The regret of a task is the best reward of its rollouts minus the running mean. With probability `replay`, each task
+    of a proposal is a known task drawn with weight `rank^(-1 / temperature)`; rank 1 is the largest regret, and equal
+    regrets share a rank. The others are the next tasks of the epoch.
     """
 
     def __init__(self, replay: Fraction = 0.5, temperature: Positive = 0.3, decay: Fraction = 0.5) -> None:
@@ -136,28 +136,28 @@ class Regret(Tracked):
         self.best = torch.full((len(pool.tasks),), -torch.inf, dtype=torch.float64)  # no rollout yet
 
     def propose(self, n: int) -> list[Task]:
-        """Known tasks first, then others."""
+        """Draw known tasks, then new ones."""
         known = int((torch.rand(n, generator=self._generator) < self.replay).sum())
         known = min(known, int(self.best.isfinite().sum()))
         again = self.weighted(self.weight(), known) if known else []
-        fresh = [place for place in self.draw(min(n + known, self._enough(n))) if place not in again]
+        fresh = [place for place in self.draw(min(n + known, self._check_size(n))) if place not in again]
         return [self.pool.tasks[place] for place in (*again, *fresh[: n - known])]
 
     def weight(self) -> Tensor:
-        """Weight (K,) of sampling each task again; 0 for tasks without rollouts."""
+        """Compute the weight (K,) of sampling each task again; 0 for tasks without rollouts."""
         regret = self.best - self.tracker.read(self.keys())
         rank = 1 + len(regret) - torch.searchsorted(regret.sort().values, regret, right=True)
         return torch.where(self.best.isfinite(), rank.double() ** (-1 / self.temperature), 0.0)
 
     def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
-        """Follow the mean and the best of the rewards."""
+        """Update mean and best rewards."""
         super().observe(keys, rewards, advantage)
         for key, reward in zip(keys.tolist(), rewards.tolist(), strict=True):
-            if (place := self._places.get(key)) is not None:  # not a task that a strategy created
+            if (place := self._indices.get(key)) is not None:  # skip tasks created by a strategy
                 self.best[place] = max(float(self.best[place]), reward)
 
     def state_dict(self) -> dict[str, Any]:
-        """Mean and best rewards, and the generator."""
+        """Return mean and best rewards, and the generator."""
         return {**super().state_dict(), "best": self.best.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -180,7 +180,7 @@ class StageCurriculum(Uniform):
         Args:
             stages: Number of equal parts of the pool, by difficulty.
             threshold: Running mean reward at which the next stage opens.
-            rate: Of the running mean.
+            rate: Update rate of the running mean.
         """
         self.stages, self.threshold, self.rate = stages, threshold, rate
         self.stage, self.mean = 1, 0.0
@@ -195,22 +195,22 @@ class StageCurriculum(Uniform):
         self._stage[order] = torch.arange(len(order)) * self.stages // len(order)
 
     def draw(self, n: int) -> list[int]:
-        """Places of open stages."""
+        """Draw indices of tasks of open stages."""
         if self.stage >= self.stages:
             return super().draw(n)
         places = (self._stage < self.stage).nonzero().flatten()
         if n > len(places):
-            raise UserError(f"The first {self.stage} stages hold {len(places)} tasks, fewer than a batch of {n}.")
+            raise UserError(f"The first {self.stage} stages have {len(places)} tasks, fewer than a batch of {n}.")
         return places[torch.randperm(len(places), generator=self._generator)[:n]].tolist()
 
     def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
-        """Open the next stage when this one is mastered."""
+        """Open the next stage once the mean reward reaches the threshold."""
         self.mean += self.rate * (float(rewards.double().mean()) - self.mean)
         if self.mean >= self.threshold and self.stage < self.stages:
             self.stage, self.mean = self.stage + 1, 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Stage, its mean, and the generator."""
+        """Return stage, mean reward and generator."""
         return {**super().state_dict(), "stage": self.stage, "mean": self.mean}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -229,7 +229,7 @@ class MixtureSampler(Uniform):
         """Validate and store the options.
 
         Args:
-            shares: Of categories 0, 1, ...; they sum to 1.
+            shares: Fractions of categories 0, 1, ...; they sum to 1.
         """
         if abs(sum(shares) - 1.0) > 1e-6 or min(shares) < 0.0:
             raise UserError(f"Shares of categories must not be negative and sum to 1, got {list(shares)}.")
@@ -243,7 +243,7 @@ class MixtureSampler(Uniform):
             raise UserError(f"These tasks have {found} categories, but there are shares of {len(self.shares)}.")
 
     def propose(self, n: int) -> list[Task]:
-        """The share of each category, up to rounding by largest remainder."""
+        """Draw the share of each category, rounded by largest remainder."""
         places: list[int] = []
         for category, count in enumerate(allocate(torch.tensor(self.shares), n)):
             own = (self._category == category).nonzero().flatten()
@@ -254,10 +254,10 @@ class MixtureSampler(Uniform):
 
 
 class Instructions(Uniform):
-    """A population of instructions (INSPO, Zhou et al. 2025): each task is rolled out with one of them.
+    """A population of instructions (INSPO, Zhou et al. 2025), one of which is the context of each task.
 
-    An instruction is drawn with `softmax(mean reward / temperature)`, those with fewer than `trial` uses first. When
-    there are more than `most`, the worst tried one is dropped. New ones come by `admit`.
+    Instructions with fewer than `trial` uses are drawn first, then with `softmax(mean reward / temperature)`. With more
+    than `most`, the worst evaluated instruction is dropped. `admit` adds instructions.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class Instructions(Uniform):
         self._given: dict[int, str] = {}  # key -> instruction of the last proposal
 
     def propose(self, n: int) -> list[Task]:
-        """Tasks of the epoch, each with an instruction as its context."""
+        """Return tasks of the epoch, each with an instruction as context."""
         tasks = super().propose(n)
         self._given = {task.key: self._choose() for task in tasks}
         return [replace(task, context={"kind": "instruction", "text": self._given[task.key]}) for task in tasks]
@@ -281,21 +281,21 @@ class Instructions(Uniform):
         return names[self.weighted(torch.softmax(means / self.temperature, 0), 1)[0]]
 
     def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
-        """Credit rewards to the instructions they were earned under."""
+        """Credit rewards to the instructions of their tasks."""
         for key, reward in zip(keys.tolist(), rewards.tolist(), strict=True):
             if (name := self._given.get(key)) in self.population:
                 total, uses = self.population[name]
                 self.population[name] = (total + reward, uses + 1)
 
     def admit(self, instruction: str) -> None:
-        """Add an instruction, dropping the worst where there are too many."""
+        """Add an instruction, and drop the worst if there are too many."""
         self.population.setdefault(instruction, (0.0, 0))
         tried = {name: total / uses for name, (total, uses) in self.population.items() if uses >= self.trial}
         if len(self.population) > self.most and tried:
             del self.population[min(tried, key=lambda name: tried[name])]
 
     def state_dict(self) -> dict[str, Any]:
-        """Population, what was given out, and the generator."""
+        """Return the population, the instructions of the last proposal, and the generator."""
         population = [[name, total, uses] for name, (total, uses) in self.population.items()]
         return {**super().state_dict(), "population": population, "given": dict(self._given)}
 
@@ -307,7 +307,7 @@ class Instructions(Uniform):
 
 
 def allocate(weight: Tensor, total: int) -> list[int]:
-    """Whole numbers in proportion to weights `(K,)` that sum to `total`, by largest remainder."""
+    """Split `total` into integers in proportion to weights `(K,)`, by largest remainder."""
     ideal = weight.double() / weight.double().sum() * total
     share = (ideal + 1e-6).floor().long()
     share[torch.argsort(share - ideal, stable=True)[: total - int(share.sum())]] += 1

@@ -1,4 +1,4 @@
-"""Plans for a solver that executes one operation at a time: `7-2*3=` wants `2*3 7-a`.
+"""Plans for a solver that executes one operation at a time: `2*3 7-a` for `7-2*3=`.
 
 Every step takes two numbers; `a` is the result of the first step. The solver is not trained: it executes the plan, and
 the reward verifies its last result. `consistency` is the fraction of steps that use each number of the problem once and
@@ -26,7 +26,7 @@ class Decompose(TextTask):
     response_pattern = r"[0-9a][-+*][0-9a] [0-9a][-+*][0-9a]"
 
     def episode(self, seed: int) -> SingleTurn:
-        """Three digits and two signs, drawn uniformly."""
+        """Draw three digits and two signs uniformly."""
         numbers, signs = _problem(seed)
         answer = solved(plan(numbers, signs))
         return SingleTurn(
@@ -38,13 +38,13 @@ class Decompose(TextTask):
         )
 
     def category(self, seed: int) -> int:
-        """1 where the second sign comes first, else 0."""
+        """Return 1 if the second operation is executed first, else 0."""
         signs = _problem(seed)[1]
         return int(signs[1] == "*" and signs[0] != "*")
 
 
 def plan(numbers: list[str], signs: list[str]) -> str:
-    """The steps in the order in which the signs bind."""
+    """Return the steps in order of precedence."""
     x, y, z = numbers
     if signs[1] == "*" and signs[0] != "*":
         return f"{y}*{z} {x}{signs[0]}{RESULT}"
@@ -52,7 +52,7 @@ def plan(numbers: list[str], signs: list[str]) -> str:
 
 
 def solved(steps: str) -> int | None:
-    """The solver's last result; None where a step is invalid."""
+    """Execute the steps; None if a step is invalid."""
     result: int | None = None
     for step in steps.split():
         match = STEP.fullmatch(step)
@@ -67,7 +67,7 @@ def solved(steps: str) -> int | None:
 
 
 def consistency(steps: str, numbers: list[str]) -> float:
-    """Share of two steps that take what no step before has taken, the second one also the result of the first."""
+    """Compute the fraction of the two steps whose operands are unused, and for the second include the first result."""
     left, right = list(numbers), 0
     for number, step in enumerate(steps.split()[:2]):
         match = STEP.fullmatch(step)

@@ -1,4 +1,4 @@
-"""Capabilities of a text environment besides rollouts: hints, prefixes, demonstrations, repairs and summaries.
+"""Capabilities of a text environment: hints, prefixes, demonstrations, repairs and summaries.
 
 `TextEnv.capabilities` finds these functions by name (`robopolicy.text.rollouts.protocols.require_capability`).
 """
@@ -18,7 +18,7 @@ from robopolicy.text.text_env import TextEnv, conversation_prefix, score
 
 
 def hint(env: TextEnv, task: Task, kind: str, share: float) -> Task | None:
-    """The task with a share of the solution in front of its prompt; None where there is none."""
+    """Add a share of the solution before the prompt; None without a solution."""
     solution = env.solution(task)
     if solution is None:
         return None
@@ -26,7 +26,7 @@ def hint(env: TextEnv, task: Task, kind: str, share: float) -> Task | None:
 
 
 def start_from_solution(env: TextEnv, task: Task, share: float) -> Task | None:
-    """The task with a share of the solution written already; None where there is none."""
+    """Start after a share of the solution; None without a solution."""
     solution = env.solution(task)
     if solution is None:
         return None
@@ -42,13 +42,13 @@ def start_from_solution(env: TextEnv, task: Task, share: float) -> Task | None:
     given = conversation_prefix(conversation, len(conversation.columns["tokens"]))
     return replace(
         task, prefix={**given, "turn_rewards": [0.0] * len(conversation.responses), "assisted": True}
-    )  # it earns nothing
+    )  # without reward
 
 
 def teach(env: TextEnv, task: Task, count: int) -> list[Trajectory]:
-    """Up to `count` solutions, of which there is one: demonstrated tokens with log-probability 0, source `TEACHER`.
+    """Return up to `count` solutions, at most the one of the task, as trajectories of source `TEACHER`.
 
-    The policy is compared with a certain teacher, so that the ratio is the probability itself.
+    Their tokens have log-probability 0: the teacher is deterministic, so the ratio is the probability of the policy.
     """
     solution = env.solution(task)
     if solution is None:
@@ -67,7 +67,7 @@ def final_message(env: TextEnv, task: Task) -> Trajectory | None:
         return None
     conversation.columns["own"] = [False] * len(conversation.columns["own"])
     conversation.calls = None
-    conversation.metrics.clear()  # of the messages before, if any: rows that some have grades for cannot be joined
+    conversation.metrics.clear()  # of earlier messages: rows with and without metrics cannot be concatenated
     tokens = env.policy.encode_message(solution[-1])
     conversation.append_tokens(tokens, env.policy.generation_order(len(tokens), env.generator))
     return replace(env.trajectory_of(conversation), source=TEACHER)
@@ -75,7 +75,7 @@ def final_message(env: TextEnv, task: Task) -> Trajectory | None:
 
 @torch.no_grad()
 def rescore(env: TextEnv, trajectories: Sequence[Trajectory], tasks: Sequence[Task]) -> list[Trajectory]:
-    """The same tokens as answers to other tasks: `logp_old` under these, `logp_behaviour` as they were drawn."""
+    """Assign the tokens to other tasks: `logp_old` under these tasks, `logp_behaviour` as sampled."""
     result: list[Trajectory] = []
     for trajectory, task in zip(trajectories, tasks, strict=True):
         old, prompt = trajectory.decisions, env.prompt_tokens(task, env.task.reset(int(task.payload)))
@@ -88,7 +88,7 @@ def rescore(env: TextEnv, trajectories: Sequence[Trajectory], tasks: Sequence[Ta
 
 
 def rewrite(env: TextEnv, task: Task, how: str) -> Task:
-    """Another problem with the same answer, "simpler" or "varied", under a key of its own.
+    """Return another problem with the same answer, "simpler" or "varied", with its own key.
 
     Raises:
         UserError: The task cannot paraphrase its problems.
@@ -100,16 +100,16 @@ def rewrite(env: TextEnv, task: Task, how: str) -> Task:
 
 
 def repair(env: TextEnv, trajectory: Trajectory) -> Task:
-    """The same problem with the failed messages in front of the prompt."""
+    """Add the failed messages before the prompt of the problem."""
     conversation: Conversation = trajectory.record
     return replace(trajectory.task, prefix=None, context={"kind": "repair", "text": " ".join(conversation.responses)})
 
 
 def summarize(env: TextEnv, trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, Task]]:
-    """Generate a summary instead of the next response, for the prompt of the continuation.
+    """Generate summaries for the prompts of continuations, instead of the next responses.
 
-    In the row of its window it is part of the turn before which it was generated. The continuation has completed the
-    window again when it ends, so the window is removed from `completed`.
+    In the row of its window, a summary belongs to the next turn. The windows are removed from `completed`, because
+    their continuations complete them.
     """
     summed = set(map(id, trajectories))
     env.completed = [trajectory for trajectory in env.completed if id(trajectory) not in summed]

@@ -18,11 +18,12 @@ from robopolicy.core.segments import Segments
 
 @dataclass(frozen=True)
 class LongestSuccess:
-    """`low` for groups whose longest success is no longer than failures are on average, else 1.
+    """`low` for groups whose longest success is at most as long as the average failure, else 1.
 
     Source: ADORA, Ren et al. 2026.
 
-    Failures of `overlong` or more decisions do not count. A group without successes has `low`, one without failures 1.
+    Failures of `overlong` or more decisions do not count. Groups without successes have `low`, groups without failures
+    1.
     """
 
     low: NonNegative = 0.1
@@ -30,7 +31,7 @@ class LongestSuccess:
     success: float = 0.5  # rewards above this are successes
 
     def __call__(self, decisions: Decisions) -> Tensor:
-        """Factor `(N, 1)`."""
+        """Compute the factor `(N, 1)`."""
         length, won = lengths(decisions), outcome(decisions) > self.success
         segments = ROLLOUTS.segments(length, decisions)
         longest = segments.largest(length.masked_fill(~won, -torch.inf))
@@ -46,7 +47,7 @@ class OutcomeEntropy:
 
     Source: COPO, Han et al. 2025.
 
-    Answers are `extra["answer"]` (N,) int; equal ones are the same. `forced` gives 0 where all rewards of a group tie.
+    `extra["answer"]` (N,) int identifies answers. With `forced`, groups of equal rewards have weight 0.
     """
 
     sharpness: float = 20.0
@@ -55,7 +56,7 @@ class OutcomeEntropy:
     forced: bool = False
 
     def __call__(self, decisions: Decisions) -> Tensor:
-        """Factor `(N, 1)`."""
+        """Compute the factor `(N, 1)`."""
         reward = outcome(decisions)
         groups = ROLLOUTS.segments(reward, decisions)
         answer = decisions.require_extra("answer", per_decision=True)
@@ -78,20 +79,20 @@ class UnitEntropy:
     sharpness: float = 1.0
 
     def __call__(self, decisions: Decisions) -> Tensor:
-        """Factor `(N, T)`, 1 where the mask is off."""
+        """Compute the factor `(N, T)`, 1 outside the mask."""
         gate = torch.exp(-self.sharpness * scaled_unit_entropy(decisions))
         return (gate / gate[decisions.valid()].mean()).masked_fill(~decisions.valid(), 1.0)
 
 
 @dataclass(frozen=True)
 class AttentionRhythm:
-    """`1 + gain` on decisions where attention plans and on those that later ones look back to (Li et al. 2025).
+    """`1 + gain` on decisions that attention marks as planning or as anchors of later decisions (Li et al. 2025).
 
-    `extra["waad"]` (N, T) is the mean distance that a decision attends to, `extra["fai"]` (N, T) the attention it
+    `extra["waad"]` (N, T) is the mean attended distance of a decision, `extra["fai"]` (N, T) the attention it
     receives later; see `attention_distance` and `future_attention`. Each rule selects the top `share` of a row.
     """
 
-    rule: str = "local"  # local: steps of waad | global: fai | coupled: global, moved to the local peak before
+    rule: str = "local"  # local: changes of waad | global: fai | coupled: global, moved to the previous local peak
     gain: float = 0.5
     share: Fraction = 0.4  # of the decisions of a row
     moved: float = 0.5  # share of the bonus that "coupled" moves from anchors with low waad
@@ -101,7 +102,7 @@ class AttentionRhythm:
             raise ValueError(f"Rhythm rule must be 'local', 'global' or 'coupled', got {self.rule!r}.")
 
     def __call__(self, decisions: Decisions) -> Tensor:
-        """Factor `(N, T)`."""
+        """Compute the factor `(N, T)`."""
         valid = decisions.valid()
         distance = decisions.require_extra("waad")
         step = (distance - next_valid(distance, valid)).abs()
@@ -114,7 +115,7 @@ class AttentionRhythm:
             segments = Segments(torch.arange(len(valid), device=valid.device).unsqueeze(1), valid)
             low = distance < segments.broadcast(segments.median(distance))
             places = torch.arange(valid.shape[1], device=valid.device).expand_as(valid)
-            last = torch.cummax(torch.where(peaks, places, -1), 1)[0]  # the peak at or before each decision
+            last = torch.cummax(torch.where(peaks, places, -1), 1)[0]  # last peak at or before each decision
             moves = anchors & low & ~peaks & (last >= 0)
             part = self.moved * moves.to(step.dtype)
             bonus = (bonus - part).scatter_add(1, last.clamp(min=0), part)
@@ -123,13 +124,13 @@ class AttentionRhythm:
 
 @dataclass(frozen=True)
 class DurationFactor:
-    """Time that a decision took over the mean: asynchronous workers oversample fast ones (Yang et al. 2025).
+    """Duration of a decision divided by the mean: asynchronous workers oversample fast ones (Yang et al. 2025).
 
-    Times are `extra["duration"]` (N,) or (N, T) [s].
+    Durations are `extra["duration"]` (N,) or (N, T) [s].
     """
 
     def __call__(self, decisions: Decisions) -> Tensor:
-        """Factor `(N, 1)` or `(N, T)`."""
+        """Compute the factor `(N, 1)` or `(N, T)`."""
         times = decisions.require_extra("duration", per_decision=True)
         valid = decisions.valid() if times.shape == decisions.shape else decisions.valid().any(1, keepdim=True)
         return times / times[valid].mean()
@@ -137,7 +138,7 @@ class DurationFactor:
 
 @dataclass(frozen=True)
 class SaturationGate:
-    """`low` in the units behind the first whose potential exceeds `limit`, 1 up to it; see `potential`.
+    """`low` in the units after the first unit whose potential exceeds `limit`, else 1; see `potential`.
 
     Source: SPAE, Wu et al. 2026.
     """
@@ -146,7 +147,7 @@ class SaturationGate:
     limit: NonNegative = 0.9
 
     def __call__(self, decisions: Decisions) -> Tensor:
-        """Factor `(N, T)`."""
+        """Compute the factor `(N, T)`."""
         units = UnitView(decisions)
         reached = (units.gather(potential(decisions)) > self.limit).long()
         before = torch.cumsum(reached, 1) - reached
@@ -154,7 +155,7 @@ class SaturationGate:
 
 
 def scaled_unit_entropy(decisions: Decisions) -> Tensor:
-    """Mean entropy of each decision's unit `(N, T)`, scaled to [0, 1] over the batch."""
+    """Compute the mean entropy of each decision's unit `(N, T)`, scaled to [0, 1] over the batch."""
     units = UnitView(decisions)
     ones = torch.ones_like(decisions.logp_old)
     mean = units.broadcast(units.sums(decisions.require("entropy")) / units.sums(ones).clamp(min=1.0))
@@ -163,24 +164,24 @@ def scaled_unit_entropy(decisions: Decisions) -> Tensor:
 
 
 def potential(decisions: Decisions) -> Tensor:
-    """Progress in [-1, 1] of each decision's step `(N, T)`, from probing the answer there (SPAE, Wu et al. 2026).
+    """Compute the progress in [-1, 1] of each step `(N, T)` from a probe of the answer (SPAE, Wu et al. 2026).
 
     `extra["probe_accuracy"]` (N, T) is exp of the mean log-probability of the true answer, `extra["probe_confidence"]`
-    (N, T) is exp of minus the entropy of the answer: sure and wrong is -1, sure and right 1.
+    (N, T) is exp of minus the entropy of the answer: confident wrong answers have -1, confident correct ones 1.
     """
     accuracy, confidence = decisions.require_extra("probe_accuracy"), decisions.require_extra("probe_confidence")
     return 1.5 * accuracy * confidence + 0.5 * accuracy - confidence
 
 
 def attention_distance(attention: Tensor, window: int = 10) -> Tensor:
-    """Mean attended distance `(N, T)`, clipped at `window`, of attention (N, T, T) to earlier positions."""
+    """Compute the mean attended distance `(N, T)`, clipped at `window`, of attention (N, T, T) to earlier positions."""
     places = torch.arange(attention.shape[-1], device=attention.device)
     distance = (places.unsqueeze(1) - places).clamp(0, window).to(attention.dtype)
     return (attention * distance).sum(-1)
 
 
 def future_attention(attention: Tensor, nearest: int = 10, farthest: int = 50) -> Tensor:
-    """Mean attention `(N, T)` that each position receives from those `nearest` to `farthest` behind it."""
+    """Compute the mean attention `(N, T)` received from positions `nearest` to `farthest` later."""
     places = torch.arange(attention.shape[-1], device=attention.device)
     ahead = places.unsqueeze(1) - places
     counted = ((ahead >= nearest) & (ahead <= farthest)).to(attention.dtype)  # (T later, T earlier)
@@ -188,16 +189,16 @@ def future_attention(attention: Tensor, nearest: int = 10, farthest: int = 50) -
 
 
 def next_valid(values: Tensor, valid: Tensor) -> Tensor:
-    """Value `(N, T)` at the next valid entry of the row; its own where there is none."""
+    """Return the value `(N, T)` at the next valid entry of the row, or at the entry itself if there is none."""
     width = values.shape[1]
     places = torch.arange(width, device=values.device).expand_as(valid)
-    here = torch.where(valid, places, width).flip(1).cummin(1)[0].flip(1)  # the next one, its own place included
+    here = torch.where(valid, places, width).flip(1).cummin(1)[0].flip(1)  # first valid index at or after each entry
     behind = torch.cat([here[:, 1:], torch.full_like(here[:, :1], width)], 1)
     return values.gather(1, torch.where(behind < width, behind, places))
 
 
 def top_share(values: Tensor, valid: Tensor, share: float) -> Tensor:
-    """Bool `(N, T)`: the largest `share` of the valid entries of each row, rounded up."""
+    """Return bool `(N, T)`: the largest `share` of the valid entries of each row, rounded up."""
     order = torch.argsort(torch.argsort(values.masked_fill(~valid, -torch.inf), dim=1, descending=True), dim=1)
-    wanted = (valid.sum(1, keepdim=True) * share).ceil()
-    return (order < wanted) & valid
+    count = (valid.sum(1, keepdim=True) * share).ceil()
+    return (order < count) & valid

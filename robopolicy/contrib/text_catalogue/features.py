@@ -3,11 +3,11 @@
     features (N, D + 2)                mean last state of the response, mean and largest entropy (Choi et al. 2026)
     prompt_features (N, D)             mean last hidden state over the first prompt (Zhang et al. 2026)
     cluster (N,)                       cluster of trajectories of the group with similar features (Xu et al. 2025)
-    waad, fai (N, T)                   distance a decision attends to, and attention it receives later (Li et al. 2025)
-    collision, collision3 (N, T)       probability that two draws agree, and that three do (Melo et al. 2025)
+    waad, fai (N, T)                   mean attended distance, and attention received later (Li et al. 2025)
+    collision, collision3 (N, T)       probability that two or three draws agree (Melo et al. 2025)
     prompt_confidence (N,)             geometric mean probability of the prompt's least likely tokens (Li et al. 2026)
 
-Attention is the mean over all heads and layers; which heads plan is not looked for.
+Attention is the mean over all heads and layers; planning heads are not selected.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from robopolicy.text.annotators import FeatureExtractor, Options, collision_feat
 from robopolicy.text.model import body_of
 from robopolicy.text.policy import TextPolicy
 
-CLUSTERS = 3  # of a group, at most
+CLUSTERS = 3  # maximum number per group
 
 
 @torch.no_grad()
 def attention(policy: TextPolicy, tokens: Tensor) -> Tensor:
-    """Attention `(N, L, L)` of later to earlier tokens of conversations `(N, L)`, mean over heads and layers."""
+    """Compute the mean attention over heads and layers, `(N, L, L)`, of later to earlier tokens `(N, L)`."""
     model: Any = policy.model
-    usual = model.config._attn_implementation
-    model.set_attn_implementation("eager")  # the others do not return attention weights
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation("eager")  # returns attention weights
     try:
         out = body_of(model)(input_ids=tokens, output_attentions=True, use_cache=False)
         return torch.stack([layer.float().mean(1) for layer in out.attentions]).mean(0)
     finally:
-        model.set_attn_implementation(usual)
+        model.set_attn_implementation(implementation)
 
 
 @torch.no_grad()
 def written_features(policy: TextPolicy, tokens: Tensor, start: Tensor, mask: Tensor) -> Tensor:
-    """Mean last hidden state `(N, D)` of what was written; arguments as of `TextPolicy.score`."""
+    """Compute the mean last hidden state `(N, D)` of the decisions; arguments of `TextPolicy.score`."""
     written = torch.zeros(tokens.shape, dtype=torch.bool, device=tokens.device)
     row, step = mask.nonzero(as_tuple=True)
     written[row, start[row] + step] = True
@@ -51,13 +51,13 @@ def written_features(policy: TextPolicy, tokens: Tensor, start: Tensor, mask: Te
 
 @torch.no_grad()
 def prompt_features(policy: TextPolicy, tokens: Tensor, start: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """`prompt_features`; arguments as of `TextPolicy.score`."""
+    """Compute `prompt_features`; arguments of `TextPolicy.score`."""
     places = torch.arange(tokens.shape[1], device=tokens.device)
     return {"prompt_features": _mean(policy.hidden(tokens).float(), places < start[:, None])}
 
 
 def probe_features(policy: TextPolicy, rows: Decisions) -> dict[str, Tensor]:
-    """`features`, with the entropies that the rows recorded."""
+    """Compute `features` with the recorded entropies."""
     hidden = written_features(policy, *score_inputs(rows))
     entropy, mask = rows.require("entropy").masked_fill(~rows.valid(), 0.0), rows.valid()
     sizes = torch.stack([entropy.sum(1) / mask.sum(1).clamp(min=1), entropy.amax(1)], 1)
@@ -66,7 +66,7 @@ def probe_features(policy: TextPolicy, rows: Decisions) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def attention_summary(policy: TextPolicy, tokens: Tensor, start: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """`waad` and `fai`, 0 where the policy did not choose; arguments as of `TextPolicy.score`."""
+    """Compute `waad` and `fai`, 0 outside the mask; arguments of `TextPolicy.score`."""
     found = attention(policy, tokens)
     row, step = mask.nonzero(as_tuple=True)
     place = start[row] + step
@@ -76,14 +76,14 @@ def attention_summary(policy: TextPolicy, tokens: Tensor, start: Tensor, mask: T
     found = found * (places < end[:, None])[..., None]  # no attention from positions after the end
     blank = found.new_zeros(mask.shape)
     return {
-        "waad": blank.masked_scatter(mask, attention_distance(found)[row, place - 1]),  # of the state that chose
+        "waad": blank.masked_scatter(mask, attention_distance(found)[row, place - 1]),  # of the predicting state
         "fai": blank.masked_scatter(mask, future_attention(found)[row, place]),
     }
 
 
 @torch.no_grad()
 def prompt_confidence(policy: TextPolicy, rows: Decisions, share: float) -> dict[str, Tensor]:
-    """`prompt_confidence` over a `share` of the tokens behind the first."""
+    """Compute `prompt_confidence` over a `share` of the tokens after the first."""
     tokens, start, _ = score_inputs(rows)
     one = torch.ones_like(start)
     mask = torch.arange(int(start.max()) - 1, device=tokens.device) < (start - 1)[:, None]
@@ -93,7 +93,7 @@ def prompt_confidence(policy: TextPolicy, rows: Decisions, share: float) -> dict
 
 @torch.no_grad()
 def clustered(policy: TextPolicy, rows: Decisions) -> dict[str, Tensor]:
-    """`cluster` ids within each group, whose rollouts must all be among the rows."""
+    """Compute `cluster` ids within each group; the rows must contain complete groups."""
     features = written_features(policy, *score_inputs(rows))
     group, result = rows.require("group"), torch.zeros(len(rows), dtype=torch.int64, device=features.device)
     for number, key in enumerate(group.unique().tolist()):
@@ -103,7 +103,7 @@ def clustered(policy: TextPolicy, rows: Decisions) -> dict[str, Tensor]:
 
 
 def k_means(points: Tensor, count: int, rounds: int = 10) -> Tensor:
-    """Numbers below `count` `(M,)` of the clusters of points `(M, D)`, initialised with distant points."""
+    """Cluster points `(M, D)` and return ids below `count` `(M,)`; the initial centres are distant points."""
     centres = points[:1]
     while len(centres) < min(count, len(points)):
         centres = torch.cat([centres, points[torch.cdist(points, centres).amin(1).argmax()][None]])
@@ -125,7 +125,7 @@ class WrittenFeatures(FeatureExtractor):
     """`features`, for a probe of returns."""
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the module docstring."""
+        """Compute the fields."""
         return probe_features(policy, rows)
 
 
@@ -133,7 +133,7 @@ class PromptFeatures(FeatureExtractor):
     """`prompt_features`, for a baseline by prompt."""
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the module docstring."""
+        """Compute the fields."""
         return prompt_features(policy, *score_inputs(rows))
 
 
@@ -141,7 +141,7 @@ class Attention(FeatureExtractor):
     """`waad` and `fai`."""
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the module docstring."""
+        """Compute the fields."""
         return attention_summary(policy, *score_inputs(rows))
 
 
@@ -149,7 +149,7 @@ class TripleCollisions(FeatureExtractor):
     """`collision` and `collision3`."""
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the module docstring."""
+        """Compute the fields."""
         return collision_features(policy, rows, 2, 3)
 
 
@@ -157,7 +157,7 @@ class PromptConfidence(FeatureExtractor):
     """`prompt_confidence`."""
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the module docstring."""
+        """Compute the fields."""
         return prompt_confidence(policy, rows, options.get("share", NoveltyBonus.share))
 
 
@@ -167,5 +167,5 @@ class Clusters(FeatureExtractor):
     needs_full_batch: ClassVar[bool] = True
 
     def __call__(self, policy: TextPolicy, rows: Decisions, options: Options) -> dict[str, Tensor]:
-        """See the module docstring."""
+        """Compute the fields."""
         return clustered(policy, rows)

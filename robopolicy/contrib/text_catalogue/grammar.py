@@ -2,7 +2,7 @@
 
 Source: ShIOEnv, Ragsdale and Boppana 2025.
 
-grammar: true       key of `rollout` in a recipe: only responses of the task's pattern are generated
+grammar: true       key of `rollout` in a recipe: responses match the pattern of the task
 """
 
 from __future__ import annotations
@@ -23,32 +23,29 @@ from robopolicy.text.tokenizers import Tokenizer
 
 
 class Grammar:
-    """A regular expression that whole messages have to match.
-
-    What may come next follows from what has been written; it is found once for every beginning of a message.
-    """
+    """Regular expression that messages must match; the allowed tokens are cached for every beginning of a message."""
 
     def __init__(self, form: str, tokenizer: Tokenizer) -> None:
         """Validate and store the options.
 
         Args:
-            form: Regular expression of the package `regex`, which can match beginnings.
-            tokenizer: Whose tokens are chosen; those that are no text by themselves never are.
+            form: Regular expression of the package `regex`, which supports partial matches.
+            tokenizer: Tokenizer of the policy; tokens without text are never allowed.
 
         Raises:
-            UserError: The expression cannot be read, or `regex` is not installed.
+            UserError: The expression is invalid, or `regex` is not installed.
         """
         package: Any = require("regex", "text")
         try:
             self._form = package.compile(form)
         except package.error as error:
-            raise UserError(f"The form '{form}' is no regular expression: {error}.") from error
+            raise UserError(f"The form '{form}' is not a regular expression: {error}.") from error
         self.words = [tokenizer.decode([token]) for token in range(tokenizer.size)]
         self._eos = tokenizer.eos
         self._known: dict[str, Tensor] = {}
 
     def allowed(self, written: str) -> Tensor:
-        """Tokens `(V,)` bool that may follow; the end where the message is complete, or cannot be completed."""
+        """Return the allowed next tokens `(V,)` bool: `eos` if the message is complete or cannot be completed."""
         if written not in self._known:
             found = [bool(word) and self._form.fullmatch(written + word, partial=True) for word in self.words]
             support = torch.tensor([match is not None and match is not False for match in found])
@@ -59,13 +56,13 @@ class Grammar:
 
 @dataclass(frozen=True)
 class FormOption(ScoringOption):
-    """Restricts responses to the pattern of the task."""
+    """Restriction of responses to the pattern of the task."""
 
     needs: ClassVar[Collection[str]] = ("causal", "engine", "num_workers", "vocabulary")
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the module docstring."""
+        """Parse `true`."""
         if value is not True:
             raise ValueError(f"rollout.grammar must be true, got {value!r}.")
         return cls()
@@ -74,7 +71,7 @@ class FormOption(ScoringOption):
         """Restrict the tokens to the pattern of the task."""
         if not env.task.response_pattern:
             raise UserError(
-                f"Recipe '{learner.config.recipe}' generates responses of a pattern, and task {env.task.name} has "
+                f"Recipe '{learner.config.recipe}' needs a response pattern, and task {env.task.name} has "
                 "none (`TextTask.response_pattern`); choose another recipe or task."
             )
         env.limits["allowed"] = Grammar(env.task.response_pattern, env.policy.tokenizer).allowed

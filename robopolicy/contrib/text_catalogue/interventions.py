@@ -1,7 +1,7 @@
-"""Interventions on groups without a training signal: hints, teachers, replays, repairs, or dropping them.
+"""Interventions on groups without a learning signal: hints, teachers, replays, repairs, or dropping them.
 
-Rewards are those of the environment, before any reward part. A group to which the intervention does not apply stays
-unchanged, as does every trajectory that is not replaced. A replacement has its own `source`, its own task and the
+Rewards come from the environment, before any reward part. Groups to which the intervention does not apply and
+trajectories that are not replaced are unchanged. A replacement has its own `source`, its own task and the
 log-probabilities it was sampled with.
 """
 
@@ -32,39 +32,39 @@ from robopolicy.text.rollouts.trajectories import from_dict, to_dict
 
 
 class OnFailure(Intervention):
-    """Base of the interventions on groups without any success."""
+    """Base class of interventions on groups without a success."""
 
     def applies(self, rewards: Tensor) -> bool:
-        """All rollouts failed."""
+        """Whether all rollouts failed."""
         return failed(rewards)
 
 
 class Drop(Intervention):
-    """Drops groups of equal rewards (DAPO); with `max_resample_rounds` the collector samples others in their place."""
+    """Removal of groups with equal rewards (DAPO); with `max_resample_rounds`, the collector samples replacements."""
 
     def applies(self, rewards: Tensor) -> bool:
-        """All rewards are equal."""
+        """Whether all rewards are equal."""
         return degenerate(rewards)
 
     def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
-        """None."""
+        """Return no trajectories."""
         return []
 
 
 class Hint(OnFailure):
-    """Resamples the whole group with a growing part of the reference solution (GHPO, Liu et al. 2025)."""
+    """Resampling of the whole group with a growing part of the reference solution (GHPO, Liu et al. 2025)."""
 
     def __init__(self, shares: Sequence[NonNegative] = (0.25, 0.5, 0.75), kind: str = "solution") -> None:
         """Validate and store the options.
 
         Args:
-            shares: Of the hint, tried in order until a rollout succeeds; the last one is always kept.
+            shares: Shares of the solution, in order until a rollout succeeds; the last group is always kept.
             kind: Kind of hint.
         """
         self.shares, self.kind = tuple(shares), kind
 
     def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
-        """The first group with a success, or the one with the largest hint."""
+        """Return the first group with a success, or the group with the last hint."""
         rollouts = list(group)
         for share in self.shares:
             hinted = require_capability(env, "hint")(group[0].task, self.kind, share)
@@ -77,12 +77,12 @@ class Hint(OnFailure):
 
 
 class GradedHints(OnFailure):
-    """Replaces one failed rollout by one made with the smallest hint that solves the task.
+    """Replacement of one failure by a rollout with the smallest hint that solves the task.
 
     Source: Scaf-GRPO, Zhang et al. 2025.
 
-    Hints grow by kind and level. The trajectory keeps its hint, or with `relabel` belongs to the plain
-    task, scored without the hint.
+    Hints grow by kind and level. The trajectory keeps its hint, or with `relabel` belongs to the plain task and is
+    scored without the hint.
     """
 
     def __init__(
@@ -95,20 +95,20 @@ class GradedHints(OnFailure):
         """Validate and store the options.
 
         Args:
-            kinds: Of hints, least first.
+            kinds: Kinds of hints, smallest first.
             levels: Equal shares of each kind.
             warmup: Batches before the first hint.
-            relabel: Keep the trajectory as an answer to the plain task.
+            relabel: Assign the trajectory to the plain task.
         """
         self.kinds, self.levels, self.warmup, self.relabel = tuple(kinds), levels, warmup, relabel
         self.batches = 0
 
     def applies(self, rewards: Tensor) -> bool:
-        """All failed, after the warm-up."""
+        """Whether all failed, after the warm-up."""
         return self.batches >= self.warmup and failed(rewards)
 
     def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
-        """The group with at most one trajectory replaced."""
+        """Replace at most one trajectory."""
         plain = group[0].task
         for kind in self.kinds:
             for level in range(1, self.levels + 1):
@@ -127,7 +127,7 @@ class GradedHints(OnFailure):
         self.batches += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Batches seen."""
+        """Return the number of batches."""
         return {"batches": self.batches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -136,19 +136,19 @@ class GradedHints(OnFailure):
 
 
 class Teacher(OnFailure):
-    """Replaces failed rollouts by up to `count` teacher rollouts (AMPO, Yuan et al. 2025)."""
+    """Replacement of failures by up to `count` teacher rollouts (AMPO, Yuan et al. 2025)."""
 
     def __init__(self, count: PositiveInt = 2) -> None:
         self.count = count
 
     def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
-        """The group with its first trajectories replaced."""
+        """Replace the first trajectories."""
         taught = require_capability(env, "teach")(group[0].task, min(self.count, len(group)))
         return [*taught, *group[len(taught) :]]
 
 
 class Demonstration(Intervention):
-    """A group with at most `gate` successes becomes demonstrations: imitation where RL has no signal.
+    """Replacement of groups with at most `gate` successes by demonstrations: imitation where RL has no signal.
 
     Source: HPT, Lv et al. 2025.
 
@@ -159,38 +159,38 @@ class Demonstration(Intervention):
         self.gate, self.count = gate, count
 
     def applies(self, rewards: Tensor) -> bool:
-        """Too few successes."""
+        """Whether there are at most `gate` successes."""
         return int((rewards > 0.5).sum()) <= self.gate
 
     def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
-        """Demonstrations, or the group where there are none."""
+        """Return demonstrations, or the group if there are none."""
         return require_capability(env, "teach")(group[0].task, self.count) or list(group)
 
 
 class SelfCorrect(Intervention):
-    """Replaces failed rollouts by self-corrected ones.
+    """Replacement of failures by self-corrected rollouts.
 
     Source: FATE, Yin et al. 2026; Search-R2, He et al. 2026; reflection of R3, Jiang et al. 2026.
 
-    A repair takes the place of its failure where it is better in one of the `objectives` and the failure does not
-    dominate it. It keeps its own task, with the failure in the context.
+    A repair replaces its failure if it is better in one of the `objectives` and not dominated. It keeps its own task,
+    with the failure in the context.
     """
 
     def __init__(self, count: PositiveInt = 1, objectives: Sequence[str] = ()) -> None:
         """Validate and store the options.
 
         Args:
-            count: Rollouts per group that are repaired.
+            count: Maximum number of repairs per group.
             objectives: Metrics, higher is better; none: the reward.
         """
         self.count, self.objectives = count, tuple(objectives)
 
     def applies(self, rewards: Tensor) -> bool:
-        """Some rollout failed."""
+        """Whether a rollout failed."""
         return bool((rewards <= 0.5).any())
 
     def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
-        """The group with improved trajectories."""
+        """Replace failures by improved trajectories."""
         places = [place for place, trajectory in enumerate(group) if not trajectory.success][: self.count]
         requests = [require_capability(env, "repair")(group[place]) for place in places]
         result = list(group)
@@ -211,7 +211,7 @@ class SelfCorrect(Intervention):
 
 
 class ReplayTrajectories(Intervention):
-    """Replaces one failure by a stored success of the same task (ARPO for GUIs, Lu et al. 2025)."""
+    """Replacement of one failure by a stored success of the same task (ARPO for GUIs, Lu et al. 2025)."""
 
     def __init__(self, size: PositiveInt = 8, keep: float = 0.1, spread: NonNegative = 0.05, mean: float = 0.2) -> None:
         """Validate and store the options.
@@ -226,11 +226,11 @@ class ReplayTrajectories(Intervention):
         self._stored: dict[int, deque[Trajectory]] = {}
 
     def applies(self, rewards: Tensor) -> bool:
-        """Nearly equal and low rewards."""
+        """Whether rewards are low and nearly equal."""
         return float(rewards.std(unbiased=False)) < self.spread and float(rewards.mean()) < self.mean
 
     def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
-        """The group with the latest stored success in place of its first trajectory."""
+        """Replace the first trajectory by the latest stored success."""
         stored = self._stored.get(group[0].task.key)
         if not stored:
             return list(group)
@@ -244,7 +244,7 @@ class ReplayTrajectories(Intervention):
                     self._stored.setdefault(trajectory.task.key, deque(maxlen=self.size)).append(trajectory)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is stored."""
+        """Return the stored trajectories."""
         return {"stored": [[to_dict(trajectory) for trajectory in stored] for stored in self._stored.values()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -254,9 +254,9 @@ class ReplayTrajectories(Intervention):
 
 
 class SampleBuffer(Intervention):
-    """Replaces groups of equal rewards by earlier informative ones (Skywork R1V2, Wang et al. 2025).
+    """Replacement of groups with equal rewards by earlier groups (Skywork R1V2, Wang et al. 2025).
 
-    A stored group is drawn in proportion to its mean |reward - mean|, at most `age` batches old, and goes when drawn.
+    Stored groups of at most `age` batches are drawn in proportion to their mean |reward - mean|, without replacement.
     """
 
     def __init__(self, size: PositiveInt = 256, age: PositiveInt = 8, seed: Seed = 0) -> None:
@@ -264,8 +264,8 @@ class SampleBuffer(Intervention):
 
         Args:
             size: Stored groups, first in first out.
-            age: Batches after which a group is forgotten.
-            seed: Of the draws.
+            age: Batches after which a group is dropped.
+            seed: Seed of the draws.
         """
         self.size, self.age = size, age
         self._generator = torch.Generator().manual_seed(seed)
@@ -273,11 +273,11 @@ class SampleBuffer(Intervention):
         self.batches = 0
 
     def applies(self, rewards: Tensor) -> bool:
-        """All rewards are equal."""
+        """Whether all rewards are equal."""
         return degenerate(rewards)
 
     def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
-        """A stored group, where there is one."""
+        """Return a stored group if there is one."""
         if not self._stored:
             return list(group)
         weight = torch.stack(
@@ -296,7 +296,7 @@ class SampleBuffer(Intervention):
         self._stored = [item for item in self._stored if self.batches - item[0] < self.age][-self.size :]
 
     def state_dict(self) -> dict[str, Any]:
-        """What is stored, its age, and the generator."""
+        """Return the stored groups, their ages, and the generator."""
         stored = [[batch, [to_dict(trajectory) for trajectory in group]] for batch, group in self._stored]
         return {"stored": stored, "batches": self.batches, "generator": self._generator.get_state()}
 
@@ -308,7 +308,7 @@ class SampleBuffer(Intervention):
 
 
 def dominates(gains: Sequence[float]) -> bool:
-    """Whether a trajectory with these gains is nowhere worse and somewhere better."""
+    """Whether no gain is negative and one is positive."""
     return min(gains) >= 0 and max(gains) > 0
 
 

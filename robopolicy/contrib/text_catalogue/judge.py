@@ -1,7 +1,7 @@
-"""A policy as a judge of answers: its probability that they are correct, for the prompt of the task.
+"""Language policies as reward models: the probability of approval, given the judge prompt of the task.
 
-judge: policy       key of `rollout` in a recipe: the trained policy judges its own responses
-judge: teacher      the teacher judges them
+judge: policy       key of `rollout` in a recipe: the trained policy scores its own responses
+judge: teacher      the teacher scores them
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class PolicyJudge:
     """Judge with the current weights of a policy."""
 
     policy: TextPolicy
-    generator: torch.Generator  # of families whose likelihoods are estimates
+    generator: torch.Generator  # for policies with estimated likelihoods
 
     @torch.no_grad()
     def __call__(self, requests: Sequence[JudgePrompt]) -> list[float]:
-        """Probability of the message that approves, of the two that were offered."""
+        """Compute the probability of the approving verdict, normalised over both verdicts."""
         if not requests:
             return []
         written = [[one.prompt, message] for one in requests for message in (one.approve, one.reject)]
@@ -41,36 +41,36 @@ class PolicyJudge:
         rows = with_chosen_tokens(Decisions(blank, mask=mask, reward=blank, extra=extra))
         rows = self.policy.attach_likelihood(rows, self.generator)
         logp = score(self.policy, rows).logp.masked_fill(~rows.valid(), 0.0).sum(1)
-        if "masked" in rows.extra:  # samples of a bound in place of tokens
+        if "masked" in rows.extra:  # samples of a bound instead of tokens
             logp = logp / rows.valid().sum(1)
         return logp.view(-1, 2).softmax(1)[:, 0].tolist()
 
 
 @dataclass(frozen=True)
 class JudgeOption(ScoringOption):
-    """Judge by one of the two policies."""
+    """Judge that is the policy or the teacher."""
 
-    who: str  # policy | teacher
+    judge: str  # policy | teacher
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the module docstring."""
+        """Parse policy or teacher."""
         if value not in ("policy", "teacher"):
             raise ValueError(f"rollout.judge must be policy or teacher, got {value!r}.")
         return cls(value)
 
     @property
     def needs(self) -> Collection[str]:  # type: ignore[override]
-        """Rollouts are judged in the same process."""
-        return ("num_workers", "teacher") if self.who == "teacher" else ("num_workers",)
+        """Requirements: the judge runs in this process."""
+        return ("num_workers", "teacher") if self.judge == "teacher" else ("num_workers",)
 
     def configure_env(self, env: TextEnv, learner: TextRecipe) -> None:
-        """Give the environment its judge, which draws from the generator of the environment."""
+        """Set the judge of the environment, which uses the generator of the environment."""
         if type(env.task).judge_prompt is TextTask.judge_prompt:
             raise UserError(
                 f"Recipe '{learner.config.recipe}' has a judge, but task {env.task.name} has no judge "
                 "prompt (`TextTask.judge_prompt`); choose another recipe or task."
             )
-        judge = env.policy if self.who == "policy" else learner.teacher
-        assert judge is not None  # `text_source` has seen to that
+        judge = env.policy if self.judge == "policy" else learner.teacher
+        assert judge is not None  # checked by `text_source`
         env.judge = PolicyJudge(judge, env.generator)

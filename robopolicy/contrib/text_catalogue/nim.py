@@ -1,7 +1,7 @@
 """Nim: three heaps, `3 0 5:`; taking the last piece wins. `c2+` takes two of the third heap and claims that this wins.
 
-The reward verifies the move: it must leave a lost position where that is possible, and be legal elsewhere. The metric
-`legal` covers only legality, and `analysis` whether the claim about the position is right.
+The reward verifies the move: it must leave a lost position if possible, and otherwise be legal. The metric
+`legal` covers only legality, and `analysis` whether the claim about the position is correct.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ FORM = re.compile(r"([abc])([1-5])([+-])")
 
 
 class Nim(TextTask):
-    """Any winning move is a success; in a lost position, any move."""
+    """Nim: any winning move is a success; in a lost position, any legal move."""
 
     name = "text/nim"
     prompt_bytes, completion_bytes = 8, 5
     response_pattern = FORM.pattern
 
     def episode(self, seed: int) -> SingleTurn:
-        """Heaps drawn uniformly, not all of them empty."""
+        """Draw heaps uniformly, not all empty."""
         heaps = _heaps(seed)
         sign = "+" if value(heaps) else "-"
         return SingleTurn(
@@ -39,17 +39,17 @@ class Nim(TextTask):
         )
 
     def difficulty(self, seed: int) -> float:
-        """How many heaps there are."""
+        """Return the number of heaps that are not empty."""
         return float(sum(heap > 0 for heap in _heaps(seed)))
 
 
 def value(heaps: list[int]) -> int:
-    """0 where who has to move loses."""
+    """Return the nim-sum: 0 if the player to move loses."""
     return reduce(xor, heaps)
 
 
 def apply_move(heaps: list[int], move: str) -> list[int] | None:
-    """What a move leaves; None where it is none."""
+    """Return the heaps after a move; None if the move is invalid."""
     match = FORM.fullmatch(move.strip())
     if match is None:
         return None
@@ -64,7 +64,7 @@ def _good(heaps: list[int], move: str) -> bool:
 
 
 def _best(heaps: list[int]) -> str:
-    """A winning move, or the smallest of a largest heap."""
+    """Return a winning move, or else take one of a largest heap."""
     moves = [f"{name}{count}" for name in "abc" for count in range(1, LARGEST + 1)]
     largest = f"{'abc'[heaps.index(max(heaps))]}1"
     return next((move for move in moves if value(heaps) and _good(heaps, f"{move}+")), largest)
@@ -75,5 +75,5 @@ def _heaps(seed: int) -> list[int]:
 
 
 def divided(number: int) -> list[int]:
-    """A number as the sizes of the heaps."""
+    """Decode a number into the sizes of the heaps."""
     return [number // (LARGEST + 1) ** place % (LARGEST + 1) for place in range(HEAPS)]

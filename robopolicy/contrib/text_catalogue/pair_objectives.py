@@ -17,10 +17,10 @@ from robopolicy.core.segments import Segments
 
 @dataclass(frozen=True)
 class Contrastive:
-    """CPL (Hejna et al. 2023): a pair of segments by their discounted log-probabilities, which stand for advantages.
+    """CPL (Hejna et al. 2023): preference by discounted log-probabilities instead of advantages.
 
-    No reference: `-log sigmoid(alpha (s+ - penalty s-))` with `s = sum_t gamma^t logp_t`, t the unit. With a `penalty`
-    below 1 the losing segment is not pushed out of the policy.
+    Without reference: `-log sigmoid(alpha (s+ - penalty s-))` with `s = sum_t gamma^t logp_t`, t the unit. With a
+    `penalty` below 1, the likelihood of the losing segment is not driven to 0.
     """
 
     alpha: NonNegative = 0.1
@@ -28,7 +28,7 @@ class Contrastive:
     gamma: Fraction = 1.0  # per unit
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
-        """Mean over the pairs."""
+        """Average over pairs."""
         segments = Segments(by_trajectory(decisions), decisions.valid())
         time = decisions.unit if decisions.unit is not None else torch.zeros_like(decisions.depths())
         score = segments.broadcast(segments.sum(logp * torch.pow(self.gamma, time.to(logp.dtype))))[:, 0]
@@ -39,17 +39,17 @@ class Contrastive:
 
 @dataclass(frozen=True)
 class SoftPair:
-    """DNO (Rosset et al. 2024): fits the preference between two trajectories of the last policy, itself a probability.
+    """DNO (Rosset et al. 2024): regression on preference probabilities between trajectories of the last policy.
 
-    The value of a trajectory is how often it beats the others of its group, ties counting half; two of them are
-    preferred with `q = sigmoid(difference of their values)`. Cross-entropy of q with
-    `sigmoid(eta (log pi / pi_old - log pi' / pi_old'))` over all pairs.
+    The value of a trajectory is its win rate in the group, ties counting half; the preference between two is `q =
+    sigmoid(difference of their values)`. Cross-entropy of q with `sigmoid(eta (log pi / pi_old - log pi' / pi_old'))`
+    over all pairs.
     """
 
     eta: Positive = 0.1
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
-        """Mean over the pairs."""
+        """Average over pairs."""
         change = log_ratio(logp, decisions.logp_old, decisions, "sequence")[:, 0]
         first, second = group_pairs(decisions)
         value = win_rate(decisions, advantage[:, 0])
@@ -61,16 +61,16 @@ class SoftPair:
 
 @dataclass(frozen=True)
 class NashPair:
-    """Self-play towards the policy that none beats, near the reference (Nash-MD, Nash-MP, Tiapkin et al. 2025).
+    """Self-play towards the Nash policy near the reference (Nash-MD, Nash-MP, Tiapkin et al. 2025).
 
-    `sum_t beta sg[log pi / pi_ref] logp - (P - 1/2) sum_t logp`, with P how often the trajectory beats the others of
-    its group. Opponents are of the same batch; draw them from an averaged or mixed policy for the mirror-prox step.
+    `sum_t beta sg[log pi / pi_ref] logp - (P - 1/2) sum_t logp`, with P the win rate of the trajectory in its group.
+    Opponents come from the same batch; sample them from an averaged or mixed policy for the mirror-prox step.
     """
 
     beta: NonNegative = 0.1
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
-        """Mean over the trajectories."""
+        """Average over trajectories."""
         first = first_rows(decisions)
         segments = Segments(by_trajectory(decisions), decisions.valid())
         total = segments.broadcast(segments.sum(logp))[first, 0]
@@ -81,19 +81,19 @@ class NashPair:
 
 @dataclass(frozen=True)
 class AnchoredPair:
-    """SePPO: the loser is a sample of an earlier policy, which may be better; an anchor says which it is.
+    """SePPO: demonstrations against samples of an earlier policy, with a test of whether the sample is worse.
 
     Source: Zhang et al. 2024.
 
-    The demonstration is the preferred trajectory, the sample the other one. If the policy has moved towards the sample
-    more than the reference says (its log-ratio exceeds that of the demonstration, the anchor test), the sample counts
-    as worse and is pushed away, else it is imitated too: `-log sigmoid(beta (r+ -+ r-))`.
+    The demonstration is the preferred trajectory. If the log-ratio of the sample to the reference exceeds the log-ratio
+    of the demonstration (anchor test), the sample counts as worse and is suppressed, otherwise it is imitated: `-log
+    sigmoid(beta (r+ -+ r-))`.
     """
 
     beta: NonNegative = 0.1
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor) -> tuple[Tensor, Info]:
-        """Mean over the pairs; 0 where no two outcomes differ."""
+        """Average over pairs; 0 if no two outcomes differ."""
         score = scores(logp, decisions)
         chosen, rejected = preference_pairs(decisions, advantage[:, 0])
         shown, sample = score[chosen], score[rejected]
@@ -104,7 +104,7 @@ class AnchoredPair:
 
 
 def group_pairs(decisions: Decisions) -> tuple[Tensor, Tensor]:
-    """First rows (P,) and (P,) of all ordered pairs of different trajectories of one group."""
+    """Return the first rows (P,) and (P,) of all ordered pairs of different trajectories of one group."""
     first = first_rows(decisions)
     group = by_group(decisions)[first, 0]
     same = group.unsqueeze(1) == group.unsqueeze(0)
@@ -113,7 +113,7 @@ def group_pairs(decisions: Decisions) -> tuple[Tensor, Tensor]:
 
 
 def win_rate(decisions: Decisions, outcome: Tensor) -> Tensor:
-    """How often each trajectory beats the others of its group, ties counting half, at its first row `(N,)`; else 0."""
+    """Compute win rates of trajectories in their groups, ties counting half, at the first row `(N,)`; 0 elsewhere."""
     left, right = group_pairs(decisions)
     wins = 0.5 + 0.5 * torch.sign(outcome[left] - outcome[right])
     total = wins.new_zeros(len(decisions)).index_add(0, left, wins)
@@ -121,7 +121,7 @@ def win_rate(decisions: Decisions, outcome: Tensor) -> Tensor:
 
 
 def squared_difference(first: Tensor, second: Tensor, target: float | Tensor) -> Tensor:
-    """`(first - second - target)^2` per pair `(P,)`.
+    """Compute `(first - second - target)^2` per pair `(P,)`.
 
     With `target = 1 / (2 beta)` for (chosen, rejected) it is IPO; with `target = (reward - reward') / beta` for any two
     trajectories of a group it is the reward-difference regression of REBEL and CoPG.
@@ -130,20 +130,20 @@ def squared_difference(first: Tensor, second: Tensor, target: float | Tensor) ->
 
 
 def self_test_pair(passes: Tensor) -> tuple[int, int, int] | None:
-    """A preference pair from programs and tests that the policy wrote itself (DSTC, Liu et al. 2024).
+    """Select a preference pair from generated programs and tests (DSTC, Liu et al. 2024).
 
-    Tests are believed by the programs that pass them: the chosen program passes most tests, the rejected one fewest,
-    and the test is, of those that tell the two apart, the one that most programs pass.
+    The chosen program passes most tests, the rejected one fewest. Of the tests that only the chosen one passes, the
+    test that most programs pass is selected.
 
     Args:
         passes: (C, T) bool, whether program c passes test t.
 
     Returns:
-        Index of the chosen program, of the rejected one, and of the test; None where no test tells any two apart.
+        Indices of the chosen program, the rejected program and the test; None if no test distinguishes them.
     """
     score = passes.sum(1)
     chosen, rejected = int(score.argmax()), int(score.argmin())
-    telling = passes[chosen] & ~passes[rejected]
-    if not bool(telling.any()):
+    distinguishing = passes[chosen] & ~passes[rejected]
+    if not bool(distinguishing.any()):
         return None
-    return chosen, rejected, int(torch.where(telling, passes.sum(0), -1).argmax())
+    return chosen, rejected, int(torch.where(distinguishing, passes.sum(0), -1).argmax())

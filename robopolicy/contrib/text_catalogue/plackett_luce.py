@@ -1,4 +1,4 @@
-"""Draws of rankings from the Plackett-Luce distribution."""
+"""Sampling of rankings from the Plackett-Luce distribution."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from torch import Tensor
 
 
 def draw(scores: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """An order `(N, K)` of the items of each row."""
+    """Sample an order `(N, K)` of the items of each row."""
     gumbel = -torch.empty_like(scores).exponential_(generator=generator).log()
     return torch.argsort(scores + gumbel, dim=1, descending=True)

@@ -1,4 +1,4 @@
-"""Baselines predicted from features, e.g. the actor's own hidden states: no critic, no second rollout of a prompt."""
+"""Baselines predicted from features, e.g. hidden states of the actor, without a critic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from robopolicy.core.advantage import outcome
 from robopolicy.core.decisions import Decisions, first_rows
 from robopolicy.core.group_statistics import ROLLOUTS
 
-linalg: Any = torch.linalg  # torch leaves its functions without types
+linalg: Any = torch.linalg  # untyped in torch
 
 
 class RidgeProbe:
@@ -26,14 +26,14 @@ class RidgeProbe:
         self._fitted: tuple[Tensor, Tensor, Tensor] | None = None  # mean (D,), directions (D, k), weights (k + 1,)
 
     def observe(self, features: Tensor, targets: Tensor) -> None:
-        """Add examples (B, D) and (B,); the fit is taken anew when next asked."""
+        """Add examples (B, D) and (B,); the next prediction fits again."""
         features, targets = features.detach().double().cpu(), targets.detach().double().cpu()
         if self.features is not None and self.targets is not None:
             features, targets = torch.cat([self.features, features]), torch.cat([self.targets, targets])
         self.features, self.targets, self._fitted = features[-self.size :], targets[-self.size :], None
 
     def predict(self, features: Tensor) -> Tensor:
-        """Predictions (B,) for features (B, D); 0 before the first example."""
+        """Predict (B,) for features (B, D); 0 before the first example."""
         if self.features is None or self.targets is None:
             return torch.zeros(len(features), dtype=features.dtype, device=features.device)
         if self._fitted is None:
@@ -53,7 +53,7 @@ class RidgeProbe:
         return mean, directions, torch.cat([weights, targets.mean().unsqueeze(0)])
 
     def state_dict(self) -> dict[str, Any]:
-        """The examples."""
+        """Return the examples."""
         return {"features": self.features, "targets": self.targets}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -62,10 +62,10 @@ class RidgeProbe:
 
 
 class ProbeBaseline:
-    """Subtract what a ridge probe predicts for the other rollouts of the group (POISE, Choi et al. 2026).
+    """Subtract the prediction of a ridge probe for the other rollouts of the group (POISE, Choi et al. 2026).
 
     Features are `extra["features"]` (N, D), e.g. hidden states and entropies of the actor. The baseline of a row does
-    not depend on the row itself. The probe learns, after the update, the mean reward of a rollout's siblings.
+    not depend on the row itself. After the update, the probe is fitted to the mean reward of the other rollouts.
     """
 
     centres: ClassVar[bool] = True
@@ -79,16 +79,16 @@ class ProbeBaseline:
         return advantage - siblings(predicted, decisions)
 
     def observe(self, decisions: Decisions) -> None:
-        """Learn the mean reward of the siblings, or its own where there is none, from each rollout's features."""
+        """Fit the mean reward of the other rollouts, or the own reward of a single rollout, to its features."""
         first = first_rows(decisions)
         reward = outcome(decisions)
         segments = ROLLOUTS.segments(reward, decisions)
-        alone = segments.broadcast(segments.count) < 1.5
-        targets = torch.where(alone, reward, siblings(reward, decisions))[first, 0]
+        single = segments.broadcast(segments.count) < 1.5
+        targets = torch.where(single, reward, siblings(reward, decisions))[first, 0]
         self.probe.observe(decisions.require_extra("features")[first], targets)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the probe."""
+        """Return the state of the probe."""
         return self.probe.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -97,12 +97,12 @@ class ProbeBaseline:
 
 
 class ContextBaseline:
-    """Subtract a success rate read off recent (prompt, outcome) pairs that resemble the prompt, without fitting.
+    """Subtract a success rate estimated from outcomes of recent similar prompts, without training.
 
     Source: Zhang et al. 2026.
 
-    Prompts or start states are `extra["prompt_features"]` (N, D); the prediction weighs the last `size` outcomes by
-    `exp(-distance^2 / (2 width^2))`. It is a plain stand-in for the pretrained in-context predictor of the source.
+    Prompts or start states are `extra["prompt_features"]` (N, D); the prediction weights the last `size` outcomes by
+    `exp(-distance^2 / (2 width^2))`. It replaces the pretrained in-context predictor of the source.
     """
 
     centres: ClassVar[bool] = True
@@ -113,7 +113,7 @@ class ContextBaseline:
         self.outcomes: Tensor | None = None  # (M,)
 
     def predict(self, features: Tensor) -> Tensor:
-        """Success rates (B,) for prompts (B, D); the prior counts as one outcome at distance 0."""
+        """Predict success rates (B,) for prompts (B, D); the prior counts as one outcome at distance 0."""
         if self.features is None or self.outcomes is None:
             return torch.full_like(features[:, 0], self.prior)
         near = torch.cdist(features.double().cpu(), self.features).square()
@@ -125,7 +125,7 @@ class ContextBaseline:
         return advantage - self.predict(decisions.require_extra("prompt_features")).to(advantage).unsqueeze(1)
 
     def observe(self, decisions: Decisions) -> None:
-        """Remember prompts and outcomes."""
+        """Store prompts and outcomes."""
         first = first_rows(decisions)
         features = decisions.require_extra("prompt_features")[first].double().cpu()
         outcomes = outcome(decisions)[first, 0].double().cpu()
@@ -134,7 +134,7 @@ class ContextBaseline:
         self.features, self.outcomes = features[-self.size :], outcomes[-self.size :]
 
     def state_dict(self) -> dict[str, Any]:
-        """The remembered pairs."""
+        """Return the stored pairs."""
         return {"features": self.features, "outcomes": self.outcomes}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -143,7 +143,7 @@ class ContextBaseline:
 
 
 def siblings(values: Tensor, decisions: Decisions) -> Tensor:
-    """Mean of `values` (N, 1) over the other rollouts of the group; 0 where there is none."""
+    """Average `values` (N, 1) over the other rollouts of the group; 0 if there is none."""
     segments = ROLLOUTS.segments(values, decisions)
     count = segments.broadcast(segments.count)
     total = segments.broadcast(segments.sum(values))

@@ -1,4 +1,4 @@
-"""Diagnostics of a run: coverage, entropy, interference. None has a gradient."""
+"""Diagnostics of a run, without gradients: coverage, entropy, interference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def coverage_shrinks(before: tuple[float, float], after: tuple[float, float], sl
 
 
 def without_support(solved: Tensor, base_successes: Tensor) -> Tensor:
-    """Share of the solved prompts that the base policy never solved in its samples (Lin and Xu 2025).
+    """Compute the fraction of the solved prompts that the base policy never solved in its samples (Lin and Xu 2025).
 
     Args:
         solved: (P,) bool.
@@ -30,9 +30,9 @@ def without_support(solved: Tensor, base_successes: Tensor) -> Tensor:
 
 
 def entropy_law(entropy: Tensor, reward: Tensor) -> tuple[Tensor, Tensor]:
-    """Least-squares fit of `reward = -a exp(entropy) + b` (Cui et al. 2025) on measurements `(M,)`; a and b.
+    """Fit a and b of `reward = -a exp(entropy) + b` to measurements `(M,)` (Cui et al. 2025).
 
-    `b - a` is the reward at which the entropy is used up.
+    `b - a` is the reward at entropy 0.
     """
     if entropy.numel() < 2:
         raise ValueError("The entropy law needs at least two measurements.")
@@ -43,19 +43,19 @@ def entropy_law(entropy: Tensor, reward: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def entropy_drift(logp: Tensor, advantage: Tensor, decisions: Decisions) -> Tensor:
-    """Cov(logp, A) over the decisions: entropy falls by about the step size times it (Cui et al. 2025)."""
+    """Compute Cov(logp, A) over decisions; times the step size, it predicts the loss of entropy (Cui et al. 2025)."""
     return masked_mean(covariance(logp.detach(), advantage, decisions), decisions.valid())
 
 
 def interference(before: Tensor, after: Tensor, decisions: Decisions, trained: Tensor) -> Tensor:
-    """What an update on some groups did to known answers of the others: mean change of their log-probability.
+    """Compute the mean change of log-probability of answers to groups that an update did not train on.
 
     Source: Nguyen et al. 2025.
 
     Args:
         before: (N, T) log-probabilities of the answers before the update.
-        after: (N, T) after it.
-        decisions: Gives mask, groups and trajectories of the answers.
+        after: (N, T) log-probabilities after the update.
+        decisions: Answers, with mask, groups and trajectories.
         trained: (G,) ids of the groups that were trained on.
     """
     other = ~torch.isin(by_group(decisions), trained)

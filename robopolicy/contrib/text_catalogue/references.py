@@ -1,4 +1,4 @@
-"""References made of other policies: tempered, mixed, and averaged in weights."""
+"""Reference policies: tempered, mixed, or with averaged weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 def average_weights(
     states: Sequence[Mapping[str, Tensor]], weights: Sequence[float] | None = None
 ) -> dict[str, Tensor]:
-    """Weighted mean of the parameters of several policies; integers are those of the first.
+    """Average the parameters of several policies; integer tensors are copied from the first.
 
     Source: SALSA, Chegini et al. 2024.
 
@@ -24,7 +24,7 @@ def average_weights(
     shares = [1.0] * len(states) if weights is None else list(weights)
     if len(shares) != len(states) or sum(shares) <= 0:
         raise ValueError(
-            f"An average of {len(states)} policies needs as many weights with a positive sum, got {shares}."
+            f"Averaging {len(states)} policies requires as many weights with a positive sum, got {shares}."
         )
     for state in states[1:]:
         if state.keys() != states[0].keys():
@@ -40,10 +40,10 @@ def average_weights(
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:
-    """Log-probabilities `(..., V)` of the policy sharpened (temperature below 1) or flattened (above 1)."""
+    """Compute log-probabilities `(..., V)` at a temperature."""
     return (logits / temperature).log_softmax(-1)
 
 
 def geometric_mixture(first: Tensor, second: Tensor, share: float) -> Tensor:
-    """Log-probabilities `(..., V)` of the normalised `first^(1 - share) second^share`, Nash-MD's opponent."""
+    """Compute log-probabilities `(..., V)` of the normalised `first^(1 - share) second^share`, Nash-MD's opponent."""
     return ((1.0 - share) * first + share * second).log_softmax(-1)

@@ -1,4 +1,4 @@
-"""Penalties and a controller of single methods: imitation, a barrier on the KL, an adaptive coefficient."""
+"""Penalties and a controller of single methods: imitation, a KL barrier, an adaptive coefficient."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from robopolicy.core.segments import Segments
 
 @dataclass(frozen=True)
 class Imitation:
-    """Mean negative log-likelihood of the decisions of some rows; 0 where the batch has none of them."""
+    """Mean negative log-likelihood of the decisions of some rows; 0 without such rows."""
 
     rows: str = "all"  # all | best (highest outcome of their group, if not all are equal) | shown (source is not 0)
 
@@ -26,7 +26,7 @@ class Imitation:
             raise ValueError(f"Imitation rows must be 'all', 'best' or 'shown', got {self.rows!r}.")
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None) -> Tensor:
-        """Penalty, a scalar."""
+        """Compute the penalty, a scalar."""
         keep = decisions.valid()
         if self.rows == "shown":
             keep = keep & (decisions.require("source") != 0).unsqueeze(1)
@@ -39,22 +39,24 @@ class Imitation:
 
 @dataclass(frozen=True)
 class KLBarrier:
-    """Keeps KL(old || new) below `limit` by the weight `max(0, slope (KL - limit))` on it, itself without gradient.
+    """Penalty on KL(old || new) above `limit` with the detached weight `max(0, slope (KL - limit))`.
 
-    Within the limit there is no penalty and no gradient (DisCO, Li et al. 2025).
+    There is no penalty and no gradient below the limit (DisCO, Li et al. 2025).
     """
 
     limit: NonNegative = 1e-4  # nats per decision
     slope: float = 1e3
 
     def __call__(self, decisions: Decisions, advantage: Tensor, logp: Tensor, entropy: Tensor | None) -> Tensor:
-        """Penalty, a scalar."""
+        """Compute the penalty, a scalar."""
         divergence = masked_mean(decisions.logp_old - logp, decisions.valid())
         return (self.slope * (divergence - self.limit)).clamp(min=0.0).detach() * divergence
 
 
 class AdaptiveKL(CoefficientController):
-    """Multiplies the coefficient by `1 + clip(measured / target - 1, -0.2, 0.2) * count / horizon` (Ziegler et al.).
+    """Controller that multiplies the coefficient by `1 + clip(measured / target - 1, -0.2, 0.2) * count / horizon`.
+
+    Source: Ziegler et al.
 
     `count` is the number of trajectories; batches of more than `horizon` count as that many, so the factor is positive.
     """
@@ -63,6 +65,6 @@ class AdaptiveKL(CoefficientController):
         self.value, self.target, self.horizon = value, target, horizon
 
     def update(self, measured: float, count: int = 1) -> None:
-        """Raise the coefficient where the measured quantity exceeds the target, lower it where it stays below."""
+        """Raise the coefficient if the measured quantity exceeds the target, otherwise lower it."""
         error = min(max(measured / self.target - 1.0, -0.2), 0.2)
         self.value *= 1.0 + error * min(count / self.horizon, 1.0)

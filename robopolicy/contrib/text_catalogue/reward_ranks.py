@@ -18,21 +18,21 @@ class Rank(Reward):
 
     Source: URPO, Lu et al. 2025.
 
-    With `where` only trajectories with a positive value of that metric are ranked, e.g. tasks without a verifier.
+    With `where`, only trajectories with a positive value of that metric are ranked, e.g. tasks without a verifier.
     """
 
     metric: str = "reward"
     where: str | None = None
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
-        """Rewards `(M,)`."""
+        """Compute rewards `(M,)`."""
         ranked = in_groups(outcomes.key, outcomes.require(self.metric), ranks)
         return ranked if self.where is None else torch.where(outcomes.require(self.where) > 0, ranked, outcomes.reward)
 
 
 @dataclass(frozen=True)
 class RankFailures(Reward):
-    """Failed trajectories earn `share` times the rank of a metric among the failures of their group.
+    """Reward of failures: `share` times the rank of a metric among the failures of the group.
 
     Source: R3, Jiang et al. 2026.
 
@@ -43,7 +43,7 @@ class RankFailures(Reward):
     share: Fraction = 0.1
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
-        """Rewards `(M,)`."""
+        """Compute rewards `(M,)`."""
         failed = outcomes.reward <= 0.5
         reward = outcomes.reward.clone()
         metric = outcomes.require(self.metric)[failed]
@@ -55,20 +55,20 @@ class RankFailures(Reward):
 class ParetoRank(Reward):
     """Fraction of its group that does not dominate a trajectory (FATE, Yin et al. 2026); one objective gives the rank.
 
-    A trajectory is dominated by another that is nowhere worse and somewhere better; ties count half.
+    A trajectory dominates another if no objective is worse and one is better; ties count half.
     """
 
     objectives: Sequence[str]  # metrics, higher is better
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
-        """Rewards `(M,)`."""
+        """Compute rewards `(M,)`."""
         return in_groups(
             outcomes.key, torch.stack([outcomes.require(name) for name in self.objectives], 1), pareto_ranks
         )
 
 
 def in_groups(key: Tensor, values: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """A function `(G, ...) -> (G,)` on the values `(M, ...)` of each group."""
+    """Apply a function `(G, ...) -> (G,)` to the values `(M, ...)` of each group."""
     result = torch.zeros(len(key), dtype=torch.float64)
     for group in key.unique():
         rows = key == group
@@ -77,12 +77,12 @@ def in_groups(key: Tensor, values: Tensor, function: Callable[[Tensor], Tensor])
 
 
 def ranks(values: Tensor) -> Tensor:
-    """Ranks `(G,)` from 0 to 1 of values `(G,)`; a single value gets 0.5."""
+    """Compute ranks `(G,)` from 0 to 1 of values `(G,)`; a single value gets 0.5."""
     return pareto_ranks(values.unsqueeze(1))
 
 
 def pareto_ranks(values: Tensor) -> Tensor:
-    """Share `(G,)` of the others by which each of `(G, O)` is not dominated, equal ones counting half."""
+    """Compute the fraction `(G,)` of the others that do not dominate each row of `(G, O)`; ties count half."""
     if len(values) == 1:
         return torch.full((1,), 0.5, dtype=torch.float64)
     equal = (values[:, None] == values).all(2)
@@ -91,6 +91,6 @@ def pareto_ranks(values: Tensor) -> Tensor:
 
 
 def dominance_matrix(values: Tensor) -> Tensor:
-    """Whether `[i, j]` row i of objectives `(K, O)`, higher is better, is nowhere worse than j and somewhere better."""
+    """Return bool `[i, j]`: row i of objectives `(K, O)`, higher is better, dominates row j."""
     mine, other = values[:, None], values
     return (mine >= other).all(2) & (mine > other).any(2)

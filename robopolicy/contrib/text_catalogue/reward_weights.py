@@ -1,4 +1,4 @@
-"""Rewards with memory: fewest tool calls so far, weights of objectives that follow gradients or the Pareto front."""
+"""Rewards with state: fewest tool calls so far, weights of objectives from gradients or the Pareto front."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from robopolicy.text.rollouts.protocols import Outcomes, Reward
 
 
 class ToolCalls(Reward):
-    """The reward times the efficiency of its tool calls: calls are compared with the fewest that did.
+    """The reward times the efficiency of its tool calls, relative to the fewest calls of a success.
 
     Source: OTC, Wang et al. 2025.
 
-    The fewest calls of a success are kept per task as a running minimum. Failures earn nothing for being short.
+    The fewest calls of a success are kept per task as a running minimum. Failures get no reward for few calls.
     """
 
     def __init__(self, calls: str = "calls", scale: float = 4.0, weight: float = 1.0) -> None:
         """Validate and store the options.
 
         Args:
-            calls: Metric that counts them (steps, contacts and interventions are counted alike).
-            scale: c of the cosine where none was needed.
-            weight: Factor on the whole.
+            calls: Metric with the number of calls (or of steps, contacts, interventions).
+            scale: c of `cosine_calls`.
+            weight: Factor of the reward.
         """
         self.calls, self.scale, self.weight = calls, scale, weight
         self._fewest: dict[int, float] = {}
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
-        """Rewards `(M,)`."""
+        """Compute rewards `(M,)`."""
         calls = outcomes.require(self.calls)
         for key, count, reward in zip(outcomes.key.tolist(), calls.tolist(), outcomes.reward.tolist(), strict=True):
             if reward > 0.5:
@@ -44,7 +44,7 @@ class ToolCalls(Reward):
         return self.weight * outcomes.reward * cosine_calls(calls, fewest, self.scale)
 
     def state_dict(self) -> dict[str, Any]:
-        """Fewest calls per task."""
+        """Return the fewest calls per task."""
         return {"fewest": dict(self._fewest)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -53,10 +53,10 @@ class ToolCalls(Reward):
 
 
 class HypervolumeFactor(Reward):
-    """The reward times `0.5 + 1.5 tanh(gain)`: more where the policy has moved the Pareto front (Lu et al. 2025).
+    """The reward times `0.5 + 1.5 tanh(gain)`: more if the batch extends the Pareto front (Lu et al. 2025).
 
-    The gain is the hypervolume that the mean metrics of the batch add to those of earlier ones, above a reference
-    point. It is one number for all trajectories, so that an advantage divided by its standard deviation is unchanged.
+    The gain is the hypervolume that the mean metrics of the batch add to the metrics of earlier batches, above a
+    reference point. It is equal for all trajectories, so standardised advantages do not change.
     """
 
     def __init__(self, metrics: Sequence[str], reference: Sequence[float]) -> None:
@@ -64,10 +64,10 @@ class HypervolumeFactor(Reward):
 
         Args:
             metrics: Objectives, higher is better.
-            reference: Their values for the initial policy, or less.
+            reference: Lower bounds of the metrics, e.g. their values for the initial policy.
 
         Raises:
-            ValueError: There is not one reference value per metric.
+            ValueError: The numbers of metrics and reference values differ.
         """
         if len(metrics) != len(reference) or not metrics:
             raise ValueError(f"Hypervolume needs one reference per metric, got {len(reference)} for {len(metrics)}.")
@@ -76,7 +76,7 @@ class HypervolumeFactor(Reward):
         self.gain = 0.0
 
     def update_front(self, point: Sequence[float]) -> None:
-        """Compare the objectives of a batch with the front, and put them on it where nothing beats them."""
+        """Compute the gain of the objectives of a batch, and add them to the front if they are not dominated."""
         added = tuple(point)
         whole = hypervolume([*self.front, added], self.reference)
         self.gain = max(0.0, whole - hypervolume(self.front, self.reference))
@@ -84,12 +84,12 @@ class HypervolumeFactor(Reward):
             self.front = [old for old in self.front if any(a > b for a, b in zip(old, added, strict=True))] + [added]
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
-        """Rewards `(M,)`."""
+        """Compute rewards `(M,)`."""
         self.update_front([float(outcomes.require(name).mean()) for name in self.metrics])
         return outcomes.reward * (0.5 + 1.5 * math.tanh(self.gain))
 
     def state_dict(self) -> dict[str, Any]:
-        """The front and the last gain."""
+        """Return the front and the last gain."""
         return {"front": [list(point) for point in self.front], "gain": self.gain}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -99,9 +99,9 @@ class HypervolumeFactor(Reward):
 
 
 class GradientWeights(Reward):
-    """Weighted objectives whose weights follow their influence on all (Lu et al. 2025).
+    """Weighted sum of objectives, with weights that follow their influence on all objectives (Lu et al. 2025).
 
-    `w <- softmax(log w + rate <g_i, sum_j g_j> / mu)` stays on the simplex; a rate of 0 keeps it.
+    `w <- softmax(log w + rate <g_i, sum_j g_j> / mu)`; a rate of 0 keeps the weights.
     """
 
     def __init__(self, objectives: Sequence[str], rate: NonNegative = 1.0, regularization: NonNegative = 1.0) -> None:
@@ -110,7 +110,7 @@ class GradientWeights(Reward):
         Args:
             objectives: Metrics.
             rate: Step size of the mirror ascent.
-            regularization: mu, its divisor.
+            regularization: mu, divisor of the step.
         """
         self.weighted_objectives, self.rate, self.regularization = tuple(objectives), rate, regularization
         self.weight = torch.full(
@@ -118,16 +118,16 @@ class GradientWeights(Reward):
         )
 
     def set_influence(self, influence: Tensor) -> None:
-        """Move the weights by the influence `(O,)` of every objective."""
+        """Update the weights with the influence `(O,)` of every objective."""
         step = self.rate * influence.to(self.weight) / self.regularization
         self.weight = torch.softmax(self.weight.log() + step, 0)
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
-        """Rewards `(M,)`."""
+        """Compute rewards `(M,)`."""
         return torch.stack([outcomes.require(name) for name in self.weighted_objectives], 1).double() @ self.weight
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights."""
+        """Return the weights."""
         return {"weight": self.weight}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -136,7 +136,7 @@ class GradientWeights(Reward):
 
 
 def hypervolume(points: Sequence[Sequence[float]], reference: Sequence[float]) -> float:
-    """Volume between `reference` and the points above it in all objectives, by slices along the first one."""
+    """Compute the volume between `reference` and points above it in all objectives, by slices of the first."""
     inside = [point for point in points if all(value > low for value, low in zip(point, reference, strict=True))]
     if not inside:
         return 0.0

@@ -24,12 +24,12 @@ from robopolicy.text.task import TextTask
 
 
 class Tree(RandomStrategy):
-    """Tree of rollouts: `width` continuations of every unit for `depth` units, then to the end.
+    """Tree of rollouts: `width` continuations of every unit for `depth` units, then complete rollouts.
 
     Source: DialTree, Guo et al. 2025.
 
-    Where a metric of this name is positive (off-topic, malformed, unsafe), a branch is pruned unless all would be. More
-    leaves than the budget are thinned at random, missing ones are rolled out from the start. Width 1 is independent.
+    Branches with a positive `prune` metric (off-topic, malformed, unsafe) are pruned unless all are. Leaves beyond the
+    budget are dropped at random, missing leaves are rolled out from the start. Width 1 is independent.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Tree(RandomStrategy):
         Args:
             width: Continuations of each unit.
             depth: Units that branch.
-            prune: Metric of rollouts that are not continued.
-            seed: Of the draws.
+            prune: Metric of rollouts to prune; None: no pruning.
+            seed: Seed of the draws.
         """
         super().__init__(seed)
         self.width, self.depth, self.prune = width, depth, prune
@@ -57,9 +57,9 @@ class Tree(RandomStrategy):
         frontier = [task] * max(1, task.budget // self.width**self.depth)
         leaves: list[Trajectory] = []
         for unit in range(1, self.depth + 1):
-            tried = env.rollout([branch for branch in frontier for _ in range(self.width)], units=1)
-            sound = [trajectory for trajectory in tried if self._is_kept(trajectory)]
-            kept = self._thinned(sound or tried, task.budget - len(leaves))
+            rollouts = env.rollout([branch for branch in frontier for _ in range(self.width)], units=1)
+            valid = [trajectory for trajectory in rollouts if self._is_kept(trajectory)]
+            kept = self._thinned(valid or rollouts, task.budget - len(leaves))
             leaves += [trajectory for trajectory in kept if trajectory.finished]
             unfinished = [trajectory for trajectory in kept if not trajectory.finished]
             frontier = [require_capability(env, "branch")(trajectory, unit) for trajectory in unfinished]
@@ -76,8 +76,8 @@ class Tree(RandomStrategy):
 class ResetFromData(RandomStrategy):
     """Rollouts start in the middle of a demonstration with probability `share` (DR-PO, Chang et al. 2024).
 
-    The length of its prefix is uniform, and one per task, so that a group starts from one state. What is given is not a
-    decision of the policy. A share of 0 is independent.
+    The length of the prefix is uniform and drawn once per task, so that a group starts from one state. Tokens of the
+    prefix are not decisions. A share of 0 is independent.
     """
 
     def __init__(self, share: Fraction = 1.0, seed: Seed = 0) -> None:
@@ -85,22 +85,22 @@ class ResetFromData(RandomStrategy):
         self.share = share
 
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
-        """Independent rollouts after the prefixes."""
+        """Roll out independently after the prefixes."""
         return Independent().rollout(env, [self._started(env, task) for task in tasks])
 
     def _started(self, env: RolloutEnv, task: Task) -> Task:
-        chance, length = self.uniform(), self.uniform()
-        started = require_capability(env, "start_from_solution")(task, length) if chance < self.share else None
+        sample, length = self.uniform(), self.uniform()
+        started = require_capability(env, "start_from_solution")(task, length) if sample < self.share else None
         return task if started is None else started
 
 
 class AdaptiveHints(RandomStrategy):
-    """Half of a group starts with a prefix of a reference solution, longer where the other half fails.
+    """Prefixes of the solution for half of a group, longer if the other half fails.
 
     Source: Zhang et al. 2025.
 
-    The share is `low + (high - low) (1 - p) + noise`, p the success rate of the plain half; a share of at most 0 leaves
-    the task as it is. The given decisions are masked.
+    The share is `low + (high - low) (1 - p) + noise`, p the success rate of the plain half; the
+    task is unchanged if it is at most 0. Tokens of the prefix are masked.
     """
 
     def __init__(
@@ -109,16 +109,16 @@ class AdaptiveHints(RandomStrategy):
         """Validate and store the options.
 
         Args:
-            low: Share of the solution given where the plain half succeeds.
-            high: Share given where it fails.
+            low: Share of the solution if the plain half succeeds.
+            high: Share of the solution if it fails.
             noise: Half-width of the uniform noise on the share.
-            seed: Of the noise.
+            seed: Seed of the noise.
         """
         super().__init__(seed)
         self.low, self.high, self.noise = low, high, noise
 
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
-        """Roll out the plain halves first, because they determine the length of the hints."""
+        """Roll out the plain halves, which determine the length of the prefixes, then the other halves."""
         plain = Independent().rollout(env, [replace(task, budget=task.budget - task.budget // 2) for task in tasks])
         assisted: list[Task] = []
         for task, group in zip(tasks, group_by_task(plain), strict=True):
@@ -134,10 +134,9 @@ class AdaptiveHints(RandomStrategy):
 
 
 class Paraphrased(RolloutStrategy):
-    """Paraphrased tasks (CLPO, Zhang et al. 2025): failed ones simpler, half-solved ones varied, plus the originals.
+    """Paraphrased tasks (CLPO, Zhang et al. 2025): simpler for failed tasks, varied for half-solved ones.
 
-    Paraphrases have their own keys and groups and are added to the budget. With `hard` below 0 and an
-    empty middle nothing is paraphrased.
+    Paraphrases have their own keys and groups, in addition to the original tasks and their budget.
     """
 
     def __init__(self, hard: Fraction = 0.3, easy: Fraction = 0.7) -> None:
@@ -150,12 +149,12 @@ class Paraphrased(RolloutStrategy):
         self.hard, self.easy = hard, easy
 
     def check(self, task: Any) -> None:
-        """Refuse a text task that cannot paraphrase its problems."""
+        """Check that a text task can paraphrase its problems."""
         if isinstance(task, TextTask) and type(task).paraphrase is TextTask.paraphrase:
             raise ValueError(f"task {task.name} cannot paraphrase its problems; choose another recipe or task.")
 
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
-        """The originals, then paraphrases of those that were not easy."""
+        """Roll out the original tasks, then paraphrases of tasks that are not easy."""
         trajectories = Independent().rollout(env, tasks)
         again: list[Task] = []
         for task, group in zip(tasks, group_by_task(trajectories), strict=True):
@@ -166,9 +165,9 @@ class Paraphrased(RolloutStrategy):
 
 
 class Privileged(RolloutStrategy):
-    """Rolls out part of a group with a document that the policy will not have later (TriMPI, Wang et al. 2025).
+    """Rollouts of part of a group with a document that is missing at deployment (TriMPI, Wang et al. 2025).
 
-    Its trajectories join the group as answers to the plain task: scored without the document, `logp_behaviour` with it.
+    The trajectories are assigned to the plain task: scored without the document, `logp_behaviour` with it.
     A share of 0 is independent.
     """
 
@@ -182,7 +181,7 @@ class Privileged(RolloutStrategy):
         self.share, self.kind = share, kind
 
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
-        """Roll out the plain ones, then those with the document."""
+        """Roll out without the document, then with it."""
         counts = [round(self.share * task.budget) for task in tasks]
         plain = Independent().rollout(
             env, [replace(t, budget=t.budget - n) for t, n in zip(tasks, counts, strict=True)]
@@ -216,7 +215,7 @@ class PromptModes(RolloutStrategy):
 
 
 class Resample(RolloutStrategy):
-    """Resamples rollouts with low critic values (ReAd, Zhang et al. 2024) and keeps the best one.
+    """Resampling of rollouts with low critic values (ReAd, Zhang et al. 2024); the best one is kept.
 
     The critic is a metric of the environment. The cost is up to `queries` rollouts per returned trajectory.
     """
@@ -232,7 +231,7 @@ class Resample(RolloutStrategy):
         self.metric, self.threshold, self.queries = metric, threshold, queries
 
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
-        """As many as the budgets sum to, accepted or the best of the queries."""
+        """Return accepted rollouts, or the best of the queries."""
         trajectories = env.rollout([task for task in tasks for _ in range(task.budget)])
         for _ in range(self.queries - 1):
             places = [
@@ -250,5 +249,5 @@ class Resample(RolloutStrategy):
 
 
 def side_by_side(first: Sequence[Trajectory], second: Sequence[Trajectory]) -> list[Trajectory]:
-    """Trajectories of both, by group."""
+    """Merge trajectories by group."""
     return [trajectory for group in group_by_task([*first, *second]) for trajectory in group]

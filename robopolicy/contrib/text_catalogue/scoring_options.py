@@ -2,7 +2,7 @@
 
 score_temperatures: {KEY: FACTOR}   extra[KEY] (N, T): log-probabilities at FACTOR times the temperature of the row
 reference: average                  the reference has the average weights of the initial policy and the teacher
-layer: {number: K, updates: U}      the first U updates train the distribution that the output layer reads at layer K
+layer: {number: K, updates: U}      the first U updates train the output layer applied to hidden layer K
 support: {top_p: P, refresh: U}     sampling is restricted to the top-p tokens of a copy of the policy, updated every U
                                     updates
 segments: {every: K, below: P}      split messages after every K-th token less likely than P; units are such segments
@@ -29,15 +29,15 @@ from robopolicy.text.text_env import TextEnv
 
 
 def entries(key: str, value: Any, hints: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of the mapping under a key of `rollout`, all of which have to be given.
+    """Validate the mapping under a key of `rollout`; all entries are required.
 
     Raises:
-        ValueError: One is missing, unknown or does not fit; one line.
+        ValueError: An entry is missing, unknown or invalid.
     """
     if not isinstance(value, Mapping):
         raise ValueError(f"rollout.{key} must be a mapping, got {value!r}.")
     if value.keys() != hints.keys():
-        raise ValueError(f"rollout.{key} takes {' and '.join(hints)}, got {dict(value)}.")
+        raise ValueError(f"rollout.{key} requires {' and '.join(hints)}, got {dict(value)}.")
     return {name: validate_option(f"rollout.{key}.{name}", hint, value[name]) for name, hint in hints.items()}
 
 
@@ -49,7 +49,7 @@ class TemperatureScores(ScoringOption):
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the module docstring."""
+        """Parse the value."""
         return cls(validate_option("rollout.score_temperatures", Mapping[str, Positive], value))
 
     def add_scores(self, rows: Decisions, learner: TextRecipe) -> Decisions:
@@ -70,41 +70,41 @@ class AveragedReference(ScoringOption):
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the module docstring."""
+        """Parse the value."""
         if value != "average":
             raise ValueError(f"rollout.reference must be average, got {value!r}.")
         return cls()
 
-    def modify_reference(self, start: TextPolicy, learner: TextRecipe) -> None:
+    def modify_reference(self, reference: TextPolicy, learner: TextRecipe) -> None:
         """Average the weights."""
         if learner.teacher is None:
             return
         try:
-            start.load_state_dict(average_weights([start.state_dict(), learner.teacher.state_dict()]))
+            reference.load_state_dict(average_weights([reference.state_dict(), learner.teacher.state_dict()]))
         except (RuntimeError, ValueError) as error:
-            raise UserError(f"algorithm.teacher is of another architecture than the policy: {error}") from error
+            raise UserError(f"algorithm.teacher must have the architecture of the policy: {error}") from error
 
 
 @dataclass(frozen=True)
 class HiddenLayer(ScoringOption):
-    """Trains a hidden layer first, then the policy (BuPO, Tan et al. 2025)."""
+    """Training of a hidden layer, then of the policy (BuPO, Tan et al. 2025)."""
 
     number: int  # of the hidden layer
-    updates: int  # of the recipe, which learn it
+    updates: int  # number of updates that train it
     needs: ClassVar[Collection[str]] = ("causal",)
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the module docstring."""
+        """Parse the value."""
         return cls(**entries("layer", value, {"number": NonNegativeInt, "updates": NonNegativeInt}))
 
     def score_settings(self, update: int) -> dict[str, Any]:
-        """The hidden layer, in the first updates."""
+        """Return the hidden layer in the first updates."""
         return {"layer": self.number} if update < self.updates else {}
 
 
 class TopPSupport(ScoringOption):
-    """Restricts sampling to likely tokens of a copy of the policy (NLPO, Ramamurthy et al. 2022)."""
+    """Restriction of sampling to likely tokens of a copy of the policy (NLPO, Ramamurthy et al. 2022)."""
 
     needs = ("causal", "engine", "num_workers", "vocabulary")
 
@@ -112,15 +112,15 @@ class TopPSupport(ScoringOption):
         """Validate and store the options.
 
         Args:
-            top_p: Probability of what may be chosen.
-            refresh: Updates after which the copy is renewed.
+            top_p: Total probability of the allowed tokens.
+            refresh: Updates between copies.
         """
         self.top_p, self.refresh = top_p, refresh
-        self.guide: TextPolicy | None = None  # see `begin`
+        self.guide: TextPolicy | None = None  # set by `setup`
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the module docstring."""
+        """Parse the value."""
         return cls(**entries("support", value, {"top_p": PositiveFraction, "refresh": PositiveInt}))
 
     def setup(self, learner: TextRecipe) -> None:
@@ -138,13 +138,13 @@ class TopPSupport(ScoringOption):
             self.guide.load_state_dict(learner.policy.state_dict())
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The copy."""
+        """Return the copy."""
         return {} if self.guide is None else {"guide": self.guide}
 
 
 @dataclass(frozen=True)
 class SegmentValueOption(ScoringOption):
-    """Splits messages where the policy is uncertain, with values at the splits (Guo et al. 2025)."""
+    """Segments of messages, split where the policy is uncertain, with values at the splits (Guo et al. 2025)."""
 
     every: int
     below: float
@@ -152,9 +152,9 @@ class SegmentValueOption(ScoringOption):
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """See the module docstring."""
+        """Parse the value."""
         return cls(**entries("segments", value, {"every": PositiveInt, "below": PositiveFraction}))
 
     def annotators(self) -> Mapping[str, RolloutAnnotator]:
-        """Values at the splits."""
+        """Return the annotator of values at the splits."""
         return {"segments": SegmentValue(self.every, self.below)}

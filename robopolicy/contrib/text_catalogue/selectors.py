@@ -1,4 +1,4 @@
-"""Selectors of single methods for the rows of a batch to train on."""
+"""Selectors of single methods for the training rows of a batch."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from robopolicy.core.segments import Segments
 def positive(
     decisions: Decisions, generator: torch.Generator | None, *, key: str = "mean_ref", share: Fraction = 1.0
 ) -> Tensor:
-    """Trajectories better than the reference policy does on average, those by most more often.
+    """Select trajectories better than the mean of the reference policy, weighted by the difference.
 
     Source: A-LoL, Baheti et al. 2023.
 
-    `extra[key]` (N,) is the mean outcome of the reference policy. Of the trajectories above it a `share` is drawn with
-    a probability in proportion to the advantage, none twice; 1 takes all.
+    `extra[key]` (N,) is the mean outcome of the reference policy. A `share` of the trajectories above it is drawn in
+    proportion to the advantage, without replacement; 1 selects all.
     """
     first = first_rows(decisions)
     advantage = (outcome(decisions) - decisions.require_extra(key, per_decision=True))[first, 0].clamp(min=0.0)
     count = int((advantage > 0).sum())
     if count == 0:
         return first[:0]
-    wanted = count if share >= 1.0 else max(int(share * count), 1)
-    drawn = torch.multinomial(advantage.cpu(), wanted, generator=generator).to(first.device)
+    size = count if share >= 1.0 else max(int(share * count), 1)
+    drawn = torch.multinomial(advantage.cpu(), size, generator=generator).to(first.device)
     return _with_all_rows(decisions, first[drawn])
 
 
 def unlikely(
     decisions: Decisions, generator: torch.Generator | None, *, key: str = "likelihood", below: float = 1.0
 ) -> Tensor:
-    """Groups whose known answer the base policy finds unlikely, `extra[key]` (N,) in [0, 1].
+    """Select groups whose solution is unlikely under the base policy, `extra[key]` (N,) in [0, 1].
 
     Source: SELF, Nguyen et al. 2025.
     """
@@ -46,10 +46,10 @@ def unlikely(
 
 @dataclass(frozen=True)
 class Diverse:
-    """Of every group the trajectories that differ most from each other (DED, Wu et al. 2025).
+    """The most different trajectories of every group (DED, Wu et al. 2025).
 
-    They differ by the share of their pairs of neighbouring decisions, `extra["chosen"]` (N, T) int, that only one of
-    them has. The first one is taken, then always the one that is farthest from all that were.
+    The distance is the Jaccard distance of their pairs of consecutive decisions, `extra["chosen"]` (N, T) int. Starting
+    from the first trajectory, the farthest from all selected ones is added.
     """
 
     keep: PositiveInt = 2  # of a group
@@ -59,17 +59,19 @@ class Diverse:
             raise ValueError(f"'diverse' keeps at least 1 trajectory of a group, got {self.keep}.")
 
     def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
-        """Row indices (M,)."""
+        """Select row indices (M,)."""
         chosen = decisions.require_extra("chosen")
         ids = _integers(by_trajectory(decisions).squeeze(1))
-        seen: dict[int, set[tuple[int, int]]] = {}
+        pairs: dict[int, set[tuple[int, int]]] = {}
         for owner, row, valid in zip(ids, chosen, decisions.valid(), strict=True):
-            seen.setdefault(owner, set()).update(pairwise(_integers(row[valid])))
+            pairs.setdefault(owner, set()).update(pairwise(_integers(row[valid])))
         first = first_rows(decisions)
         groups: dict[int, list[int]] = {}
         for place, group in zip(_integers(first), _integers(decisions.require("group")[first]), strict=True):
             groups.setdefault(group, []).append(place)
-        kept = [place for places in groups.values() for place in self._farthest(places, [seen[ids[p]] for p in places])]
+        kept = [
+            place for places in groups.values() for place in self._farthest(places, [pairs[ids[p]] for p in places])
+        ]
         return _with_all_rows(decisions, torch.tensor(sorted(kept), dtype=torch.int64, device=first.device))
 
     def _farthest(self, places: list[int], sets: list[set[tuple[int, int]]]) -> list[int]:
@@ -83,24 +85,24 @@ class Diverse:
 
 
 def _distance(one: set[tuple[int, int]], other: set[tuple[int, int]]) -> float:
-    """Jaccard distance, 0 for equal sets and 1 for disjoint ones."""
+    """Compute the Jaccard distance, 0 for equal sets and 1 for disjoint ones."""
     union = len(one | other)
     return 1.0 - len(one & other) / union if union else 0.0
 
 
 @dataclass(frozen=True)
 class Extremes:
-    """Best and worst trajectory of every group, for a reward model that is trusted at its extremes.
+    """Best and worst trajectory of every group, for reward models that are reliable at the extremes.
 
     Source: PF-PPO, Shen and Zhang 2024.
 
-    `rest` of the others, drawn at random, come along; with all of them it is no filter.
+    A random fraction `rest` of the others is added.
     """
 
     rest: Fraction = 0.0  # share in [0, 1]
 
     def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
-        """Row indices."""
+        """Select row indices (M,)."""
         chosen: list[Tensor] = []
         for rows, reward in _groups(decisions):
             order = torch.argsort(reward, stable=True)
@@ -113,7 +115,7 @@ class Extremes:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Of every group the best and the worst trajectories, `keep` in all (trajectory selection, Cheng et al. 2026).
+    """Best and worst trajectories of every group, `keep` in total (trajectory selection, Cheng et al. 2026).
 
     Among equal outcomes, shorter trajectories count as better.
     """
@@ -121,7 +123,7 @@ class Contrast:
     keep: PositiveInt = 4
 
     def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
-        """Row indices."""
+        """Select row indices (M,)."""
         length = Segments(by_trajectory(decisions), decisions.valid())
         steps = length.broadcast(length.count)[:, 0]
         chosen: list[Tensor] = []
@@ -135,17 +137,17 @@ class Contrast:
 
 @dataclass(frozen=True)
 class DemonstrationSwitch:
-    """Per group either the policy's own rows or its demonstrations (HPT, Lv et al. 2025).
+    """Either the rows of the policy or the demonstrations of a group (HPT, Lv et al. 2025).
 
-    Groups with at most `gate` successes among their own trajectories keep only the rows of source 1, where they have
-    any; all others only those of source 0. With a negative gate nothing is imitated.
+    Groups with at most `gate` successes of the policy keep only the rows of other sources, if there are any; all other
+    groups keep only rows of source 0. With a negative gate, nothing is imitated.
     """
 
     gate: int = 0
     above: float = 0.0  # outcomes above are successes
 
     def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
-        """Row indices."""
+        """Select row indices (M,)."""
         group, own = by_group(decisions), (decisions.require("source") == 0).unsqueeze(1)
         first = torch.zeros_like(own)
         first[first_rows(decisions)] = True
@@ -157,7 +159,7 @@ class DemonstrationSwitch:
 
 
 def _groups(decisions: Decisions) -> list[tuple[Tensor, Tensor]]:
-    """First row (K,) and outcome (K,) of the trajectories of each group."""
+    """Return first row (K,) and outcome (K,) of the trajectories of each group."""
     first = first_rows(decisions)
     group, reward = by_group(decisions)[first, 0], outcome(decisions)[first, 0]
     ids = Segments(group, torch.ones_like(reward, dtype=torch.bool))
@@ -165,7 +167,7 @@ def _groups(decisions: Decisions) -> list[tuple[Tensor, Tensor]]:
 
 
 def _with_all_rows(decisions: Decisions, first: Tensor) -> Tensor:
-    """All rows, in order, of the trajectories of the given rows."""
+    """Return all rows, in order, of the trajectories of the given rows."""
     trajectory = by_trajectory(decisions).squeeze(1)
     return torch.nonzero(torch.isin(trajectory, trajectory[first])).squeeze(1)
 

@@ -19,11 +19,11 @@ SCOPE = Scope(by_group, reduce_over=by_trajectory)
 
 @dataclass(frozen=True)
 class SmoothStandardize:
-    """Standardise by the group and by all rollouts of its prompt so far, and take what changes less.
+    """Standardise by the group and by all rollouts of its prompt so far, and keep the smaller mixture of both.
 
-    On the i-th visit the two standardised advantages are mixed (i - 1) : 1 and 1 : (i - 1), and the mixture of smaller
-    size is kept. A group whose outcomes are all equal still learns from how it compares with earlier visits. The first
-    visit is GRPO. It starts from outcomes; group ids must name prompts across batches.
+    On the i-th visit, the two standardised advantages are mixed (i - 1) : 1 and 1 : (i - 1), and the mixture of smaller
+    size is kept. Groups of equal outcomes learn from the comparison with earlier visits. The first visit is GRPO. The
+    input are outcomes; group ids must identify prompts across batches.
     """
 
     centres: ClassVar[bool] = True
@@ -31,7 +31,7 @@ class SmoothStandardize:
     seen: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # prompt -> visits, count, mean, squares (4,)
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Advantage `(N, 1)` from outcomes `(N, 1)`."""
+        """Compute the advantage `(N, 1)` from outcomes `(N, 1)`."""
         now = _moments(advantage, decisions)
         total = _merged(self._before(decisions).to(advantage), now)
         visits = total[:, :1]
@@ -40,13 +40,13 @@ class SmoothStandardize:
         return torch.where(mostly_new.abs() < mostly_old.abs(), mostly_new, mostly_old)
 
     def observe(self, decisions: Decisions) -> None:
-        """Add the outcomes of the batch to those of their prompts."""
+        """Add the outcomes of the batch to the moments of their prompts."""
         reward = outcome(decisions)
         total = _merged(self._before(decisions).to(reward), _moments(reward, decisions)).double().cpu()
         self.seen.update(zip(integers(decisions.require("group")), total.unbind(0), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
-        """Prompts (M,) and moments (M, 4)."""
+        """Return prompts (M,) and moments (M, 4)."""
         moments = list(self.seen.values())
         return {
             "keys": torch.tensor(list(self.seen), dtype=torch.int64),
@@ -59,7 +59,7 @@ class SmoothStandardize:
         self.seen.update(zip(integers(state["keys"]), state["moments"].double().unbind(0), strict=True))
 
     def _before(self, decisions: Decisions) -> Tensor:
-        """Moments (N, 4) of the earlier visits of each row's prompt."""
+        """Return the moments (N, 4) of the earlier visits of each row's prompt."""
         nothing = torch.zeros(4, dtype=torch.float64)
         return torch.stack([self.seen.get(key, nothing) for key in integers(decisions.require("group"))])
 
@@ -69,7 +69,7 @@ class SmoothStandardize:
 
 
 def _moments(value: Tensor, decisions: Decisions) -> Tensor:
-    """One visit, and the count, mean and sum of squared deviations of the row's group, (N, 4)."""
+    """Compute visits (1), count, mean and sum of squared deviations of the row's group, (N, 4)."""
     segments = SCOPE.segments(value, decisions)
     mean = segments.mean(value)
     squares = segments.sum((value - segments.broadcast(mean)) ** 2)
@@ -78,7 +78,7 @@ def _moments(value: Tensor, decisions: Decisions) -> Tensor:
 
 
 def _merged(before: Tensor, now: Tensor) -> Tensor:
-    """Moments (N, 4) of both together (Chan et al.)."""
+    """Merge moments (N, 4) (Chan et al.)."""
     visits, count, mean, squares = before.unbind(1)
     more_visits, more, new_mean, more_squares = now.unbind(1)
     total = count + more

@@ -15,7 +15,7 @@ from robopolicy.core.decisions import Decisions
 
 @dataclass(frozen=True)
 class Modulate:
-    """Multiply by a factor of the batch, on all entries or only on those of one sign."""
+    """Multiply all entries, or the entries of one sign, by a factor of the batch."""
 
     factor: Callable[[Decisions], Tensor]  # -> (N, 1) or (N, T)
     where: str = "all"  # "all" | "positive" | "negative"
@@ -36,8 +36,8 @@ class Modulate:
 class Shape:
     """Add a bonus, bounded in absolute terms (`limit`) and relative to the advantage (`fraction`).
 
-    A `fraction` below 1 keeps the sign of every advantage; a pipeline therefore refuses a baseline after it. An
-    unbounded bonus that does not average to 0 shifts token means towards long rows; centre again behind it.
+    A `fraction` below 1 keeps the sign of every advantage; a pipeline therefore rejects a baseline after it. An
+    unbounded bonus with non-zero mean shifts token means towards long rows; centre again after it.
     """
 
     bonus: Callable[[Decisions], Tensor]  # -> (N, 1) or (N, T)
@@ -54,6 +54,6 @@ class Shape:
         if self.limit is not None:
             bonus = bonus.clamp(-self.limit, self.limit)
         if self.fraction is not None:
-            room = self.fraction * advantage.abs()
-            bonus = torch.minimum(torch.maximum(bonus, -room), room)
+            bound = self.fraction * advantage.abs()
+            bonus = torch.minimum(torch.maximum(bonus, -bound), bound)
         return (advantage + bonus).masked_fill(~valid_entries(advantage + bonus, decisions), 0.0)

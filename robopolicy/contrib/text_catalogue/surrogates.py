@@ -19,9 +19,9 @@ def gradient_preserving(
     high_gain: NonNegative = 1.0,
     cap: Positive = 3.0,
 ) -> SurrogateOut:
-    """Value of the dual clip, but clipped decisions keep the gradient they had at the bound (GPPO, Su et al. 2025).
+    """Compute the dual clip, but clipped decisions keep the gradient of the bound (GPPO, Su et al. 2025).
 
-    `low_gain` and `high_gain` scale what is left of it beyond the lower and the upper bound; 0 and 0 is the dual clip.
+    `low_gain` and `high_gain` scale this gradient beyond the lower and the upper bound; 0 and 0 is the dual clip.
     """
     out = dual_clip(log_ratio, advantage, low, high, cap)
     ratio = log_ratio.detach().exp()

@@ -22,12 +22,12 @@ from robopolicy.core.ratios import log_ratio
 
 @dataclass(frozen=True)
 class TemperedTarget:
-    """Pull successes towards the policy at another temperature, to hold the entropy.
+    """Move successes towards the policy at another temperature, to control the entropy.
 
     Source: distribution-centric DCPO, Li et al. 2026.
 
-    `(1 - a) A + a 1[R > above] w`, where w is the probability of a decision at the other temperature over that at 1:
-    `extra["logp_warm"]` (N, T) above 1 while the mean entropy is at most `entropy`, else `extra["logp_cool"]`. With
+    `(1 - a) A + a 1[R > above] w`, with w the ratio of the probabilities of a decision at the other temperature and at
+    1: `extra["logp_warm"]` (N, T) above 1 while the mean entropy is at most `entropy`, else `extra["logp_cool"]`. With
     `b = min(|entropy - H|, most) / share of successes`, `a = b / (1 + b)`.
     """
 
@@ -36,7 +36,7 @@ class TemperedTarget:
     above: float = 0.05
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Advantage `(N, T)`."""
+        """Compute the advantage `(N, T)`."""
         mask = decisions.valid()
         level = float(masked_mean(decisions.require("entropy"), mask))
         success = (outcome(decisions) > self.above).to(decisions.logp_old.dtype)
@@ -48,27 +48,27 @@ class TemperedTarget:
 
 
 def reverse_kl(log_t: Tensor) -> Tensor:
-    """`f'(t) = log t + 1`."""
+    """Compute `f'(t) = log t + 1`."""
     return log_t + 1.0
 
 
 def forward_kl(log_t: Tensor) -> Tensor:
-    """`f'(t) = -1 / t`."""
+    """Compute `f'(t) = -1 / t`."""
     return -(-log_t).exp()
 
 
 def jensen_shannon(log_t: Tensor) -> Tensor:
-    """`f'(t) = log 2 - log(1 + 1 / t)`."""
+    """Compute `f'(t) = log 2 - log(1 + 1 / t)`."""
     return math.log(2.0) - functional.softplus(-log_t)
 
 
 def total_variation(log_t: Tensor) -> Tensor:
-    """`f'(t) = sign(t - 1) / 2`."""
+    """Compute `f'(t) = sign(t - 1) / 2`."""
     return 0.5 * torch.sign(log_t)
 
 
 def chi_squared(log_t: Tensor) -> Tensor:
-    """`f'(t) = 1 - 1 / t^2`."""
+    """Compute `f'(t) = 1 - 1 / t^2`."""
     return 1.0 - (-2.0 * log_t).exp()
 
 
@@ -83,22 +83,22 @@ DIVERGENCES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class TargetDivergence:
-    """Turns outcomes R into `-f'(pi / p)`, whose policy gradient lowers an f-divergence to p (f-DPG, Go et al. 2023).
+    """Outcomes R replaced by `-f'(pi / p)`, whose policy gradient lowers an f-divergence to p (f-DPG, Go et al. 2023).
 
-    The target is `p = pi_ref exp(R / beta) / Z`, with Z estimated from the trajectories of the group. Put a baseline
-    after it. With the reverse KL that is the gradient of the reward minus beta times the KL, divided by beta.
+    The target is `p = pi_ref exp(R / beta) / Z`, with Z estimated from the trajectories of the group. Add a baseline
+    after it. The reverse KL gives the gradient of the reward minus beta times the KL, divided by beta.
     """
 
     divergence: str = "jensen_shannon"
     beta: Positive = 0.1
-    limit: NonNegative = 20.0  # log(pi / p) is held within +- this many nats
+    limit: NonNegative = 20.0  # maximum |log(pi / p)| [nats]
 
     def __post_init__(self) -> None:
         if self.divergence not in DIVERGENCES:
             raise ValueError(f"Unknown divergence '{self.divergence}'; known: {', '.join(DIVERGENCES)}.")
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
-        """Advantage `(N, 1)` from outcomes `(N, 1)`."""
+        """Compute the advantage `(N, 1)` from outcomes `(N, 1)`."""
         change = log_ratio(decisions.logp_old, decisions.require("logp_ref"), decisions, "sequence")[:, :1]
         weight = advantage / self.beta - change  # log p / pi up to log Z
         segments = Scope(by_group, reduce_over=by_trajectory).segments(advantage, decisions)

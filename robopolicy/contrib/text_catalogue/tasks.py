@@ -1,4 +1,4 @@
-"""Makers of the text tasks of this theme."""
+"""Constructors of the text tasks of this theme."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from robopolicy.text.sim import TextSim
 
 
 def make_critique(options: SimOptions) -> TextSim:
-    """Simulator of `text/critique`."""
+    """Create the simulator of `text/critique`."""
     return TextSim(Critique(), options)
 
 
 def make_decompose(options: SimOptions) -> TextSim:
-    """Simulator of `text/decompose`."""
+    """Create the simulator of `text/decompose`."""
     return TextSim(Decompose(), options)
 
 
 def make_nim(options: SimOptions) -> TextSim:
-    """Simulator of `text/nim`."""
+    """Create the simulator of `text/nim`."""
     return TextSim(Nim(), options)
 
 
 def make_review(options: SimOptions) -> TextSim:
-    """Simulator of `text/review`."""
+    """Create the simulator of `text/review`."""
     return TextSim(Review(), options)

@@ -16,15 +16,16 @@ from robopolicy.core.decisions import Decisions
 class EntropyGate:
     """Factor `1 + beta h` with the relative entropy h of a decision (HAPO, Liu et al. 2025).
 
-    Uncertain decisions gain weight only once their ratio has left the inner half of the bounds, certain ones lose it
-    only within. The clipped surrogates grow in proportion to the advantage, so the factor may stand outside of them.
+    Uncertain decisions gain weight only if their ratio is outside the inner half of the bounds, certain ones lose
+    weight only inside. Clipped surrogates are proportional to the advantage, so the factor can be applied outside of
+    them.
     """
 
     beta: NonNegative = 1.0
-    bounds: EntropyBounds = field(default_factory=EntropyBounds)  # those of the surrogate
+    bounds: EntropyBounds = field(default_factory=EntropyBounds)  # of the surrogate
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
-        """Factor `(N, T)`."""
+        """Compute the factor `(N, T)`."""
         level = relative_entropy(decisions, self.bounds.quantile, logarithm=self.bounds.logarithm)
         low, high = self.bounds(decisions)
         change = 2.0 * torch.expm1(log_ratio) + 1.0
@@ -39,10 +40,10 @@ class SourceWeight:
     source: NonNegativeInt = 0
 
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
-        """Factor `(N, 1)`."""
+        """Compute the factor `(N, 1)`."""
         return (decisions.require("source") == self.source).to(log_ratio.dtype).unsqueeze(1)
 
 
 def confidence(decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
-    """Current probability `(N, T)` of the decision, for the level "token"; never above 1 where it is a density."""
+    """Compute the current probability `(N, T)` of the decision, for the level "token"; densities are clamped to 1."""
     return (decisions.logp_old + log_ratio).clamp(max=0.0).exp().masked_fill(~decisions.valid(), 0.0)

@@ -1,4 +1,4 @@
-"""Rollouts in parts: in context windows, per unit, and over several batches."""
+"""Partial rollouts: context windows, rows per unit, rollouts over several batches."""
 
 from __future__ import annotations
 
@@ -16,26 +16,25 @@ from robopolicy.text.rollouts.trajectories import concat_rows
 
 
 class SegmentRollouts(RolloutStrategy):
-    """Long rollouts in context windows: at the limit the policy writes a summary and continues from it.
+    """Long rollouts in context windows: at the limit, the policy writes a summary and continues from it.
 
     Source: SUPO, Lu et al. 2025.
 
-    Each window is a row of the trajectory, and all share its advantage. Trajectories unfinished after the last window
-    are
-    masked: they enter neither loss nor statistics.
+    Each window is a row of the trajectory, and all share its advantage. Trajectories that are unfinished after the last
+    window are masked in loss and statistics.
     """
 
     def __init__(self, units: PositiveInt, summaries: NonNegativeInt = 2) -> None:
         """Validate and store the options.
 
         Args:
-            units: Of one window, after which an unfinished policy writes a summary.
-            summaries: Windows after the first.
+            units: Units of a window, after which the policy writes a summary.
+            summaries: Maximum number of windows after the first.
         """
         self.units, self.summaries = units, summaries
 
     def check(self, task: Any) -> None:
-        """Refuse a task whose episodes end within the first window."""
+        """Check that episodes of the task exceed the first window."""
         if self.units >= task.max_turns:
             raise ValueError(
                 f"it writes a summary after {self.units} turns, and {task.name} has only {task.max_turns}; "
@@ -43,10 +42,10 @@ class SegmentRollouts(RolloutStrategy):
             )
 
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
-        """Roll out one window of all unfinished rollouts at a time, each after the summary of the earlier ones."""
+        """Roll out window by window, each after the summary of the previous windows."""
         requests = [task for task in tasks for _ in range(task.budget)]
         trajectories = env.rollout(requests, units=self.units)
-        rows: list[list[Decisions]] = [[] for _ in requests]  # of windows that have ended with a summary
+        rows: list[list[Decisions]] = [[] for _ in requests]  # windows that ended with a summary
         for _ in range(self.summaries):
             places = [place for place, trajectory in enumerate(trajectories) if not trajectory.finished]
             if not places:
@@ -64,25 +63,25 @@ class SegmentRollouts(RolloutStrategy):
 
 
 class PerTurn(RolloutStrategy):
-    """Every unit becomes a row (AgentFlow, Li et al. 2025), each with the reward of the whole.
+    """One row per unit (AgentFlow, Li et al. 2025), with the reward of the trajectory.
 
-    Statistics over rows then count long trajectories more often, which this method intends.
+    As in the source, statistics over rows count long trajectories more often.
     """
 
     def __init__(self, inner: RolloutStrategy | None = None) -> None:
         self.inner = inner or Independent()
 
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
-        """Rows of units."""
+        """Roll out and split into rows."""
         trajectories = self.inner.rollout(env, tasks)
         return [replace(trajectory, decisions=rows_of_units(trajectory.decisions)) for trajectory in trajectories]
 
 
 class PartialRollout(RolloutStrategy):
-    """Rollouts over several batches (T-PPO, Fan et al. 2025): at the end of a window unfinished ones are trained on.
+    """Rollouts over several batches (T-PPO, Fan et al. 2025) that are trained on at the end of each window.
 
-    Unfinished ones continue in the next batch in place of new ones, and mark decisions of earlier updates in
-    `extra["seen"]` bool (n, T). For methods with a critic, as there are no whole groups, and for a single worker.
+    Unfinished rollouts continue in the next batch instead of new ones; `extra["seen"]` bool (n, T) marks decisions of
+    earlier updates. For methods with a critic, since groups are incomplete, and for a single worker.
     """
 
     def __init__(self, units: PositiveInt) -> None:
@@ -90,7 +89,7 @@ class PartialRollout(RolloutStrategy):
         self._open: list[tuple[Task, int]] = []  # unfinished rollouts and their number of units
 
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
-        """As many trajectories as the budgets sum to."""
+        """Return as many trajectories as the sum of the budgets."""
         fresh = [(task, 0) for task in tasks for _ in range(task.budget)]
         requests = [*self._open, *fresh][: len(fresh)]
         waiting = self._open[len(fresh) :]
@@ -107,7 +106,7 @@ class PartialRollout(RolloutStrategy):
         return trajectories
 
     def state_dict(self) -> dict[str, Any]:
-        """Unfinished rollouts."""
+        """Return the unfinished rollouts."""
         return {"open": [[vars(task), units] for task, units in self._open]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -116,7 +115,7 @@ class PartialRollout(RolloutStrategy):
 
 
 def rows_of_units(decisions: Decisions) -> Decisions:
-    """Each row repeated for each of its units, with the others masked there."""
+    """Repeat each row for each of its units, with the other units masked."""
     unit, valid = decisions.require("unit"), decisions.valid()
     pieces: list[Decisions] = []
     for row in range(len(decisions)):
@@ -127,13 +126,13 @@ def rows_of_units(decisions: Decisions) -> Decisions:
 
 
 def without_decisions(trajectory: Trajectory) -> Trajectory:
-    """The trajectory with everything masked."""
+    """Mask all decisions of the trajectory."""
     mask = torch.zeros_like(trajectory.decisions.logp_old, dtype=torch.bool)
     return replace(trajectory, decisions=trajectory.decisions.with_fields(mask=mask))
 
 
 def cat(batches: Sequence[Decisions]) -> Decisions:
-    """Stack rows. All batches must have the same T and the same fields; ids are kept, so they must already differ."""
+    """Concatenate rows of batches with equal T and fields; ids are unchanged and must already differ."""
     if not batches:
         raise ValueError("cat needs at least one batch.")
     first = batches[0]
@@ -150,5 +149,5 @@ def cat(batches: Sequence[Decisions]) -> Decisions:
         elif all(value is not None for value in values):
             stacked[item.name] = torch.cat(values)
         elif any(value is not None for value in values):
-            raise ValueError(f"Some batches to stack have {item.name} and some have not.")
+            raise ValueError(f"Some batches to stack have {item.name} and some do not.")
     return Decisions(**stacked)

@@ -1,1 +1,1 @@
-"""Text policies by masked diffusion, and the recipes that are made for them."""
+"""Masked-diffusion text policies and their recipes."""

@@ -1,16 +1,16 @@
 """Masked diffusion over tokens as a text policy: a message is a canvas of masks that is filled in a few steps.
 
-A message has `budget` tokens; what follows its first `eos` is filled up with `eos` and not read. The network sees the
-whole conversation up to the end of the canvas, in both directions. Two kinds of decisions are offered to the recipes:
+A message has `budget` tokens; tokens after its first `eos` are `eos` and ignored. The network attends to the whole
+conversation up to the end of the canvas, in both directions. There are two kinds of decisions:
 
-    chain   every token is a decision: log p(token | what was filled in earlier steps)
-    elbo    every decision is a sample of the bound of the log-likelihood (LLaDA, Nie et al. 2025): of one message l of
-            its L tokens are masked, l uniform in 1..L; `weight * sum log p(masked | rest)`, weight = messages * L / l.
-            Its expectation lies below log p(messages). For recipes such as `bgpo`.
+    chain   every token is a decision: log p(token | tokens of earlier steps)
+    elbo    every decision is a sample of the bound of the log-likelihood (LLaDA, Nie et al. 2025): l of the L tokens of
+            one message are masked, l uniform in 1..L; `weight * sum log p(masked | rest)`, weight = messages * L / l.
+            Its expectation is at most log p(messages). For recipes such as `bgpo`.
 
-With `order=random` the places are drawn without looking at the network, and the chain is the exact law of what was
-written. With `order=confident` the surest places come first; that choice counts as given, without a gradient.
-`record["order"]` is 0 where the policy did not write, else 1 + the step in which the token was filled.
+With `order=random`, positions are drawn independently of the network, and the chain is the exact distribution of the
+message. With `order=confident`, the most confident positions are filled first; this choice has no gradient.
+`record["order"]` is 1 + the step in which the token was filled, 0 for tokens that the policy did not generate.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ LIKELIHOODS = ("chain", "elbo")
 class DiffusionTextConfig(TextConfig):
     """Settings of a masked-diffusion text policy, trained from scratch."""
 
-    steps: PositiveInt = 8  # in which a message is filled; at least as many as tokens fills one token per step
+    steps: PositiveInt = 8  # steps per message; with at least as many steps as tokens, one token per step
     order: str = "random"  # random | confident, which tokens of a message are filled first
-    likelihood: str = "chain"  # chain | elbo, what a decision is
-    samples: PositiveInt = 4  # of the bound, per conversation
+    likelihood: str = "chain"  # chain | elbo, kind of decisions
+    samples: PositiveInt = 4  # samples of the bound per conversation
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,7 +58,7 @@ class DiffusionTextConfig(TextConfig):
 
 
 class DiffusionTextPolicy(TextPolicy):
-    """Writes messages by filling masks."""
+    """Text policy with masked diffusion."""
 
     name = "text_diffusion"
     config_class = DiffusionTextConfig
@@ -68,20 +68,20 @@ class DiffusionTextPolicy(TextPolicy):
 
     @property
     def env_class(self) -> type[DiffusionTextEnv]:
-        """Environment that can fill gaps."""
-        from robopolicy.contrib.text_diffusion.text_env import DiffusionTextEnv  # which imports this module
+        """Environment class with the capability to fill gaps."""
+        from robopolicy.contrib.text_diffusion.text_env import DiffusionTextEnv  # circular
 
         return DiffusionTextEnv
 
     @property
     def score_fields(self) -> tuple[str, ...]:  # type: ignore[override]
-        """Fields that `score` needs in addition to the mask of the decisions."""
+        """Arguments of `score` except the mask."""
         drawn = ("masked",) if self.config.likelihood == "elbo" else ()
         return (*super().score_fields, "order", *drawn)
 
     @property
     def blank(self) -> int:
-        """The token that is to be filled."""
+        """Mask token."""
         return self.tokenizer.size
 
     @torch.no_grad()
@@ -95,18 +95,18 @@ class DiffusionTextPolicy(TextPolicy):
         deterministic: bool = False,
         given: Sequence[Mapping[int, int]] | None = None,
     ) -> Generation:
-        """Fill a canvas behind each of the N prompts.
+        """Fill a canvas after each of the N prompts.
 
         Args:
-            prompts: Tokens of each.
-            generator: Of order and tokens.
-            budget: Tokens of a canvas; that of the spec if None.
-            temperature: One, or (N,) one per row; that of the config if None.
-            deterministic: The surest places first, with their likeliest tokens.
-            given: Tokens by place that each canvas begins with; they have order 0 and log-probability 0.
+            prompts: Tokens of each prompt.
+            generator: Random generator of order and tokens.
+            budget: Tokens of a canvas; None: `self.budget`.
+            temperature: One temperature, or (N,); None: `config.temperature`.
+            deterministic: Fill the most confident positions first, with their likeliest tokens.
+            given: Fixed tokens of each canvas by position; they have order 0 and log-probability 0.
 
         Raises:
-            UserError: A prompt and the canvas do not fit into the model's context.
+            UserError: A prompt and the canvas exceed the model's context.
         """
         budget = self.budget if budget is None else budget
         self.check_fits(max(map(len, prompts)), budget)
@@ -134,9 +134,9 @@ class DiffusionTextPolicy(TextPolicy):
             record = self.pad_rows(prompts, tokens.tolist())
             hidden = self._encoded(record["tokens"], record["start"] + budget)[row, record["start"][row] + place]
             level = None if deterministic else draws[row, place, 1]
-            chosen, *scores, surest = sample_tokens(logits_of(self.model, hidden), temperatures[row], level)
+            chosen, *scores, confidence = sample_tokens(logits_of(self.model, hidden), temperatures[row], level)
             if by_certainty:
-                taken = self._surest(surest, row, place, (step == now).sum(1), tokens.shape)[row, place]
+                taken = self._most_confident(confidence, row, place, (step == now).sum(1), tokens.shape)[row, place]
                 row, place, chosen, scores = row[taken], place[taken], chosen[taken], [x[taken] for x in scores]
             tokens[row, place], order[row, place], unfilled[row, place] = chosen, now + 1, False
             logp[row, place], entropy[row, place] = scores
@@ -145,7 +145,7 @@ class DiffusionTextPolicy(TextPolicy):
         return Generation(tokens, mask, logp, entropy, ~(tokens == self.tokenizer.eos).any(1), order)
 
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Messages with the order in which they were filled."""
+        """Generate messages with a record of their tokens and order."""
         prompts = self.prompts(obs)
         made = self.generate(prompts, generator)
         record = {**self.pad_rows(prompts, made.completions()), "temperature": self.temperatures(None, len(prompts))}
@@ -226,7 +226,7 @@ class DiffusionTextPolicy(TextPolicy):
         return Decisions(logp, logp_behaviour=logp, mask=mask, reward=reward, **ids, extra=extra)
 
     def conversations(self, batch: Sequence[Sequence[str]], generator: Randomness = None) -> tuple[Record, Tensor]:
-        """As of the base, with an order drawn at random."""
+        """Tokenize solved conversations like the base class, with a random order."""
         record, turns = super().conversations(batch)
         mask = record["mask"]
         draws = uniform(mask.shape, generator, self.device)
@@ -238,7 +238,7 @@ class DiffusionTextPolicy(TextPolicy):
         return {**record, "order": order}, turns
 
     def check_conversation_fits(self, texts: Sequence[str], what: str) -> None:
-        """As of the base; messages must also fit into a canvas."""
+        """Check the size of a conversation and of each message, which must fit into a canvas."""
         for message in texts[1::2]:
             size = len(self.tokenizer.encode(message))
             if size > self.budget:
@@ -246,7 +246,7 @@ class DiffusionTextPolicy(TextPolicy):
         super().check_conversation_fits(texts, what)
 
     def conversation_loss(self, batch: Sequence[Sequence[str]], generator: Randomness = None) -> tuple[Tensor, Tensor]:
-        """Bound of the mean negative log-likelihood per token of the policy [nats], and mean entropy of its masks."""
+        """Compute a bound of the mean negative log-likelihood per token [nats], and the mean entropy of masks."""
         record, _ = self.conversations(batch, generator)
         mask, masked = record.pop("mask"), self.masks(record["order"], 1, generator)
         requests, temperatures = (
@@ -259,7 +259,7 @@ class DiffusionTextPolicy(TextPolicy):
     def sft_loss(
         self, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], generator: Randomness = None
     ) -> tuple[Tensor, Info]:
-        """One sample of the bound of the mean negative log-likelihood `(B,)` per token of each canvas [nats]."""
+        """Sample the bound of the mean negative log-likelihood `(B,)` per token of each canvas [nats]."""
         record = self.pad_rows(prompts, completions)
         order = record.pop("mask").long()
         masked = self.masks(order, 1, generator)
@@ -272,38 +272,40 @@ class DiffusionTextPolicy(TextPolicy):
         return loss, {"nll": loss.detach(), "entropy": out.entropy[:, 0].detach()}
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """Last hidden states `(N, L, D)` of rows that are seen as a whole."""
+        """Compute the last hidden states `(N, L, D)` of complete rows."""
         return self._encoded(tokens, torch.full((len(tokens),), tokens.shape[1], device=tokens.device))
 
     def encode_message(self, text: str) -> list[int]:
-        """Tokens of a whole canvas."""
+        """Tokenize a message as a complete canvas."""
         tokens = self.tokenizer.encode(text)[: self.budget]
         return tokens + [self.tokenizer.eos] * (self.budget - len(tokens))
 
     def generation_order(self, count: int, generator: Randomness = None) -> list[int]:
-        """In which steps the tokens of a message that another wrote count as filled."""
+        """Draw generation steps for the tokens of a message that the policy did not generate."""
         draws = uniform((1, count), generator, self.device)
         return (self._steps_of(draws, torch.ones_like(draws, dtype=torch.bool))[0] + 1).tolist()
 
     @property
     def nfe(self) -> int:
-        """One per step."""
+        """Number of forward passes: one per step."""
         return self.config.steps
 
     def _steps_of(self, draws: Tensor, unfilled: Tensor) -> Tensor:
-        """Step `(N, L)` at which places are filled in the order of their draws, evenly; -1 where nothing is open."""
+        """Assign positions to steps `(N, L)` evenly, in the order of their draws; -1 for filled positions."""
         rank = draws.masked_fill(~unfilled, 2.0).argsort(1).argsort(1)
         return torch.where(unfilled, rank * self.config.steps // unfilled.sum(1, keepdim=True).clamp(min=1), -1)
 
-    def _surest(self, surest: Tensor, row: Tensor, place: Tensor, count: Tensor, shape: torch.Size) -> Tensor:
-        """The `count` (N,) surest of the open places, `(N, L)` bool."""
-        level = surest.new_full(shape, -torch.inf)
-        level[row, place] = surest
+    def _most_confident(
+        self, confidence: Tensor, row: Tensor, place: Tensor, count: Tensor, shape: torch.Size
+    ) -> Tensor:
+        """Select the `count` (N,) most confident open positions, `(N, L)` bool."""
+        level = confidence.new_full(shape, -torch.inf)
+        level[row, place] = confidence
         rank = (-level).argsort(dim=1, stable=True).argsort(1)
         return rank < count[:, None]
 
     def _turns(self, order: Tensor) -> Tensor:
-        """Number `(N, T)` of the message that a column belongs to; messages have `budget` tokens each."""
+        """Return the message index `(N, T)` of each column; messages have `budget` tokens."""
         return ((order > 0).long().cumsum(1) - 1).clamp(min=0) // self.budget
 
     def _bound(
@@ -333,7 +335,7 @@ class DiffusionTextPolicy(TextPolicy):
         view: Tensor,
         column: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Scores `(M,)` of tokens at `column` of `view`: V rows `owner`, `hidden` (V, T) masked, after `inside`."""
+        """Score `(M,)` tokens at `column` of `view`: V rows `owner` with `hidden` (V, T) masked, up to `inside`."""
         columns = torch.arange(hidden.shape[1], device=tokens.device)
         end = start[owner] + 1 + torch.where(inside, columns, 0).amax(1)
         seen = tokens[owner]  # a copy
@@ -345,12 +347,11 @@ class DiffusionTextPolicy(TextPolicy):
         return token_scores(states, head.weight, head.bias, tokens[owner[view], at], temperature[owner][view])
 
     def _encoded(self, tokens: Tensor, length: Tensor) -> Tensor:
-        """Last hidden states `(V, L, D)` of rows of which the first `length` (V,) tokens see each other."""
+        """Compute the last hidden states `(V, L, D)` of rows whose first `length` (V,) tokens attend to each other."""
         width = int(length.max())
         real = torch.arange(width, device=tokens.device) < length[:, None]
         dtype = head_of(self.model).weight.dtype
         bias = torch.zeros(real.shape, dtype=dtype, device=tokens.device).masked_fill(~real, torch.finfo(dtype).min)
         attention = bias[:, None, None].expand(-1, 1, width, -1)
-        # Behind the end any number may stand.
         inputs = tokens[:, :width].masked_fill(~real, self.tokenizer.pad)
         return body_of(self.model)(input_ids=inputs, attention_mask=attention, use_cache=False).last_hidden_state

@@ -1,4 +1,4 @@
-"""Environment of a text policy with masked diffusion, which can fill gaps."""
+"""Text environment of masked-diffusion policies, with the capability to fill gaps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from robopolicy.contrib.text_diffusion.policy import DiffusionTextPolicy
 from robopolicy.text.conversation import Conversation
@@ -14,16 +13,16 @@ from robopolicy.text.generation import Generation
 from robopolicy.text.rollouts.protocols import Task, Trajectory
 from robopolicy.text.text_env import TextEnv, score
 
-PIECES = 4  # number of pieces of a message, of which some are given
+PIECES = 4  # number of pieces of a message
 
 
 class DiffusionTextEnv(TextEnv):
-    """Text environment with masked diffusion; completions around given pieces answer the plain task."""
+    """Text environment with masked diffusion; completions around given pieces belong to the plain task."""
 
     policy: DiffusionTextPolicy
 
     def inpaint(self, task: Task, share: float) -> Task | None:
-        """The task with random pieces of the solution's first message fixed; None where there is no solution."""
+        """Fix random pieces of the solution's first message; None without a solution."""
         solution = self.solution(task)
         if solution is None:
             return None
@@ -35,20 +34,22 @@ class DiffusionTextEnv(TextEnv):
         given = {int(place): tokens[int(place)] for place in torch.cat(places)}
         return replace(task, prefix=None, context={"kind": "inpaint", "text": "", "given": given})
 
-    def _write(
-        self, conversations: Sequence[Conversation], seen: Sequence[Sequence[int]], temperature: Tensor
-    ) -> Generation:
-        given = [_given(conversation.task) if not conversation.responses else {} for conversation in conversations]
-        settings = {"temperature": temperature, "deterministic": self.deterministic}
-        return self.policy.generate(seen, self.generator, given=given, **settings)
+    def _generate(self, conversations: Sequence[Conversation]) -> Generation:
+        return self.policy.generate(
+            [one.prompt + one.columns["tokens"] for one in conversations],
+            self.generator,
+            temperature=torch.tensor([one.task.temperature for one in conversations]),
+            deterministic=self.deterministic,
+            given=[_given(one.task) if not one.responses else {} for one in conversations],
+        )
 
     def trajectories_of(self, conversations: Sequence[Conversation]) -> list[Trajectory]:
-        """Like the base, with the given tokens marked."""
+        """Convert conversations like the base class, with given tokens marked in `extra["injected"]`."""
         return [self._with_injected(trajectory) for trajectory in super().trajectories_of(conversations)]
 
     @torch.no_grad()
     def _with_injected(self, trajectory: Trajectory) -> Trajectory:
-        """The trajectory; given tokens count as generated in a random order and are marked in `extra["injected"]`."""
+        """Mark given tokens in `extra["injected"]`, and assign them a random generation order."""
         old = trajectory.decisions
         order, first = old.extra["order"].clone(), old.valid() & (old.require("unit") == 0)
         injected = old.valid() & (order == 0)

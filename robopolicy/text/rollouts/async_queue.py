@@ -1,8 +1,8 @@
 """Asynchronous rollouts: a bound on the age of weights, and the queue between rollout workers and the learner.
 
 A group is in flight from its reservation until the learner has used it. At most `(s + 1) batch` groups are in flight,
-so no group is older than s updates as long as groups arrive in order; older groups are dropped. With s = 0 no group
-starts before the update that it belongs to: the synchronous loop.
+so no group is older than s updates if groups arrive in order; older groups are dropped. With s = 0 no group starts
+before the weights of its update are published: the loop is synchronous.
 """
 
 from __future__ import annotations
@@ -32,14 +32,11 @@ class BoundedStaleness(Staleness):
         return current - version <= self.limit
 
     def in_flight(self, batch: int) -> int:
-        """`(limit + 1) batch`."""
+        """Return `(limit + 1) batch`."""
         return (self.limit + 1) * batch
 
 
-STALENESS: Registry[type[Staleness]] = Registry(
-    "parts.staleness",
-    {"bounded": BoundedStaleness},
-)
+STALENESS: Registry[type[Staleness]] = Registry("parts.staleness", {"bounded": BoundedStaleness})
 
 
 @dataclass(frozen=True)
@@ -63,19 +60,19 @@ class RolloutQueue:
         """
         self.staleness, self.batch = staleness, batch
         self.version, self.weights = 0, weights
-        self.stale = 0  # groups dropped so far because they were too old
+        self.stale = 0  # number of groups dropped because of their age
         self._waiting: deque[Group] = deque()
-        self._in_flight = 0  # started and not yet used by the learner
-        self._taken = 0  # of these, taken by the learner
+        self._in_flight = 0  # reserved and not yet used by the learner
+        self._taken = 0  # groups in flight that the learner has received
         self._closed = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
 
     def reserve(self, count: int) -> VersionedWeights | None:
-        """Wait for room for `count` groups; None once the queue is closed."""
+        """Wait until `count` groups can start; None if the queue is closed."""
         with self._changed:
-            most = self.staleness.in_flight(self.batch)
-            self._changed.wait_for(lambda: self._closed or self._in_flight + count <= most)
+            limit = self.staleness.in_flight(self.batch)
+            self._changed.wait_for(lambda: self._closed or self._in_flight + count <= limit)
             if self._closed:
                 return None
             self._in_flight += count
@@ -114,7 +111,7 @@ class RolloutQueue:
         return groups
 
     def publish(self, weights: Any) -> None:
-        """Publish the weights after an update; the groups of that update are no longer in flight."""
+        """Publish the weights after an update, whose groups are no longer in flight."""
         with self._changed:
             self.version, self.weights = self.version + 1, weights
             self._in_flight, self._taken = self._in_flight - self._taken, 0
@@ -127,7 +124,7 @@ class RolloutQueue:
             self._changed.notify_all()
 
     def state_dict(self) -> dict[str, Any]:
-        """Version and waiting groups; unfinished groups are rolled out again."""
+        """Return version and waiting groups; unfinished groups are rolled out again."""
         with self._changed:
             waiting = [[to_dict(trajectory) for trajectory in group] for group in self._waiting]
             return {"version": self.version, "waiting": waiting, "stale": self.stale}
@@ -140,17 +137,13 @@ class RolloutQueue:
             self._in_flight, self._taken = len(self._waiting), 0
 
 
-RolloutFn = Callable[[int, RolloutEnv], list[Group]]
-"""`(count, env) -> groups`, e.g. `Collector.collect_groups`."""
-
-
 class RolloutWorkers:
     """Threads that fill a queue, each with its own environment and copy of the policy."""
 
     def __init__(
         self,
         queue: RolloutQueue,
-        rollout: RolloutFn,
+        rollout: Callable[[int, RolloutEnv], list[Group]],
         envs: Sequence[tuple[RolloutEnv, Callable[[Any], Any]]],
         chunk: int = 1,
     ):
@@ -158,7 +151,7 @@ class RolloutWorkers:
 
         Args:
             queue: Queue for the groups.
-            rollout: Collects groups in an environment; called from several threads.
+            rollout: Function `(count, env) -> groups`, e.g. `Collector.collect_groups`; called from several threads.
             envs: Environment of every thread, and a function that loads weights into its policy.
             chunk: Groups per call.
         """

@@ -1,4 +1,4 @@
-"""Collector of rollouts: samples tasks, rolls them out, computes rewards and reports the results to its parts."""
+"""Collection of rollouts: samples tasks, rolls them out, computes rewards and reports the results to its parts."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from robopolicy.text.rollouts.trajectories import from_dict, group_by_task, to_d
 
 
 class RewardChain(Reward):
-    """Rewards from left to right, starting with the reward of the environment."""
+    """Rewards applied from left to right, starting with the reward of the environment."""
 
     def __init__(self, parts: Sequence[Reward]) -> None:
         self.parts = list(parts)
         self.weighted_objectives = tuple(name for part in self.parts for name in part.weighted_objectives)
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
-        """Rewards `(M,)`."""
+        """Compute rewards `(M,)`."""
         for part in self.parts:
             outcomes = replace(outcomes, reward=part(outcomes))
         return outcomes.reward
@@ -55,7 +55,7 @@ class RewardChain(Reward):
             part.set_influence(own)
 
     def state_dict(self) -> dict[str, Any]:
-        """States of the parts, by position."""
+        """Return the states of the parts by position."""
         return {str(number): part.state_dict() for number, part in enumerate(self.parts)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -65,7 +65,7 @@ class RewardChain(Reward):
 
 
 def collect_outcomes(trajectories: Sequence[Trajectory]) -> Outcomes:
-    """Keys, rewards and metrics of trajectories; only metrics that all of them have."""
+    """Collect keys, rewards and metrics of trajectories; metrics that some of them lack are left out."""
     names = set.intersection(*(set(trajectory.metrics) for trajectory in trajectories)) if trajectories else set()
 
     def column(values: list[float]) -> Tensor:
@@ -79,39 +79,27 @@ def collect_outcomes(trajectories: Sequence[Trajectory]) -> Outcomes:
 
 
 INTERVENTIONS: Registry[type[Intervention]] = Registry("parts.intervention", {})
-
-
 REWARDS: Registry[type[Reward]] = Registry("parts.reward", {})
-
-
-__all__ = ["build"]
-
-
 REGISTRIES.update(
     sampler=SAMPLERS, strategy=STRATEGIES, intervention=INTERVENTIONS, reward=REWARDS, staleness=STALENESS
 )
-
-
 NESTED.update(inner="strategy")
-
 
 DEFAULTS: dict[str, Any] = {
     "reward": [],  # chain of rewards, left to right; empty: the reward of the environment
     "sampler": {"name": "uniform"},  # choice of the next tasks
-    "strategy": {"name": "independent"},  # how the rollouts of a task depend on each other
-    "intervention": [],  # what replaces groups without a learning signal, in order
+    "strategy": {"name": "independent"},  # dependence of the rollouts of a task on each other
+    "intervention": [],  # replacements of groups without a learning signal, in order
     "temperature": 1.0,  # sampling temperature
     "max_resample_rounds": 0,  # rounds of new groups that replace dropped ones
-    "replay_last_batch": False,  # train on the last batch once more, as `REPLAYED` rows with their old rewards
+    "replay_last_batch": False,  # train on the last batch again, as `REPLAYED` rows with their old rewards
     "staleness": {"name": "bounded", "limit": 0},  # maximum age of weights of asynchronous rollouts
 }
 """The keys of `rollout` in a recipe and their defaults."""
-
 SCALAR_OPTIONS = {"temperature": Positive, "max_resample_rounds": NonNegativeInt, "replay_last_batch": bool}
 """Keys of `rollout` without parts, and their types."""
-
 OBJECTIVES = "objectives"
-"""Key of `Decisions.extra` with the value of each row (N, O) by every objective that the rewards name."""
+"""Key of `Decisions.extra` with the values (N, O) of the objectives that the rewards name."""
 
 
 @dataclass(frozen=True)
@@ -119,12 +107,12 @@ class Batch:
     """The next training batch."""
 
     trajectories: list[Trajectory]  # with their final rewards
-    decisions: Decisions  # their rows
-    invalid: list[int]  # keys of trajectories with an invalid reward, which are left out
+    decisions: Decisions  # rows of the trajectories
+    invalid: list[int]  # keys of the trajectories that were dropped because of an invalid reward
 
 
 class Collector:
-    """Samples tasks, rolls them out, computes rewards and intervenes as the `rollout` section of a recipe says."""
+    """The loop of task sampling, rollouts, rewards and interventions, set by the `rollout` section of a recipe."""
 
     def __init__(
         self,
@@ -140,18 +128,17 @@ class Collector:
 
         Args:
             plain: Keys of `DEFAULTS`.
-            pool: Tasks to sample from; budgets and temperatures are set here.
+            pool: Tasks to sample from; the collector sets their budgets and temperatures.
             env: Environment.
             group_size: Rollouts per task.
-            seed: Of the sampler.
-            extra_keys: Further keys of `plain`, which the learner reads.
+            seed: Seed of the sampler.
+            extra_keys: Further keys of `plain`, which the learner uses.
 
         Raises:
-            ValueError: A key, name or option is unknown or does not fit; one line.
+            ValueError: A key, name or option is unknown or invalid.
         """
-        for key in plain:
-            if key not in DEFAULTS and key not in extra_keys:
-                raise ValueError(f"Unknown key '{key}' of rollout; known: {', '.join((*DEFAULTS, *extra_keys))}.")
+        if unknown := [key for key in plain if key not in DEFAULTS and key not in extra_keys]:
+            raise ValueError(f"Unknown key '{unknown[0]}' of rollout; known: {', '.join((*DEFAULTS, *extra_keys))}.")
         settings = {**DEFAULTS, **plain}
         for key, kind in SCALAR_OPTIONS.items():
             validate_option(f"rollout.{key}", kind, settings[key])
@@ -166,18 +153,16 @@ class Collector:
         self.staleness: Staleness = build("staleness", settings["staleness"])
         self.replay_last_batch, self._last = bool(settings["replay_last_batch"]), list[Trajectory]()
         if self.replay_last_batch and self.reward.weighted_objectives:
-            raise ValueError(
-                "Rewards with objectives cannot be combined with replay_last_batch; leave one of them out."
-            )
+            raise ValueError("Rewards with objectives cannot be combined with replay_last_batch; remove one of them.")
         temperature = float(settings["temperature"])
         tasks = [replace(task, budget=group_size, temperature=temperature) for task in pool.tasks]
         self.sampler.setup(replace(pool, tasks=tasks), seed)
         self._task_rewards: list[tuple[int, float]] = []  # of the rollouts since `observe`
         self._invalid: list[int] = []
-        self._lock = threading.RLock()  # workers of the queue run on several threads
+        self._lock = threading.RLock()  # rollout workers call from several threads
 
     def collect_groups(self, n: int, env: RolloutEnv | None = None) -> list[list[Trajectory]]:
-        """Roll out `n` groups and intervene; fewer where groups were dropped and not replaced."""
+        """Roll out `n` groups and intervene; returns fewer if groups were dropped and not replaced."""
         env, groups = env or self.env, []
         for _ in range(1 + self.max_resample_rounds):
             with self._lock:
@@ -198,42 +183,39 @@ class Collector:
         return group
 
     def _drop_invalid(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Trajectories with a finite reward; the keys of the others are reported with the next batch."""
+        """Keep trajectories with a finite reward; the next batch reports the keys of the others."""
         self._invalid += [trajectory.task.key for trajectory in trajectories if not math.isfinite(trajectory.reward)]
         return [trajectory for trajectory in trajectories if math.isfinite(trajectory.reward)]
 
     def batch(self, groups: Sequence[Sequence[Trajectory]]) -> Batch:
-        """Rewards and rows of groups.
+        """Compute rewards and rows of groups.
 
         Raises:
             RuntimeError: All groups were dropped or invalid.
         """
         trajectories = [trajectory for group in groups for trajectory in group]
         outcomes = collect_outcomes(trajectories)
-        composed = self.reward(outcomes).tolist() if trajectories else []
+        rewards = self.reward(outcomes).tolist() if trajectories else []
         with self._lock:
             for part in self.interventions:
                 part.observe(groups)
-            rewarded = [
-                replace(trajectory, reward=reward) for trajectory, reward in zip(trajectories, composed, strict=True)
-            ]
+            rewarded = [replace(one, reward=reward) for one, reward in zip(trajectories, rewards, strict=True)]
             trajectories, invalid, self._invalid = self._drop_invalid(rewarded), self._invalid, []
             if not trajectories:
                 raise RuntimeError("No group is left to train on; raise rollout.max_resample_rounds or drop fewer.")
             if self.replay_last_batch:
-                fresh = trajectories
-                trajectories = [*fresh, *self._last]
-                self._last = [replace(trajectory, source=REPLAYED, record=None) for trajectory in fresh]
+                last, self._last = self._last, [replace(one, source=REPLAYED, record=None) for one in trajectories]
+                trajectories = [*trajectories, *last]
         rows = self.env.batch(trajectories)
         if self.reward.weighted_objectives:
-            valid = torch.tensor([math.isfinite(reward) for reward in composed])
-            worth = torch.stack([outcomes.require(name)[valid] for name in self.reward.weighted_objectives], 1)
-            worth = worth.float().to(rows.logp_old.device)[rows.require("trajectory")]
-            rows = rows.with_fields(extra={**rows.extra, OBJECTIVES: worth})
+            valid = torch.tensor([math.isfinite(reward) for reward in rewards])
+            values = torch.stack([outcomes.require(name)[valid] for name in self.reward.weighted_objectives], 1)
+            values = values.float().to(rows.logp_old.device)[rows.require("trajectory")]
+            rows = rows.with_fields(extra={**rows.extra, OBJECTIVES: values})
         return Batch(trajectories, rows, invalid)
 
     def collect(self, n: int) -> Batch:
-        """Roll out `n` groups and make their rows."""
+        """Roll out `n` groups and return their batch."""
         return self.batch(self.collect_groups(n))
 
     def observe(self, batch: Batch, advantage: Tensor, influence: Tensor | None = None) -> None:
@@ -241,8 +223,8 @@ class Collector:
 
         Args:
             batch: Result of `collect`.
-            advantage: (N, 1) or (N, T) of its rows, 0 for those that were not selected.
-            influence: (O,) of the objectives of the rewards, see `Reward.set_influence`.
+            advantage: (N, 1) or (N, T) of its rows, 0 for rows that were not selected.
+            influence: (O,) argument of `Reward.set_influence`.
         """
         if influence is not None:
             self.reward.set_influence(influence)
@@ -259,7 +241,7 @@ class Collector:
                 self.sampler.observe(keys, rewards, known)
 
     def state_dict(self) -> dict[str, Any]:
-        """States of the parts, between `observe` and the next `collect`."""
+        """Return the states of the parts, between `observe` and the next `collect`."""
         last = [to_dict(trajectory) for trajectory in self._last]
         return {name: part.state_dict() for name, part in self._parts().items()} | {"last": last}
 

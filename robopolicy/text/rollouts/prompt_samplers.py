@@ -1,7 +1,7 @@
 """Samplers of tasks: uniform, or by uncertainty.
 
-Every sampler draws the tasks of one proposal without replacement, so that no two groups share a key. A sampler that
-learns from outcomes does so in `observe`; before the first outcome it is uniform unless stated otherwise.
+Every sampler draws the tasks of one proposal without replacement, so that no two groups share a key. Adaptive samplers
+learn in `observe` and are uniform before the first outcome unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ class Uniform(Sampler):
             raise UserError("There are no tasks to sample from.")
         self.pool = pool
         self._generator = torch.Generator().manual_seed(seed)
-        self._order: list[int] = []  # of this epoch, what is left
-        self._places = {task.key: place for place, task in enumerate(pool.tasks)}
+        self._order: list[int] = []  # remaining indices of this epoch
+        self._indices = {task.key: index for index, task in enumerate(pool.tasks)}
 
     def propose(self, n: int) -> list[Task]:
-        """The next of the epoch."""
-        return [self.pool.tasks[place] for place in self.draw(n)]
+        """Return the next tasks of the epoch."""
+        return [self.pool.tasks[index] for index in self.draw(n)]
 
     def draw(self, n: int) -> list[int]:
-        """Places in the pool of the next `n` tasks of the epoch; all different."""
-        count = self._enough(n)
-        places, self._order = self._order[:n], self._order[n:]
-        if missing := n - len(places):
-            fresh = [place for place in self._shuffled(count) if place not in set(places)]
-            places, self._order = places + fresh[:missing], fresh[missing:]
-        return places
+        """Return indices into the pool of the next `n` tasks of the epoch; all different."""
+        count = self._check_size(n)
+        indices, self._order = self._order[:n], self._order[n:]
+        if missing := n - len(indices):
+            fresh = [index for index in self._shuffled(count) if index not in set(indices)]
+            indices, self._order = indices + fresh[:missing], fresh[missing:]
+        return indices
 
     def _shuffled(self, count: int) -> list[int]:
         return torch.randperm(count, generator=self._generator).tolist()
 
     def weighted(self, weight: Tensor, n: int) -> list[int]:
-        """`n` different places drawn with weights `(K,)`; those of weight 0 only when no others are left."""
-        self._enough(n)
+        """Draw `n` different indices with weights `(K,)`; weight 0 only after all others."""
+        self._check_size(n)
         return torch.multinomial(weight.double().clamp(min=1e-200), n, generator=self._generator).tolist()
 
-    def _enough(self, n: int) -> int:
-        """Size of the pool, which must hold `n` different tasks."""
+    def _check_size(self, n: int) -> int:
+        """Return the size of the pool, which must contain `n` different tasks."""
         count = len(self.pool.tasks)
         if n > count:
             raise UserError(f"{n} different tasks were requested, but the pool has {count}; reduce the batch.")
         return count
 
     def keys(self) -> Tensor:
-        """(K,) keys of the pool, in order."""
+        """Return the keys (K,) of the pool, in order."""
         return torch.tensor([task.key for task in self.pool.tasks])
 
     def state_dict(self) -> dict[str, Any]:
-        """Generator and the rest of the epoch."""
+        """Return the generator and the rest of the epoch."""
         return {"generator": self._generator.get_state(), "order": list(self._order)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -76,23 +76,23 @@ class Uniform(Sampler):
 
 
 class Tracked(Uniform):
-    """Base of the samplers that track the success rate of every task."""
+    """Base class of samplers that track the success rate of every task."""
 
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
 
     def rates(self) -> Tensor:
-        """(K,) estimated success rates in [0, 1]."""
+        """Return the estimated success rates (K,) in [0, 1]."""
         return self.tracker.read(self.keys()).clamp(0.0, 1.0)
 
     def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
-        """One observation per group: its mean reward."""
+        """Track the mean reward of each group."""
         for key in dict.fromkeys(keys.tolist()):
             mean = rewards[keys == key].double().mean().reshape(1)
             self.tracker.write(torch.tensor([key]), mean)
 
     def state_dict(self) -> dict[str, Any]:
-        """Rates and generator."""
+        """Return rates and generator."""
         return {**super().state_dict(), "tracker": self.tracker.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -109,16 +109,10 @@ class UncertaintySampler(Tracked):
         self.floor = floor
 
     def propose(self, n: int) -> list[Task]:
-        """Uncertain tasks first."""
+        """Draw weighted tasks."""
         rates = self.rates()
         weight = (rates * (1.0 - rates)).sqrt() + self.floor
-        return [self.pool.tasks[place] for place in self.weighted(weight, n)]
+        return [self.pool.tasks[index] for index in self.weighted(weight, n)]
 
 
-SAMPLERS: Registry[type[Sampler]] = Registry(
-    "parts.sampler",
-    {
-        "uniform": Uniform,
-        "uncertain": UncertaintySampler,
-    },
-)
+SAMPLERS: Registry[type[Sampler]] = Registry("parts.sampler", {"uniform": Uniform, "uncertain": UncertaintySampler})

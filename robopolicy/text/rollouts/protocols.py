@@ -2,8 +2,8 @@
 
     Sampler.propose -> RolloutStrategy.rollout -> Reward -> Intervention -> batch -> core -> Sampler.observe
 
-No part depends on whether a trajectory is a text or an episode of a robot; only the `RolloutEnv` does. Anything beyond
-rollouts is a capability of the environment ("branch", "hint", ...), requested with `require_capability`.
+The parts handle texts and robot episodes in the same way; only the `RolloutEnv` differs. Everything except rollouts is
+a capability of the environment ("branch", "hint", ...), requested with `require_capability`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.errors import UserError
 
 POLICY, REPLAYED, TEACHER, HINTED, REPAIRED = range(5)
-"""`Decisions.source`: sampled from the policy, replayed, of a teacher, with a hint, self-corrected."""
+"""`Decisions.source`: sampled from the policy, replayed, sampled from a teacher, with a hint, self-corrected."""
 
 
 @dataclass(frozen=True)
 class Task:
     """A task to roll out. Payload, prefix and context are plain values or tensors, so that checkpoints can store them.
 
-    A context is a mapping with its `kind` ("instruction", "mode", "repair", a kind of hint) and what else the
-    environment needs; for instructions and modes a `text`. A trajectory keeps its task: log-probabilities belong to the
-    conditioning they were sampled with.
+    A context is a mapping with its `kind` ("instruction", "mode", "repair", a kind of hint) and other inputs of the
+    environment, e.g. the `text` of instructions and modes. Trajectories keep the task they were sampled with.
     """
 
     key: int  # prompt or start state; trajectories of one key form a group
-    payload: Any = None  # prompt, or what the simulator is reset to
-    prefix: Any | None = None  # given decisions: the environment continues after them
+    payload: Any = None  # prompt, or reset state of the simulator
+    prefix: Any | None = None  # given decisions, after which the environment continues
     context: Any | None = None  # additional conditioning: hint, instruction, privileged observation
     temperature: float = 1.0
     budget: int = 1  # number of rollouts
@@ -43,10 +42,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One rollout of a task: a completion, a dialogue, an episode.
+    """One rollout of a task: a completion, a dialogue or an episode.
 
-    Its decisions are `(1, T)` for a sequence, or one row per chunk, turn or context window. Their `logp_old` is what
-    was recorded when they were sampled, and never changes; `rescore` keeps it as `logp_behaviour`.
+    Its decisions are `(1, T)` for a sequence, or one row per chunk, turn or context window. `logp_old` is recorded
+    during sampling and never changes; rows that are scored again store it as `logp_behaviour`.
     """
 
     task: Task  # including hint and prefix
@@ -54,9 +53,9 @@ class Trajectory:
     reward: float
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # inputs of rewards: calls, length, verdict
     source: int = POLICY
-    version: int = 0  # of the weights that acted
-    finished: bool = True  # False: stopped by a limit of the strategy, and can be continued
-    record: Any = None  # data of the environment to grade, continue or repair it; not in checkpoints
+    version: int = 0  # of the weights it was sampled with
+    finished: bool = True  # False: stopped by a limit of the strategy; can be continued
+    record: Any = None  # data of the environment for grading, continuing or repairing; not in checkpoints
 
     @property
     def success(self) -> bool:
@@ -71,21 +70,21 @@ class RolloutEnv(Protocol):
         """Roll out every task once, in order.
 
         Args:
-            tasks: Tasks; their budgets are up to the strategy.
+            tasks: Tasks; budgets are ignored.
             units: Stop after this number of further units (turns, chunks); None: roll out to the end.
         """
         ...
 
     def batch(self, trajectories: Sequence[Trajectory]) -> Decisions:
-        """Rows of all trajectories, as `trajectories.stack` makes them."""
+        """Return the rows of all trajectories, see `trajectories.stack`."""
         ...
 
 
 def require_capability(env: object, capability: str) -> Callable[..., Any]:
-    """An optional function of an environment: a method, or an entry of its registry `capabilities`.
+    """Return an optional function of an environment: a method, or an entry of its registry `capabilities`.
 
-    An environment that can continue from the middle of a trajectory has `branch(trajectory, unit)`: it returns the task
-    that continues after the first `unit` units; those stay decisions of the policy, as recorded.
+    For example, `branch(trajectory, unit)` returns the task that continues a trajectory after its first `unit` units,
+    which remain decisions of the policy.
 
     Raises:
         UserError: The environment has no such function.
@@ -106,22 +105,18 @@ Value = TypeVar("Value")
 
 
 def require_metric(metrics: Mapping[str, Value], name: str, part: str) -> Value:
-    """A metric that a part, "reward" or "strategy", requires.
-
-    Raises:
-        MissingField: The environment does not measure it.
-    """
+    """Return a metric, or raise a MissingField for the part, "reward" or "strategy", that requires it."""
     if name not in metrics:
         known = ", ".join(sorted(metrics)) or "none"
         raise MissingField(f"This {part} needs the metric '{name}'; the environment measures: {known}.")
     return metrics[name]
 
 
-class Part(ABC):  # noqa: B024 - its subclasses say what is abstract
-    """Base of the parts, which may have memory; whatever affects future calls is in `state_dict`."""
+class Part(ABC):  # noqa: B024 - subclasses have the abstract methods
+    """Base class of the parts; everything that affects future calls is in `state_dict`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty by default."""
+        """Return an empty state by default."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most parts have no state
@@ -133,14 +128,14 @@ class PromptPool:
     """The tasks to sample from; keys are unique."""
 
     tasks: Sequence[Task]  # K, with the budget and temperature of the recipe
-    category: Tensor | None = None  # (K,) int, kinds of tasks
-    difficulty: Tensor | None = None  # (K,) harder where larger
+    category: Tensor | None = None  # (K,) int
+    difficulty: Tensor | None = None  # (K,) larger is harder
 
     def require(self, name: str) -> Tensor:
-        """The category or difficulty `(K,)`.
+        """Return the category or difficulty `(K,)`.
 
         Raises:
-            UserError: The tasks come without.
+            UserError: The tasks do not have it.
         """
         value = getattr(self, name)
         if value is None:
@@ -157,15 +152,15 @@ class Sampler(Part):
 
     @abstractmethod
     def propose(self, n: int) -> list[Task]:
-        """The next `n` tasks."""
+        """Return the next `n` tasks."""
 
     def observe(self, keys: Tensor, rewards: Tensor, advantage: Tensor) -> None:
-        """Update from the rollouts.
+        """Update from rollouts without hints.
 
         Args:
-            keys: (M,) int, of every trajectory, without hints.
-            rewards: (M,) their rewards.
-            advantage: (M,) mean |advantage| of the rows of that key in the update, 0 without rows.
+            keys: (M,) int, task keys.
+            rewards: (M,).
+            advantage: (M,) mean |advantage| of the rows of the key in the update, 0 without rows.
         """
 
 
@@ -173,15 +168,11 @@ class RolloutStrategy(Part):
     """Dependence of the rollouts of a task on each other."""
 
     def check(self, task: Any) -> None:
-        """Refuse an unsuitable task, e.g. a `robopolicy.text.task.TextTask`, before the first rollout.
-
-        Raises:
-            ValueError: The strategy does not support the task; one line.
-        """
+        """Raise a ValueError if the strategy does not support the task, e.g. a `robopolicy.text.task.TextTask`."""
 
     @abstractmethod
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
-        """`task.budget` trajectories of every task, adjacent to each other."""
+        """Return `task.budget` trajectories of every task, adjacent to each other."""
 
 
 class Intervention(Part):
@@ -193,7 +184,7 @@ class Intervention(Part):
 
     @abstractmethod
     def apply(self, group: Sequence[Trajectory], env: RolloutEnv) -> list[Trajectory]:
-        """The replacement of a group for which `applies` is true."""
+        """Return the replacement of a group for which `applies` is true."""
 
     def observe(self, groups: Sequence[Sequence[Trajectory]]) -> None:
         """Observe all groups of a batch after the interventions."""
@@ -208,28 +199,21 @@ class Outcomes:
     metrics: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # (M,) by name
 
     def require(self, name: str) -> Tensor:
-        """A metric `(M,)` that a reward requires.
-
-        Raises:
-            ValueError: The environment does not measure it.
-        """
+        """Return a metric `(M,)`; raise `MissingField` if the environment does not measure it."""
         return self.reward if name == "reward" else require_metric(self.metrics, name, "reward")
 
 
 class Reward(Part):
-    """A reward computed from the previous reward and the metrics of the environment.
+    """A reward computed from the previous reward and the metrics of the environment."""
 
-    A reward that weights objectives by their influence on the policy names them; the learner calls `set_influence`.
-    """
-
-    weighted_objectives: Sequence[str] = ()  # O metrics
+    weighted_objectives: Sequence[str] = ()  # O metrics whose influence on the policy it uses
 
     @abstractmethod
     def __call__(self, outcomes: Outcomes) -> Tensor:
-        """Rewards `(M,)`."""
+        """Compute rewards `(M,)`."""
 
     def set_influence(self, influence: Tensor) -> None:
-        """Set the improvement `(O,)` of each objective by an update for all of them."""
+        """Set the improvement `(O,)` of each objective by an update for all of them; called by the learner."""
 
 
 class Staleness(Part):
@@ -239,11 +223,11 @@ class Staleness(Part):
 
     @abstractmethod
     def admit(self, version: int, current: int) -> bool:
-        """Whether weights `current` may be trained on trajectories of weights `version`."""
+        """Whether weights of version `current` may be trained on trajectories of `version`."""
 
     @abstractmethod
     def in_flight(self, batch: int) -> int:
-        """Largest number of trajectories in flight."""
+        """Return the maximum number of groups in flight, given the groups per batch."""
 
 
 class AskTellOptimizer(Part):
@@ -251,7 +235,7 @@ class AskTellOptimizer(Part):
 
     @abstractmethod
     def ask(self) -> Tensor:
-        """Candidates `(P, D)`."""
+        """Return candidates `(P, D)`."""
 
     @abstractmethod
     def tell(self, fitness: Tensor) -> None:
@@ -259,7 +243,7 @@ class AskTellOptimizer(Part):
 
     @abstractmethod
     def best(self) -> Tensor:
-        """The best vector (D,)."""
+        """Return the best vector (D,)."""
 
 
 def degenerate(rewards: Tensor, spread: float = 1e-6) -> bool:
@@ -268,5 +252,5 @@ def degenerate(rewards: Tensor, spread: float = 1e-6) -> bool:
 
 
 def rewards_of(group: Sequence[Trajectory]) -> Tensor:
-    """Rewards `(G,)` of trajectories."""
+    """Return the rewards `(G,)` of trajectories."""
     return torch.tensor([trajectory.reward for trajectory in group], dtype=torch.float64)

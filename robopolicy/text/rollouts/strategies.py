@@ -26,17 +26,17 @@ class Independent(RolloutStrategy):
 
 
 class RandomStrategy(RolloutStrategy):
-    """Base of the strategies with a random generator."""
+    """Base class of strategies with a random generator."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
 
     def uniform(self) -> float:
-        """A number in [0, 1)."""
+        """Draw a number in [0, 1)."""
         return float(torch.rand((), generator=self._generator))
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator."""
+        """Return the generator state."""
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -49,10 +49,10 @@ class Branch(RandomStrategy):
 
     Source: ARPO, Dong et al. 2025.
 
-    A fraction `initial` of the budget is rolled out first. After each unit, the mean entropy is compared with that
-    of the first; where `uniform - weight * rise <= threshold`, `beam - 1` rollouts branch off, until the budget is
-    spent. The rest of the budget is rolled out from the start. Shared beginnings are decisions of every branch.
-    Branches do not branch again, and the entropy is that of whole decisions, not of the ten likeliest symbols.
+    A fraction `initial` of the budget is rolled out first. The mean entropy of each unit is compared with the first
+    unit; if `uniform - weight * rise <= threshold`, `beam - 1` rollouts branch off, until the budget is spent. The rest
+    of the budget is rolled out from the start. Shared beginnings are decisions of every branch. In contrast to the
+    source, branches do not branch again, and the entropy covers all tokens, not only the ten likeliest.
     """
 
     def __init__(
@@ -63,20 +63,20 @@ class Branch(RandomStrategy):
         threshold: float = 0.5,
         seed: Seed = 0,
     ) -> None:
-        """Get ready.
+        """Store the options.
 
         Args:
             initial: Fraction of the budget rolled out from the start; 1: no branches.
-            beam: Continuations of an uncertain turn, the first rollout included.
-            weight: Of the rise of the entropy [1/nat].
-            threshold: Below it a turn branches.
-            seed: Of the draws.
+            beam: Continuations of an uncertain turn, including the first rollout.
+            weight: Factor of the rise of the entropy [1/nat].
+            threshold: A turn branches below this value.
+            seed: Seed of the random numbers.
         """
         super().__init__(seed)
         self.initial, self.beam, self.weight, self.threshold = initial, beam, weight, threshold
 
     def rollout(self, env: RolloutEnv, tasks: Sequence[Task]) -> list[Trajectory]:
-        """Roll out some from the start, then branches."""
+        """Roll out some tasks from the start, then branches."""
         firsts = [max(1, round(self.initial * task.budget)) for task in tasks]
         completed = env.rollout([task for task, count in zip(tasks, firsts, strict=True) for _ in range(count)])
         groups: list[list[Trajectory]] = []
@@ -93,7 +93,7 @@ class Branch(RandomStrategy):
         return [trajectory for group in groups for trajectory in group]
 
     def _continuations(self, task: Task, group: Sequence[Trajectory], room: int, env: RolloutEnv) -> list[Task]:
-        """`room` tasks that continue rollouts of the group, or start again where too few turns are uncertain."""
+        """Return `room` tasks that continue rollouts of the group, or restart if too few turns are uncertain."""
         found: list[Task] = []
         for trajectory in group:
             entropy = unit_entropy(trajectory.decisions)
@@ -106,16 +106,10 @@ class Branch(RandomStrategy):
 
 
 def unit_entropy(decisions: Decisions) -> list[float]:
-    """Mean entropy of each unit, in order; masked decisions leave it out."""
+    """Compute the mean entropy of each unit, in order, without masked decisions."""
     entropy, valid = decisions.require("entropy"), decisions.valid()
     unit = decisions.require("unit")
     return [float(entropy[(unit == number) & valid].mean()) for number in unit[valid].unique().tolist()]
 
 
-STRATEGIES: Registry[type[RolloutStrategy]] = Registry(
-    "parts.strategy",
-    {
-        "independent": Independent,
-        "branch": Branch,
-    },
-)
+STRATEGIES: Registry[type[RolloutStrategy]] = Registry("parts.strategy", {"independent": Independent, "branch": Branch})

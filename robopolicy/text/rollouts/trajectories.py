@@ -18,13 +18,12 @@ TASK = tuple(item.name for item in fields(Task))
 
 
 def stack(trajectories: Sequence[Trajectory]) -> Decisions:
-    """One batch of the rows of all trajectories, in order.
+    """Stack the rows of all trajectories, in order.
 
-    Rows are padded on the right to the longest, masked there. Group is the key of the task, trajectory the number of
-    the trajectory; source and version are copied from it. Rewards of single decisions stay where they are, and
-    the last decision of a trajectory gets the rest of its reward. `extra` fields `(n, L, ...)` are
-    padded with zeros to the longest L. Trajectories without `logp_behaviour` were sampled with their
-    `logp_old`. `extra["finished"]` (N,) marks finished trajectories.
+    Rows are padded on the right to the longest row and masked there; `extra` fields `(n, L, ...)` are padded with zeros
+    to the longest L. `group` is the key of the task, `trajectory` the index of the trajectory; `source` and `version`
+    are copied from it. The last decision of a trajectory receives its reward minus the rewards of single decisions.
+    `logp_behaviour` defaults to `logp_old`. `extra["finished"]` (N,) marks finished trajectories.
     """
     counts = torch.tensor([len(trajectory.decisions) for trajectory in trajectories])
 
@@ -45,7 +44,7 @@ def stack(trajectories: Sequence[Trajectory]) -> Decisions:
 
 
 def concat_rows(parts: Sequence[Decisions]) -> Decisions:
-    """Rows of all parts under each other, padded on the right and masked there; ids stay as they are.
+    """Concatenate the rows of all parts, padded on the right and masked there; ids are unchanged.
 
     Raises:
         MissingField: Some parts have a field or an extra entry that others lack.
@@ -56,16 +55,16 @@ def concat_rows(parts: Sequence[Decisions]) -> Decisions:
         values = [part.valid() if name == "mask" else getattr(part, name) for part in parts]
         if any(value is not None for value in values):
             if any(value is None for value in values):
-                raise MissingField(f"Some trajectories come with {name} and some without.")
+                raise MissingField(f"Some trajectories have {name} and some do not.")
             named[name] = _padded(values, longest) if name in PER_DECISION else torch.cat(values)
     if uneven := {name for part in parts for name in part.extra.keys() ^ parts[0].extra.keys()}:
-        raise MissingField(f"Some trajectories come with extra['{min(uneven)}'] and some without.")
+        raise MissingField(f"Some trajectories have extra['{min(uneven)}'] and some do not.")
     extra = {name: _padded([part.extra[name] for part in parts]) for name in parts[0].extra}
     return Decisions(**named, extra=extra)
 
 
 def _padded(values: Sequence[Tensor], width: int = 0) -> Tensor:
-    """`(n_i, ...)` or `(n_i, L_i, ...)` under each other, the latter with zeros behind up to `width` at least."""
+    """Concatenate `(n_i, ...)`, or `(n_i, L_i, ...)` padded with zeros to the longest L, at least `width`."""
     if values[0].dim() == 1:
         return torch.cat(list(values))
     width = max(width, max(value.shape[1] for value in values))
@@ -81,13 +80,12 @@ def _padded(values: Sequence[Tensor], width: int = 0) -> Tensor:
 
 
 def _complete_rows(parts: Sequence[Decisions]) -> Decisions:
-    """All parts joined, with rewards and log-probabilities of the behaviour."""
-    given = {(part.reward is None, part.logp_behaviour is None) for part in parts}
-    return _complete(concat_rows(parts)) if len(given) == 1 else concat_rows([_complete(part) for part in parts])
+    """Concatenate parts and fill missing rewards and behavior log-probabilities."""
+    present = {(part.reward is None, part.logp_behaviour is None) for part in parts}
+    return _complete(concat_rows(parts)) if len(present) == 1 else concat_rows([_complete(part) for part in parts])
 
 
 def _complete(decisions: Decisions) -> Decisions:
-    """With a reward, and with a log-probability of the behaviour."""
     if decisions.reward is not None and decisions.logp_behaviour is not None:
         return decisions
     reward, behaviour = decisions.reward, decisions.logp_behaviour
@@ -98,19 +96,19 @@ def _complete(decisions: Decisions) -> Decisions:
 
 
 def _with_remainder(reward: Tensor, valid: Tensor, trajectory: Tensor, total: Tensor) -> Tensor:
-    """Rewards `(N, T)` of decisions, of which the last of each trajectory makes up for what is missing from `total`."""
+    """Add the difference to `total` to the reward `(N, T)` of the last decision of each trajectory."""
     reward = reward.masked_fill(~valid, 0.0)
-    place = torch.arange(valid.numel(), device=valid.device).view(valid.shape)
+    index = torch.arange(valid.numel(), device=valid.device).view(valid.shape)
     last = torch.full((len(total),), -1, device=valid.device)
-    last = last.scatter_reduce(0, trajectory, place.masked_fill(~valid, -1).amax(1), "amax")
-    given = torch.zeros(len(total), dtype=torch.float64, device=valid.device)
-    given.index_add_(0, trajectory, reward.double().sum(1))
-    missing = (total.to(valid.device) - given)[last >= 0]
+    last = last.scatter_reduce(0, trajectory, index.masked_fill(~valid, -1).amax(1), "amax")
+    present = torch.zeros(len(total), dtype=torch.float64, device=valid.device)
+    present.index_add_(0, trajectory, reward.double().sum(1))
+    missing = (total.to(valid.device) - present)[last >= 0]
     return reward.double().flatten().index_add(0, last[last >= 0], missing).view(reward.shape).to(reward.dtype)
 
 
 def group_by_task(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
-    """Trajectories by the key of their task, in order of appearance."""
+    """Group trajectories by the key of their task, in order of appearance."""
     groups: dict[int, list[Trajectory]] = {}
     for trajectory in trajectories:
         groups.setdefault(trajectory.task.key, []).append(trajectory)
@@ -118,7 +116,7 @@ def group_by_task(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
 
 
 def to_dict(trajectory: Trajectory) -> dict[str, Any]:
-    """Tensors and plain values of a trajectory, without the record of the environment."""
+    """Convert a trajectory to tensors and plain values, without the record of the environment."""
     decisions = trajectory.decisions
     kept = {item.name: getattr(decisions, item.name) for item in fields(Decisions) if item.name != "extra"}
     return {
@@ -131,7 +129,7 @@ def to_dict(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def from_dict(state: Mapping[str, Any]) -> Trajectory:
-    """Inverse of `to_dict`."""
+    """Convert back from `to_dict`."""
     return Trajectory(
         task=Task(**state["task"]),
         decisions=Decisions(**state["decisions"], extra=dict(state["extra"])),

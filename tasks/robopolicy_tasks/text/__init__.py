@@ -1,4 +1,4 @@
-"""Text tasks with verifiable rewards; also any of reasoning-gym, `reasoning_gym/<id>`, and files, `prompts/<path>`."""
+"""Text tasks with verifiable rewards, from this package, reasoning-gym (`reasoning_gym/ID`) or `prompts/FILE`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ if TYPE_CHECKING:
     from robopolicy.sim.contract import VectorSim
 
 BUILT_IN = {
-    "arithmetic": ("Arithmetic", "Add two numbers below 30: dense success after little supervised fine-tuning."),
+    "arithmetic": (
+        "Arithmetic",
+        "Add two numbers below 30: dense success after little supervised fine-tuning.",
+    ),
     "calculator": ("Calculator", "Add with a calculator tool, whose calls are counted."),
     "countdown": ("Countdown", "Reach a number with three others, each used once: sparse success."),
-    "grid": ("Grid", "Walk to the goal of a small grid by text, one move per turn."),
+    "grid": ("Grid", "Move to the goal of a small grid, one move per turn."),
     "panda": ("Panda", "Write a program of commands for a simulated Panda from an instruction."),
     "panda_turns": ("PandaTurns", "The same with one command per turn and a report of the hand after each."),
-    "pits": ("Pits", "The grid with a pit to walk around."),
+    "pits": ("Pits", "The grid with a pit to avoid."),
     "waypoints": ("Waypoints", "The grid with waypoints announced before they are visited."),
 }
 
-MODULES = {"panda_turns": "panda", "pits": "grid", "waypoints": "grid"}  # of tasks that share one
+MODULES = {"panda_turns": "panda", "pits": "grid", "waypoints": "grid"}  # modules of tasks with another name
 
 
 def _expert() -> Expert:

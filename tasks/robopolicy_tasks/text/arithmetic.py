@@ -19,7 +19,7 @@ class Arithmetic(TextTask):
     response_pattern = r"\d{1,2}"
 
     def episode(self, seed: int) -> SingleTurn:
-        """Two numbers drawn uniformly from 0 to 29."""
+        """Draw two numbers uniformly from 0 to 29."""
         first, second = numbers(seed)
         answer = str(first + second)
         return SingleTurn(
@@ -31,27 +31,27 @@ class Arithmetic(TextTask):
         )
 
     def category(self, seed: int) -> int:
-        """How many of the two numbers have two digits."""
+        """Count the numbers with two digits."""
         return sum(number >= 10 for number in numbers(seed))
 
     def difficulty(self, seed: int) -> float:
-        """Number of digits of both numbers, plus one with a carry."""
+        """Count the digits of both numbers, plus one for a carry."""
         first, second = numbers(seed)
         return len(f"{first}{second}") + float(first % 10 + second % 10 >= 10)
 
     def paraphrase(self, seed: int, how: str) -> int:
-        """First of several other seeds with different numbers, and an easier sum if `how` is simpler."""
-        mine, hard = numbers(seed), self.difficulty(seed)
+        """Return the first other seed with the same sum of different numbers, and an easier one if `how` is simpler."""
+        own, difficulty = numbers(seed), self.difficulty(seed)
         for other in range(FAR + TRIES * seed, FAR + TRIES * (seed + 1)):
             found = numbers(other)
-            same = sum(found) == sum(mine) and set(found) != set(mine)
-            if same and (how == "varied" or self.difficulty(other) < hard):
+            same = sum(found) == sum(own) and set(found) != set(own)
+            if same and (how == "varied" or self.difficulty(other) < difficulty):
                 return other
         return seed
 
 
 def numbers(seed: int) -> tuple[int, int]:
-    """The two summands."""
+    """Draw the two summands."""
     first, second = np.random.default_rng(seed).integers(0, LIMIT, 2).tolist()
     return first, second
 
@@ -62,7 +62,7 @@ def is_number(completion: str) -> bool:
 
 
 def right_digits(completion: str, answer: str) -> float:
-    """Fraction of correct digits, aligned at the last digit; extra digits count as wrong."""
+    """Compute the fraction of correct digits, aligned at the last digit; extra digits count as wrong."""
     response = completion.strip()
     if not response.isdigit():
         return 0.0

@@ -1,8 +1,8 @@
-"""Sums with a calculator tool: `17+28=`, answered at once or after the message `?`, which returns the sum.
+"""Sums with a calculator tool: `17+28=`, answered directly or after the message `?`, which returns the sum.
 
-Demonstrations call the tool in every second problem, so that a fine-tuned policy calls it half of the time. The effect
-of rewards is visible in the metric `calls`: a call is always correct, and free unless the recipe adds a cost. The grade
-`grounding` measures the use of the tool: calls, and answers that repeat its result.
+Demonstrations call the tool in half of the problems, like a fine-tuned policy. The metric `calls` shows the effect of
+rewards: a call is always correct, and free unless the recipe adds a cost. The metric `grounding` is 1 for calls and for
+correct answers after a call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class CalculatorEpisode(TextEpisode):
         draw = np.random.default_rng(seed)
         first, second = draw.integers(0, LIMIT, 2).tolist()
         self.answer, self.prompt = str(first + second), f"{first}+{second}="
-        self._asks = bool(draw.integers(2))
+        self._calls_tool = bool(draw.integers(2))
         self._result_shown = False
 
     def step(self, completion: str) -> Turn:
@@ -37,8 +37,8 @@ class CalculatorEpisode(TextEpisode):
         return Turn(float(right), success=right, calls=0, metrics=grades)
 
     def demonstration(self) -> list[str]:
-        """The answer, after a call for half of the problems where none was made."""
-        return [CALL, self.answer] if self._asks and not self._result_shown else [self.answer]
+        """Return the answer, in half of the problems after a call."""
+        return [CALL, self.answer] if self._calls_tool and not self._result_shown else [self.answer]
 
 
 class Calculator(TextTask):
@@ -48,5 +48,5 @@ class Calculator(TextTask):
     prompt_bytes, completion_bytes, max_turns = 40, 6, 3
 
     def episode(self, seed: int) -> CalculatorEpisode:
-        """Two numbers drawn uniformly from 0 to 29."""
+        """Draw two numbers uniformly from 0 to 29."""
         return CalculatorEpisode(seed)

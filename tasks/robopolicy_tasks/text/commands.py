@@ -1,10 +1,10 @@
-"""Command language of text policies for a robot, parsed by a pattern and never run as code.
+"""Command language of text policies for a robot, parsed by a regular expression and never executed as code.
 
     program = command { ";" command }
     command = "grasp" | "lift" | "release" | "carry" place
     place   = ("pad" | "start") [ ("left" | "right" | "forward" | "back") centimetres ]
 
-Directions are those of the robot: forward is x, left is y.
+Directions are relative to the robot: forward is x, left is y.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROGRAM = rf"{COMMAND}(?:;{COMMAND}){{0,{MAX_COMMANDS - 1}}}"
 
 
 class ProgramError(ValueError):
-    """A program that is not in the language."""
+    """Invalid program."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Place:
 
     @property
     def offset(self) -> Array:
-        """(2,) [m] from the anchor."""
+        """Offset (2,) [m] from the anchor."""
         return 0.01 * self.centimetres * np.array(DIRECTIONS[self.direction])
 
 
@@ -59,15 +59,15 @@ class RobotCommand:
 
 
 def parse(program: str) -> list[RobotCommand]:
-    """The commands of a program.
+    """Parse the commands of a program.
 
     Raises:
-        ProgramError: It is not in the language, or longer than `MAX_COMMANDS`.
+        ProgramError: The program is invalid or longer than `MAX_COMMANDS`.
     """
-    words = [part.strip() for part in program.split(";")]
-    if len(words) > MAX_COMMANDS:
-        raise ProgramError(f"{len(words)} commands, at most {MAX_COMMANDS}")
-    return [_command(text) for text in words]
+    commands = [part.strip() for part in program.split(";")]
+    if len(commands) > MAX_COMMANDS:
+        raise ProgramError(f"{len(commands)} commands, at most {MAX_COMMANDS}")
+    return [_command(text) for text in commands]
 
 
 def _command(text: str) -> RobotCommand:

@@ -12,14 +12,14 @@ FORM = re.compile(r"(\d+)([-+*])(\d+)([-+*])(\d+)")
 
 
 class Countdown(TextTask):
-    """Any expression with the right numbers and the right value is a success."""
+    """Countdown; every expression of the given numbers with the target value is a success."""
 
     name = "text/countdown"
     prompt_bytes, completion_bytes = 24, 12
     response_pattern = r"\d[-+*]\d[-+*]\d"
 
     def episode(self, seed: int) -> SingleTurn:
-        """Three numbers from 1 to 9 and the value of a random expression of them."""
+        """Draw three numbers from 1 to 9, and the value of a random expression of them as the target."""
         numbers, solution = _problem(seed)
         found = value_of(solution)
         assert found is not None
@@ -33,16 +33,16 @@ class Countdown(TextTask):
         )
 
     def category(self, seed: int) -> int:
-        """How many products the known solution has."""
+        """Count the products of the known solution."""
         return _problem(seed)[1].count("*")
 
     def difficulty(self, seed: int) -> float:
-        """The number of products: differences and sums are small."""
+        """Return the number of products, which makes larger values."""
         return float(self.category(seed))
 
 
 def _problem(seed: int) -> tuple[list[int], str]:
-    """Numbers and a solution."""
+    """Draw numbers and a solution."""
     draw = np.random.default_rng(seed)
     numbers = draw.integers(1, 10, 3).tolist()
     order = draw.permutation(3)
@@ -51,7 +51,7 @@ def _problem(seed: int) -> tuple[list[int], str]:
 
 
 def value_of(expression: str) -> tuple[int, list[int]] | None:
-    """Value of `a.b.c` with the usual precedence, and its numbers; None for another form."""
+    """Evaluate `a.b.c` with the usual precedence and return value and numbers; None for another form."""
     match = FORM.fullmatch(expression.strip())
     if match is None:
         return None
@@ -71,6 +71,6 @@ def _verify(completion: str, numbers: list[int], target: int) -> float:
 
 
 def _closeness(completion: str, target: int) -> float:
-    """1 at the target, decreasing with distance, 0 for invalid expressions."""
+    """Return 1 at the target, less with distance, and 0 for invalid expressions."""
     found = value_of(completion)
     return 0.0 if found is None else 1.0 / (1.0 + abs(found[0] - target))

@@ -1,7 +1,7 @@
-"""Grids in text: walk to the goal, one move per turn, with the position returned after each.
+"""Text grids: move to the goal, one move per turn; the reply is the position.
 
-Every move is graded: `legal` (a word that moves, and not into a wall), `efficiency` (it is a step of a shortest way),
-`advantage` (reduction of the distance to the goal in steps), `safe` (it does not end in a pit).
+Metrics of a move are `legal` (the position changes), `efficiency` (step of a shortest path), `advantage` (reduction of
+the distance to the goal in steps) and `safe` (it does not end in a pit).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Place = tuple[int, int]
 
 
 class GridEpisode(TextEpisode):
-    """One episode; walls block a move, an invalid word wastes it, and a pit can be left again."""
+    """One episode; walls block moves, invalid words do nothing, and a pit can be left."""
 
     def __init__(self, seed: int, pits: int = 0) -> None:
-        """Draw different places for goal, start and at most one pit."""
+        """Draw different positions for goal, start and at most one pit."""
         places = np.random.default_rng(seed).permutation(SIZE * SIZE).tolist()
         self.at, self.goal, *pit = (divmod(place, SIZE) for place in places[: 2 + pits])
         self.far = distances(self.goal, pit)
@@ -48,7 +48,7 @@ class GridEpisode(TextEpisode):
         return Turn(0.0, done=False, reply=f" at {self.at[0]}{self.at[1]}:", metrics=metrics)
 
     def demonstration(self) -> list[str]:
-        """A shortest path around the pit, east or west first if possible."""
+        """Return a shortest path around the pit, east or west first if possible."""
         at, words = self.at, list[str]()
         while at != self.goal:
             words.append(min(("e", "w", "n", "s"), key=lambda word: self.far[moved(at, word)]))
@@ -57,30 +57,30 @@ class GridEpisode(TextEpisode):
 
 
 class Grid(TextTask):
-    """Walks of at most six moves, in eight turns."""
+    """Grid with paths of at most six moves, in eight turns."""
 
     name = "text/grid"
     prompt_bytes, completion_bytes, max_turns = 96, 3, 8
     response_pattern = "[nsew]"
 
     def episode(self, seed: int) -> GridEpisode:
-        """Start and goal are two different places."""
+        """Draw start and goal."""
         return GridEpisode(seed)
 
 
 class Pits(Grid):
-    """Grid with a pit, which does not affect success: safety is a separate grade."""
+    """Grid with a pit, which affects only the metric `safe`."""
 
     name = "text/pits"
     prompt_bytes = 104
 
     def episode(self, seed: int) -> GridEpisode:
-        """Start, goal and pit are three different places."""
+        """Draw start, goal and pit."""
         return GridEpisode(seed, pits=1)
 
 
 class WaypointEpisode(GridEpisode):
-    """Walk with waypoints such as `30`, which may be announced first; that takes a turn."""
+    """Episode with optional announcements of waypoints such as `30`, which take a turn."""
 
     def step(self, completion: str) -> Turn:
         """Announce a waypoint, or move."""
@@ -92,7 +92,7 @@ class WaypointEpisode(GridEpisode):
         return Turn(0.0, done=False, reply=f" at {self.at[0]}{self.at[1]}:", metrics=metrics)
 
     def demonstration(self) -> list[str]:
-        """East or west to an announced place, from there to the goal."""
+        """Return moves east or west to an announced waypoint, and from there to the goal."""
         words, corner = super().demonstration(), f"{self.goal[0]}{self.at[1]}"
         turns = sum(word in "ew" for word in words)
         legs = [(corner, words[:turns]), (f"{self.goal[0]}{self.goal[1]}", words[turns:])]
@@ -107,24 +107,26 @@ class Waypoints(Grid):
     response_pattern = f"[nsew]|[0-{SIZE - 1}][0-{SIZE - 1}]"
 
     def episode(self, seed: int) -> WaypointEpisode:
-        """Start and goal are two different places."""
+        """Draw start and goal."""
         return WaypointEpisode(seed)
 
 
 def moved(at: Place, word: str) -> Place:
-    """Position after a word."""
+    """Return the position after a word."""
     dx, dy = MOVES.get(word, (0, 0))
     return min(max(at[0] + dx, 0), SIZE - 1), min(max(at[1] + dy, 0), SIZE - 1)
 
 
 def distances(goal: Place, pits: list[Place]) -> Mapping[Place, int]:
-    """Number of steps to the goal from every position on paths around the pits."""
+    """Count the steps to the goal from every position on paths around the pits."""
     found, waiting = {goal: 0}, deque([goal])
     while waiting:
         at = waiting.popleft()
-        for there in (moved(at, word) for word in MOVES):
-            if there not in found and there not in pits:
-                found[there] = found[at] + 1
-                waiting.append(there)
-    beside = {pit: [found[there] for there in (moved(pit, word) for word in MOVES) if there != pit] for pit in pits}
-    return found | {pit: 1 + max(steps) for pit, steps in beside.items()}
+        for target in (moved(at, word) for word in MOVES):
+            if target not in found and target not in pits:
+                found[target] = found[at] + 1
+                waiting.append(target)
+    neighbors = {
+        pit: [found[target] for target in (moved(pit, word) for word in MOVES) if target != pit] for pit in pits
+    }
+    return found | {pit: 1 + max(steps) for pit, steps in neighbors.items()}

@@ -8,7 +8,7 @@ from robopolicy.errors import unknown_name
 from robopolicy.optional import require
 from robopolicy.text.task import SingleTurn, TextTask
 
-PROBLEMS = 2**31  # size of the generated set: episode seeds index it
+PROBLEMS = 2**31  # size of the generated set, indexed by episode seeds
 
 
 class GymTask(TextTask):
@@ -17,7 +17,7 @@ class GymTask(TextTask):
     prompt_bytes, completion_bytes = 2048, 256
 
     def __init__(self, generator: str) -> None:
-        """Make the problems of a generator, e.g. `chain_sum`."""
+        """Create the problems of a generator, e.g. `chain_sum`."""
         library = require("reasoning_gym", "text")
         known = library.factory.DATASETS
         if generator not in known:
@@ -26,7 +26,7 @@ class GymTask(TextTask):
         self._data: Any = library.create_dataset(generator, size=PROBLEMS, seed=0)
 
     def episode(self, seed: int) -> SingleTurn:
-        """The problem with that index."""
+        """Return the problem of an index."""
         entry: dict[str, Any] = self._data[seed % PROBLEMS]
         score = self._data.score_answer
         return SingleTurn(

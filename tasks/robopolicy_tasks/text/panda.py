@@ -1,8 +1,8 @@
-"""Instructions for a Panda: the policy reads an instruction and writes a program of commands that controllers run.
+"""Instructions for a Panda: the policy writes a program of commands for an instruction, and controllers execute it.
 
 `text/panda` is `put the cube 7 cm left of the pad:` -> `grasp;carry pad left 7;release`, scored by the final position
-of the cube. `text/panda_turns` takes one command per turn and returns the state of the hand; there the first grasp
-fails in one of three episodes. A program that is not in the language (`commands.py`) fails.
+of the cube. `text/panda_turns` takes one command per turn and returns the state of the hand; its first grasp
+fails in one of three episodes. An invalid program (`commands.py`) fails.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from robopolicy_tasks.text.commands import COMMAND, DIRECTIONS, PROGRAM, Place, 
 from robopolicy_tasks.text.workcell import CommandRequest, Snapshot, Workcell
 
 NEAREST, FARTHEST = 5, 9  # [cm] distances in instructions
-RADIUS = 0.008  # [m] from the goal at which the cube may come to rest: a centimetre less or more is wrong
+RADIUS = 0.008  # [m] from the goal for success; an error of a centimetre fails
 MISS = 0.08  # [m] error of a failed grasp
-KEPT = 8192  # cached snapshots
+MAX_SNAPSHOTS = 8192  # cached snapshots
 _STREAM = 0x7A5C  # separates the random stream of the instruction from the scene
-_BESIDE = {"left": "left of", "right": "right of", "forward": "beyond", "back": "before"}
+_RELATIONS = {"left": "left of", "right": "right of", "forward": "beyond", "back": "before"}
 _WORDINGS = {
     "lift": ("lift the cube", "pick the cube up"),
     "pad": ("put the cube on the pad", "bring the cube to the pad"),
-    "beside": ("put the cube {n} cm {beside} the pad", "set the cube down {n} cm {beside} the pad"),
+    "relative": ("put the cube {n} cm {relation} the pad", "set the cube down {n} cm {relation} the pad"),
     "shift": ("move the cube {n} cm {way}", "shift the cube {way} by {n} cm"),
 }
 Program = tuple[RobotCommand, ...]
@@ -46,25 +46,25 @@ class Instruction:
 
     @classmethod
     def draw(cls, seed: int, grasp_failure_rate: float) -> Instruction:
-        """Draw the instruction of an episode, whose first grasp fails with probability `grasp_failure_rate`."""
+        """Draw the instruction of an episode, and with probability `grasp_failure_rate` an error of its first grasp."""
         draw = np.random.default_rng([_STREAM, seed])
         kind, number = str(draw.choice(list(_WORDINGS))), int(draw.integers(NEAREST, FARTHEST + 1))
         way = str(draw.choice(list(DIRECTIONS)))
-        text = str(draw.choice(_WORDINGS[kind])).format(n=number, way=way, beside=_BESIDE[way])
+        text = str(draw.choice(_WORDINGS[kind])).format(n=number, way=way, relation=_RELATIONS[way])
         angle = draw.uniform(0.0, 2 * np.pi)
         grasp_error = (MISS * np.cos(angle), MISS * np.sin(angle)) if draw.random() < grasp_failure_rate else None
-        places = {"lift": None, "pad": Place("pad"), "beside": Place("pad", way, number)}
+        places = {"lift": None, "pad": Place("pad"), "relative": Place("pad", way, number)}
         return cls(text, places[kind] if kind in places else Place("start", way, number), grasp_error)
 
     @property
     def solution(self) -> Program:
-        """Program that follows the instruction."""
-        rest = (
+        """Program that fulfils the instruction."""
+        commands = (
             (RobotCommand("lift"),)
             if self.place is None
             else (RobotCommand("carry", self.place), RobotCommand("release"))
         )
-        return (RobotCommand("grasp"),) * (2 if self.grasp_error else 1) + rest
+        return (RobotCommand("grasp"),) * (2 if self.grasp_error else 1) + commands
 
 
 class Panda(TextTask):
@@ -82,42 +82,42 @@ class Panda(TextTask):
         self._snapshots: OrderedDict[Key, Snapshot] = OrderedDict()
 
     def episode(self, seed: int) -> PandaEpisode:
-        """An instruction in a scene."""
+        """Draw an instruction in a scene."""
         return PandaEpisode(self, seed)
 
     def prepare(self, episodes: Sequence[TextEpisode], completions: Sequence[str]) -> None:
-        """Simulate all programs at once."""
-        wanted: list[Key] = []
+        """Simulate all programs together."""
+        requests: list[Key] = []
         for episode, completion in zip(episodes, completions, strict=True):
             assert isinstance(episode, PandaEpisode)
             try:
-                wanted.append((episode.seed, (*episode.done, *parse(completion))))
+                requests.append((episode.seed, (*episode.done, *parse(completion))))
             except ProgramError:
                 continue
-        self.after(wanted)
+        self.after(requests)
 
-    def after(self, wanted: Sequence[Key]) -> list[Snapshot]:
-        """Snapshot after each program in its episode; duplicates are simulated once."""
+    def after(self, requests: Sequence[Key]) -> list[Snapshot]:
+        """Return the snapshot after each program in its episode; duplicates are simulated once."""
         with self._lock:
-            known = {
+            snapshots = {
                 key: self._snapshots[key]
-                for seed, program in wanted
+                for seed, program in requests
                 for key in _prefixes(seed, program)
                 if key in self._snapshots
             }
-            for length in range(1 + max((len(program) for _, program in wanted), default=0)):
-                asked = {(seed, program[:length]) for seed, program in wanted if len(program) >= length}
-                missing = sorted((key for key in asked if key not in known), key=str)
-                known |= zip(missing, self._simulated(missing, known), strict=True)
-            for key, moment in known.items():
-                self._snapshots[key] = moment
+            for length in range(1 + max((len(program) for _, program in requests), default=0)):
+                keys = {(seed, program[:length]) for seed, program in requests if len(program) >= length}
+                missing = sorted((key for key in keys if key not in snapshots), key=str)
+                snapshots |= zip(missing, self._simulated(missing, snapshots), strict=True)
+            for key, snapshot in snapshots.items():
+                self._snapshots[key] = snapshot
                 self._snapshots.move_to_end(key)
-            while len(self._snapshots) > KEPT:
+            while len(self._snapshots) > MAX_SNAPSHOTS:
                 self._snapshots.popitem(last=False)
-            return [known[key] for key in wanted]
+            return [snapshots[key] for key in requests]
 
     def goal(self, seed: int, place: Place) -> Array:
-        """Coordinates `(2,)` [m] of a position in an episode."""
+        """Return the coordinates `(2,)` [m] of a position in an episode."""
         (start,) = self.after([(seed, ())])
         return (start.pad if place.anchor == "pad" else start.cube[:2]) + place.offset
 
@@ -128,22 +128,22 @@ class Panda(TextTask):
                 self._workcell.close()
             self._workcell = None
 
-    def _simulated(self, missing: Sequence[Key], known: Mapping[Key, Snapshot]) -> list[Snapshot]:
+    def _simulated(self, missing: Sequence[Key], snapshots: Mapping[Key, Snapshot]) -> list[Snapshot]:
         if not missing:
             return []
         self._workcell = self._workcell or Workcell()
         if not missing[0][1]:
             return self._workcell.start([seed for seed, _ in missing])
-        orders: list[CommandRequest] = []
+        commands: list[CommandRequest] = []
         for seed, program in missing:
-            start, command = known[seed, ()], program[-1]
+            start, command = snapshots[seed, ()], program[-1]
             anchor = start.pad if command.place is None or command.place.anchor == "pad" else start.cube[:2]
             target = anchor + (np.zeros(2) if command.place is None else command.place.offset)
             grasp_error = Instruction.draw(seed, self.grasp_failure_rate).grasp_error
             first = all(earlier.verb != "grasp" for earlier in program[:-1])
             error = np.array(grasp_error) if grasp_error and first else np.zeros(2)
-            orders.append(CommandRequest(known[seed, program[:-1]], command, target, error))
-        return self._workcell.run(orders)
+            commands.append(CommandRequest(snapshots[seed, program[:-1]], command, target, error))
+        return self._workcell.run(commands)
 
 
 class PandaEpisode(TextEpisode):
@@ -161,35 +161,35 @@ class PandaEpisode(TextEpisode):
             self.done = (*self.done, *parse(completion))
         except ProgramError as error:
             return Turn(0.0, reply=f"{error}.")
-        (moment,) = self.task.after([(self.seed, self.done)])
-        return self.outcome(moment)
+        (snapshot,) = self.task.after([(self.seed, self.done)])
+        return self.outcome(snapshot)
 
-    def outcome(self, moment: Snapshot) -> Turn:
-        """Success if the cube is at its goal after the program."""
-        success = self.is_success(moment)
+    def outcome(self, snapshot: Snapshot) -> Turn:
+        """Return the result: success if the cube is at its goal."""
+        success = self.is_success(snapshot)
         return Turn(float(success), success=success)
 
-    def is_success(self, moment: Snapshot) -> bool:
+    def is_success(self, snapshot: Snapshot) -> bool:
         """Whether the instruction is fulfilled."""
         place = self.instruction.place
-        return moment.lifted if place is None else moment.rests_at(self.task.goal(self.seed, place), RADIUS)
+        return snapshot.lifted if place is None else snapshot.rests_at(self.task.goal(self.seed, place), RADIUS)
 
     def demonstration(self) -> list[str]:
-        """The whole program."""
+        """Return the program."""
         return [";".join(map(str, self.instruction.solution))]
 
 
 class StepwiseEpisode(PandaEpisode):
     """Episode with one command per turn."""
 
-    def outcome(self, moment: Snapshot) -> Turn:
-        """State of the hand, unless the instruction is fulfilled."""
-        if self.is_success(moment):
+    def outcome(self, snapshot: Snapshot) -> Turn:
+        """Return the state of the hand unless the instruction is fulfilled."""
+        if self.is_success(snapshot):
             return Turn(1.0, success=True)
-        return Turn(0.0, done=False, reply=" held:" if moment.held else " empty:")
+        return Turn(0.0, done=False, reply=" held:" if snapshot.held else " empty:")
 
     def demonstration(self) -> list[str]:
-        """One command per turn, with a second grasp if the first one fails."""
+        """Return one command per turn, with a second grasp if the first one fails."""
         return [str(command) for command in self.instruction.solution[len(self.done) :]]
 
 
@@ -202,7 +202,7 @@ class PandaTurns(Panda):
     grasp_failure_rate = 1 / 3
 
     def episode(self, seed: int) -> StepwiseEpisode:
-        """An instruction in a scene."""
+        """Draw an instruction in a scene."""
         return StepwiseEpisode(self, seed)
 
 

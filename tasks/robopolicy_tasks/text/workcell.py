@@ -1,7 +1,7 @@
-"""Execution of commands by a simulated Panda: one controller per verb, many episodes at once.
+"""Execution of commands by a simulated Panda: one controller per verb, batched over episodes.
 
-A `Snapshot` is a complete simulation state, so that any episode can continue from it in any free row of
-the simulator. The result of a command depends only on the snapshot and the command.
+A `Snapshot` is a complete simulation state, so that an episode can continue in any row of the
+simulator. The result of a command depends only on the snapshot and the command.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from robopolicy_tasks.manipulation.pick_place import RELEASED, RESTING, PickPlac
 from robopolicy_tasks.text.commands import VERBS, RobotCommand
 
 LIMITS = {"grasp": 60, "lift": 20, "carry": 50, "release": 30}  # maximum control steps of a command
-HOVER = 0.08  # [m] above the cube before the hand sinks, and of the cube above the table while it is carried
+HOVER = 0.08  # [m] of the hand above the cube before the descent, and of a carried cube above the table
 RAISED = LIFT_HEIGHT + CUBE_HALF + 0.02  # [m] height of the tool at which "lift" ends
-ARRIVED = 0.004  # [m] from the place at which "carry" ends
+ARRIVED = 0.004  # [m] maximum distance from the target at the end of "carry"
 LOWERED = CUBE_HALF + 0.003  # [m] height of the tool at which "release" opens
-OPENING, EMPTY = 0.045, 0.01  # [m] width of a hand after release, and of an empty closed hand
+OPENING, EMPTY = 0.045, 0.01  # [m] width of the hand after release, and of an empty closed hand
 STILL = 0.006  # [m] maximum lead of the commanded tool at the end of "carry"
 REOPENED = 8  # control steps for opening a closed hand
 AWAY = 0.10  # [m] height of the tool at which "release" ends
@@ -49,7 +49,7 @@ class EndlessPickPlace(PickPlace):
     max_episode_steps = max(LIMITS.values()) + 1
 
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
-        """Zero reward without termination."""
+        """Return zero reward without termination."""
         return StepResult(np.zeros(len(after)), np.zeros(len(after), bool))
 
 
@@ -76,7 +76,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class CommandRequest:
-    """A command to execute, with its start."""
+    """A command to execute, with its initial snapshot."""
 
     start: Snapshot
     command: RobotCommand
@@ -92,7 +92,7 @@ class Workcell:
         self.sim = MujocoSim(self.task, rows)
 
     def start(self, seeds: Sequence[int]) -> list[Snapshot]:
-        """Initial snapshots of episodes."""
+        """Start episodes and return their snapshots."""
         found: list[Snapshot] = []
         for begin in range(0, len(seeds), self.sim.num_envs):
             block = list(seeds[begin : begin + self.sim.num_envs])
@@ -100,25 +100,25 @@ class Workcell:
             found += self._snapshots(len(block))
         return found
 
-    def run(self, orders: Sequence[CommandRequest]) -> list[Snapshot]:
-        """Snapshots after commands."""
+    def run(self, requests: Sequence[CommandRequest]) -> list[Snapshot]:
+        """Execute commands and return the snapshots after them."""
         found: list[Snapshot] = []
-        for begin in range(0, len(orders), self.sim.num_envs):
-            block = orders[begin : begin + self.sim.num_envs]
+        for begin in range(0, len(requests), self.sim.num_envs):
+            block = requests[begin : begin + self.sim.num_envs]
             self._place(block)
             self._run(block)
             found += self._snapshots(len(block))
         return found
 
     def close(self) -> None:
-        """End the threads of the simulator."""
+        """Stop the threads of the simulator."""
         self.sim.close()
 
-    def _run(self, orders: Sequence[CommandRequest]) -> None:
-        count, rows = len(orders), self.sim.num_envs
-        verb = np.array([VERBS.index(order.command.verb) for order in orders])
-        limit = np.array([LIMITS[order.command.verb] for order in orders])
-        target, error = (np.array([getattr(order, name) for order in orders]) for name in ("target", "error"))
+    def _run(self, requests: Sequence[CommandRequest]) -> None:
+        count, rows = len(requests), self.sim.num_envs
+        verb = np.array([VERBS.index(request.command.verb) for request in requests])
+        limit = np.array([LIMITS[request.command.verb] for request in requests])
+        target, error = (np.array([getattr(request, name) for request in requests]) for name in ("target", "error"))
         style = MotionStyle(np.zeros(count, np.int64), np.full(count, HOVER), np.ones(count), error)
         running = np.ones(count, bool)
         action, active = np.zeros((rows, self.task.action_low.size)), np.zeros(rows, bool)
@@ -135,10 +135,10 @@ class Workcell:
             active[:count] = running
             self.sim.step(torch.from_numpy(action).float(), torch.from_numpy(active))
 
-    def _place(self, orders: Sequence[CommandRequest]) -> None:
+    def _place(self, requests: Sequence[CommandRequest]) -> None:
         """Load the initial snapshots of commands into the rows of the simulator."""
-        idle = [orders[0]] * (self.sim.num_envs - len(orders))
-        rows = [order.start.row for order in (*orders, *idle)]
+        idle = [requests[0]] * (self.sim.num_envs - len(requests))
+        rows = [request.start.row for request in (*requests, *idle)]
         parts = {
             part: {key: torch.stack([row[part][key] for row in rows]) for key in rows[0][part]} for part in rows[0]
         }
@@ -168,20 +168,20 @@ Motion = tuple[Array, NDArray[np.bool_]]
 
 
 def grasp(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, style: MotionStyle, step: int) -> Motion:
-    """Move over the believed position of the cube, descend and close."""
+    """Move above the estimated position of the cube, descend and close."""
     held = task.held(arm, state)
     cube, quaternion = task.cube(state)
-    believed = grasp_point(cube, style)
-    goal, turn = believed.copy(), quarter_turn(yaw_of(quaternion) - commanded(state)["yaw"])
-    goal[:, 2] = approach_height(believed, turn, arm, style)
+    estimate = grasp_point(cube, style)
+    goal, turn = estimate.copy(), quarter_turn(yaw_of(quaternion) - commanded(state)["yaw"])
+    goal[:, 2] = approach_height(estimate, turn, arm, style)
     missed = (arm.width < EMPTY) & (step > REOPENED)
-    return tool_action(goal, turn, gripper_command(believed, arm), state, style), held | missed
+    return tool_action(goal, turn, gripper_command(estimate, arm), state, style), held | missed
 
 
 def lift(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, style: MotionStyle, step: int) -> Motion:
     """Raise the hand with the gripper unchanged."""
     goal = commanded(state)["position"] + np.array([0.0, 0.0, 0.1])
-    return tool_action(goal, np.zeros(len(goal)), _as_it_is(arm), state, style), arm.tool.position[:, 2] > RAISED
+    return tool_action(goal, np.zeros(len(goal)), _hold_gripper(arm), state, style), arm.tool.position[:, 2] > RAISED
 
 
 def carry(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, style: MotionStyle, step: int) -> Motion:
@@ -195,7 +195,7 @@ def carry(task: EndlessPickPlace, arm: Arm, state: BatchState, target: Array, st
     goal[:, 2] += CUBE_HALF + HOVER - point[:, 2]
     still = distance(commanded(state)["position"], tool) < STILL
     there = still & (distance(point[:, :2], target) < ARRIVED) & (clear[:, 0] == 1.0)
-    return tool_action(goal, np.zeros(len(goal)), _as_it_is(arm), state, style), there
+    return tool_action(goal, np.zeros(len(goal)), _hold_gripper(arm), state, style), there
 
 
 def release(
@@ -213,5 +213,5 @@ def release(
 MOVES = (grasp, lift, carry, release)  # in the order of VERBS
 
 
-def _as_it_is(arm: Arm) -> Array:
+def _hold_gripper(arm: Arm) -> Array:
     return np.where(arm.width > RELEASED, OPEN, CLOSE)

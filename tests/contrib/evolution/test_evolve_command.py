@@ -33,7 +33,7 @@ def test_a_checkpoint_is_searched_and_tried_on_other_episodes(
 
 def test_what_does_not_fit_is_refused_in_one_line(clone: Path, tmp_path: Path, refused) -> None:
     base = ["evolve", clone / "checkpoints" / "last", "--out", tmp_path / "evolved"]
-    assert "begin like that" in refused(*base, "--parameters", "nothing")
+    assert "known prefixes" in refused(*base, "--parameters", "nothing")
     assert "at least 4" in refused(*base, "--population", "2")
     assert "sigma" in refused(*base, "--sigma", "0")
     assert "overlap" in refused(*base, "--report-seed", "20000")

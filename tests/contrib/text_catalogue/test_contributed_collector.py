@@ -74,7 +74,7 @@ def test_the_last_batch_is_learned_from_again_and_resumes(env):
         trajectory.task.key for trajectory in third.trajectories[:8]
     ]
     follow = {"name": "gradient_weights", "objectives": ["share"]}
-    with pytest.raises(ValueError, match="leave one of them out"):
+    with pytest.raises(ValueError, match="remove one of them"):
         collector(env, {"replay_last_batch": True, "reward": [follow]})
 
 

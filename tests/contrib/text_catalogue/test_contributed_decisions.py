@@ -19,7 +19,7 @@ def test_cat_undoes_select(decisions):
 def test_cat_refuses_rows_that_do_not_fit(decisions):
     with pytest.raises(ValueError, match="pad first"):
         cat([Decisions(torch.zeros(1, 2)), Decisions(torch.zeros(1, 3))])
-    with pytest.raises(ValueError, match="have group and some have not"):
+    with pytest.raises(ValueError, match="have group and some do not"):
         cat([Decisions(torch.zeros(1, 2)), Decisions(torch.zeros(1, 2), group=torch.zeros(1))])
     with pytest.raises(ValueError, match="at least one"):
         cat([])

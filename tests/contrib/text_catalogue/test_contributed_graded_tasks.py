@@ -68,7 +68,7 @@ def test_who_cannot_be_scored_is_refused():
         recipe_source(make_sim("text/arithmetic", SimOptions(num_envs=1)), algorithm, seed=0)
     with pytest.raises(UserError, match="num_workers=0 for its judge"):
         TextRecipe(TextRecipeConfig(recipe="urpo", num_workers=2), small(), total_updates=4)
-    with pytest.raises(UserError, match="players must be at most 256"):
+    with pytest.raises(UserError, match="num_workers must be at most 256"):
         TextRecipeConfig(num_workers=2000)
     external = TextRecipe(TextRecipeConfig(recipe="craft_gui"), small(), total_updates=4)
     with pytest.raises(UserError, match="needs a teacher"):

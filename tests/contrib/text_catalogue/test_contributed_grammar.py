@@ -58,7 +58,7 @@ def test_what_may_come_next():
     assert letters(grammar.allowed("x")) == "."  # what cannot be completed ends
     numbers = Grammar(r"\d{1,2}", ByteTokenizer())
     assert letters(numbers.allowed("7")) == "0123456789." and letters(numbers.allowed("42")) == "."
-    with pytest.raises(UserError, match="no regular expression"):
+    with pytest.raises(UserError, match="not a regular expression"):
         Grammar("(", ByteTokenizer())
 
 

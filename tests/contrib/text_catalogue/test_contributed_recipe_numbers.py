@@ -28,13 +28,13 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "aspo": {STAGE + "shape.fraction": 0.7, STAGE + "shape.bonus.slope": -2.0},
     "segment_spo": {ROLLOUT + "segments": {"every": 5, "below": 0.9}, "estimator.masks.uncertain.below": 0.9},
     "pipo": {
-        STAGE + "retrospective.window": 8,
-        STAGE + "retrospective.limit": 10.0,
-        STAGE + "retrospective.loss_weight": 0.0,
+        STAGE + "improvement_baseline.window": 8,
+        STAGE + "improvement_baseline.limit": 10.0,
+        STAGE + "improvement_baseline.loss_weight": 0.0,
         ROLLOUT + "replay_last_batch": True,
     },
     "loop": {"group_size": 6},
-    "poad": {"start.lam": 0.95, "start.inner_gamma": 1.0, "start.inner_lam": 0.95},
+    "poad": {"advantage_source.lam": 0.95, "advantage_source.inner_gamma": 1.0, "advantage_source.inner_lam": 0.95},
     "hgpo": {
         f"{STAGE}history_groups.{key}": value
         for key, value in (("longest", 2), ("power", 1.0), ("base", True), ("standardise", True), ("gamma", 0.95))
@@ -64,7 +64,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "controllers.ratio_variance": {"name": "dual", "value": 1.0, "target": 0.04, "rate": 10.0},
     },
     "capo": {
-        f"estimator.masks.predicted_step.{key}": value
+        f"estimator.masks.predicted_kl.{key}": value
         for key, value in (("rate", 1.0), ("shift", 0.3), ("gain", 0.0), ("share", 0.08))
     },
     "hpt": {"select.demonstration_switch.gate": 0, "regularizers.imitation.coef": 1.0, "group_size": 8},
@@ -74,7 +74,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
         STAGE + "shape.bonus.sharpness": 1.0,
     },
     "supo": {ROLLOUT + "strategy.summaries": 2},
-    "scaf_grpo": {HELP + "scaffold.levels": 4, HELP + "scaffold.warmup": 50},
+    "scaf_grpo": {HELP + "graded_hints.levels": 4, HELP + "graded_hints.warmup": 50},
     "minirl": {"estimator.importance_cap": 2.0, "estimator.importance_level": "token"},
     "clpo": {ROLLOUT + "strategy.hard": 0.3, ROLLOUT + "strategy.easy": 0.7},
     "asyncflow": {ROLLOUT + "staleness.limit": 1},
@@ -84,7 +84,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "controllers.kl.target": 0.2,
         "estimator.kl_coef": 1e-3,
     },
-    "pcpg": {"start.gamma": 1.0, "start.window": 3},
+    "pcpg": {"advantage_source.gamma": 1.0, "advantage_source.window": 3},
     "gppo": {"estimator.surrogate_options": {"low_gain": 1.0, "high_gain": 1.0, "cap": 3.0}},
     "bnpo": {
         CLIP + "low": 0.2,
@@ -125,7 +125,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "pf_ppo": {"select.extremes.rest": 0.0},
     "attention_rhythm": {STAGE + "modulate.factor.gain": 0.5, STAGE + "modulate.factor.share": 0.4},
     "pcl": {ROLLOUT + "sampler.factor": 4, ROLLOUT + "sampler.target": 0.5, "group_size": 16},
-    "epo": {"start.gamma": 0.99},
+    "epo": {"advantage_source.gamma": 0.99},
     "critique_rl": {ROLLOUT + "reward.refinement.first": 200, ROLLOUT + "reward.refinement.bonus": 0.2},
     "spae": {STAGE + "modulate.factor.limit": 0.9},
     "canon": {
@@ -135,20 +135,20 @@ NUMBERS: dict[str, dict[str, Any]] = {
     },
     "spc": {"estimator.kl_coef": 0.1, "regularizers.imitation.coef": 0.15},
     "progrpo": {STAGE + "shape.bonus.share": 0.2, CLIP + "low": 0.2, CLIP + "high": 0.28},
-    "hiper": {"start.gamma": 0.99, "start.lam": 0.95, "critic.coef": 0.5},
-    "cm2": {STAGE + "require_company.least": 5},
+    "hiper": {"advantage_source.gamma": 0.99, "advantage_source.lam": 0.95, "critic.coef": 0.5},
+    "cm2": {STAGE + "min_group_size.least": 5},
     "critic_v": {"objective.beta": 0.1},
     "critique_coder": {ROLLOUT + "sampler.shares": [0.8, 0.2]},
     "vl_dac": {
-        "start.gamma": 0.99,
-        "start.lam": 0.95,
+        "advantage_source.gamma": 0.99,
+        "advantage_source.lam": 0.95,
         CLIP + "low": 0.1,
         "estimator.kl": "k3",
         "estimator.kl_coef": 0.04,
         "critic.coef": 0.5,
         "critic.detach": True,
     },
-    "proact": {"start.gamma": 0.9, "start.level": "unit"},
+    "proact": {"advantage_source.gamma": 0.9, "advantage_source.level": "unit"},
     "a_lol": {CLIP + "low": 0.9},
 }
 

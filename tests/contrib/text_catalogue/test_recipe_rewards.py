@@ -32,7 +32,7 @@ class Case:
     expected: Sequence[float]
     metrics: dict[str, Sequence[float]]
     state: dict[str, Any] = field(default_factory=dict[str, Any])  # of the parts before the first batch, by place
-    influence: Sequence[float] = ()  # of the objectives, followed after the first batch
+    influence: Sequence[float] = ()  # of the objectives, set after the first batch
     again: Sequence[float] = ()  # expected of the same five in the next batch; empty: not asked
 
 

@@ -5,7 +5,7 @@ from recipe_numbers import HELP, check_numbers
 NUMBERS = {
     HELP + "inpaint.low": 0.2,
     HELP + "inpaint.high": 0.6,
-    "estimator.masks.uncertain_given.share": 0.2,
+    "estimator.masks.uncertain_prefix.share": 0.2,
     "estimator.level": "sequence",
 }
 

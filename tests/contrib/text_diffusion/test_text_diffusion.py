@@ -243,7 +243,7 @@ def test_settings_that_do_not_fit_are_refused():
 
 def test_masked_diffusion_has_no_such_summaries():
     diffusion = DiffusionTextPolicy(DiffusionTextConfig(width=16, layers=1, heads=2), SPEC)
-    with pytest.raises(UserError, match="Part 'rhythm' of this recipe reads a causal model"):
+    with pytest.raises(UserError, match="Part 'attention_rhythm' of this recipe reads a causal model"):
         with_features(diffusion, None, {"attention_rhythm": {}})
 
 
