@@ -119,23 +119,6 @@ def seeded(algorithm: Any, seed: int = 3) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def assert_resumes(make: Callable[[int], Any], feed: Callable[[], Any]) -> None:
-    """An algorithm restored after two of four updates from one of another seed ends with the same weights."""
-    torch.manual_seed(0)
-    data = [feed() for _ in range(4)]
-    straight, other = make(0), make(1)
-    for part in data[:2]:
-        straight.update(part)
-    other.load_state_dict(copy.deepcopy(straight.state_dict()))
-    for part in data[2:]:
-        straight.update(part)
-        other.update(part)
-    for name, part in straight.checkpoint_items().items():
-        mine, theirs = part.state_dict(), other.checkpoint_items()[name].state_dict()
-        for key, value in mine.items():
-            assert not isinstance(value, Tensor) or torch.equal(value, theirs[key]), f"{name} {key}"
-
-
 def assert_acts_without_dropout(algorithm: OffPolicy, data: Transitions) -> None:
     """The same seed gives the same chunks, whoever asks for them, before an update and after it.
 

@@ -18,32 +18,8 @@ from robopolicy.text.rollouts.trajectories import stack
 
 STEP = 2  # decisions of a unit
 METRICS = (  # metrics that recipes read; here all of them are the share of right symbols
-    *(
-        "advantage",
-        "brevity",
-        "brief",
-        "concise",
-        "consistency",
-        "correct",
-        "cost",
-        "criterion",
-        "efficiency",
-        "first",
-    ),
-    *(
-        "format",
-        "grounded",
-        "grounding",
-        "judge",
-        "legal",
-        "analysis",
-        "open",
-        "progress",
-        "refined",
-        "role",
-        "safe",
-    ),
-    *("success", "verdict"),
+    "advantage brevity brief concise consistency correct cost criterion efficiency first format grounded "
+    "grounding judge legal analysis open progress refined role safe success verdict"
 )
 
 
@@ -114,7 +90,7 @@ class SecretSequenceEnv:
             decisions,
             reward=float(finished and bool(right.all())),
             metrics={"share": share, "length": float(end), "calls": end / STEP, "malformed": 0.0}
-            | dict.fromkeys(METRICS, share),
+            | dict.fromkeys(METRICS.split(), share),
             version=self.version,
             finished=finished,
             record={"symbols": symbols, "logp": logp, "own": own},

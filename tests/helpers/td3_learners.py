@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import SMALL, assert_resumes, flow, gaussian
+from chunk_bandit import SMALL, flow, gaussian
 from mixed_bandit import batches, mixed
 from torch import Tensor
 
@@ -34,12 +34,6 @@ def gradient(algorithm: TD3BC, loss: Tensor) -> Tensor:
     """Gradient of a loss by the weights of the actor, flat."""
     found = torch.autograd.grad(loss, list(algorithm.policy.actor.parameters()))
     return torch.cat([part.flatten() for part in found])
-
-
-def check_resumes_with_the_same_weights(make: Callable[..., TD3BC]) -> None:
-    """A resumed run ends with the weights of one that was not interrupted."""
-    supply = iter(batches(make(), SHOWN, 4))
-    assert_resumes(make, lambda: next(supply))
 
 
 def check_accepts_only_a_squashed_gaussian_and_sane_settings(make: Callable[..., TD3BC]) -> None:
