@@ -210,10 +210,7 @@ def test_the_student_inherits_architecture_and_units() -> None:
     assert isinstance(student, ConsistencyPolicy) and student.spec == policy.spec
     assert (student.config.backbone, student.config.unet_channels) == ("unet", (8, 16))
     assert (student.config.action_clip, student.nfe) == (0.8, 2)
-    for mine, theirs in (
-        (student.encoder, policy.encoder),
-        (student.action_normalizer, policy.action_normalizer),
-    ):
+    for mine, theirs in ((student.encoder, policy.encoder), (student.action_normalizer, policy.action_normalizer)):
         state = theirs.state_dict()
         assert state and all(torch.equal(state[key], value) for key, value in mine.state_dict().items())
 

@@ -6,12 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from robopolicy.core.gradients import (
-    clip_gradients,
-    flat_gradient,
-    group_scores,
-    influence,
-)
+from robopolicy.core.gradients import clip_gradients, flat_gradient, group_scores, influence
 
 
 @pytest.mark.parametrize("limit", [0.3, 100.0])

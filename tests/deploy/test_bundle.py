@@ -19,14 +19,7 @@ pytest.importorskip("onnxscript", reason="needs robopolicy[onnx]")
 from tiny_policies import observed, small
 
 from robopolicy.cli.main import main
-from robopolicy.deploy.bundle import (
-    Bundle,
-    hash_files,
-    open_bundle,
-    prefix_weights,
-    read_manifest,
-    write_manifest,
-)
+from robopolicy.deploy.bundle import Bundle, hash_files, open_bundle, prefix_weights, read_manifest, write_manifest
 from robopolicy.deploy.export import TaskMetadata, export_bundle
 from robopolicy.errors import UserError
 

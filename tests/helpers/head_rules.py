@@ -16,13 +16,7 @@ from robopolicy.policies.heads.explicit import ExplicitPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.registry import POLICIES, make_policy
 
-SHAPES = {
-    "state": (3,),
-    "goal": (2,),
-    "image.front": (3, 16, 16),
-    "image.wrist": (3, 14, 18),
-    "embedding.task": (6,),
-}
+SHAPES = {"state": (3,), "goal": (2,), "image.front": (3, 16, 16), "image.wrist": (3, 14, 18), "embedding.task": (6,)}
 
 SPEC = PolicySpec(SHAPES, action_dim=2, horizon=5, action_horizon=3, obs_horizon=2)
 

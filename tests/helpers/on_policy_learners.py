@@ -49,10 +49,7 @@ def check_takes_the_statistics_of_the_policy(name: str) -> None:
     policy = GaussianPolicy(GaussianConfig(normalization="minmax"), PolicySpec({"state": (2,)}, 2))
     policy.fit_normalizer({"state": {"min": [0.0, -2.0], "max": [4.0, 0.0]}})
     make = lambda mode: make_algorithm(  # noqa: E731
-        name,
-        ALGORITHMS[name].config_class(critic=ValueConfig(normalization=mode)),
-        policy,
-        total_updates=9,
+        name, ALGORITHMS[name].config_class(critic=ValueConfig(normalization=mode)), policy, total_updates=9
     )
     learner: Any = make("minmax")
     for critic in learner.critics().values():

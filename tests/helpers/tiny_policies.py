@@ -127,7 +127,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "function": (
         lambda: CallablePolicy.wrap("tiny", lambda obs, noise: noise, SPEC),
         "The function 'tiny' is not torch code of this project",
-    ),
+    )
 }
 
 

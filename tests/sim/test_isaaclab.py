@@ -113,10 +113,7 @@ def test_a_second_set_of_environments_is_refused(sim: IsaacStyleSim) -> None:
 
 @pytest.mark.parametrize(
     ("name", "device", "lesson"),
-    [
-        ("isaaclab/Isaac-Antt", "cpu", "Did you mean Isaac-Ant"),
-        ("isaaclab/Isaac-Ant", "gpu", "use device cpu"),
-    ],
+    [("isaaclab/Isaac-Antt", "cpu", "Did you mean Isaac-Ant"), ("isaaclab/Isaac-Ant", "gpu", "use device cpu")],
 )
 def test_what_cannot_be_made_is_explained(name: str, device: str, lesson: str) -> None:
     with pytest.raises(UserError, match=lesson):

@@ -8,10 +8,7 @@ from scaled_wrapper import scaled
 
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions, make_sim, observation_options
-from robopolicy.sim.wrappers.registry import (
-    WrapperSpec,
-    evaluation_wrappers,
-)
+from robopolicy.sim.wrappers.registry import WrapperSpec, evaluation_wrappers
 from robopolicy.training.compose import compose_config
 
 __all__ = ["scaled"]  # a fixture

@@ -24,11 +24,7 @@ from robopolicy.training.loop import resume_run
 
 ADAPTIVE: dict[str, Any] = {"lr_schedule": "adaptive", "target_kl": 0.01, "entropy_coef": 0.01}
 STOPPED: dict[str, Any] = {"target_kl": 1e-4}
-CASES = [
-    ("ppo", {}),
-    ("ppo", ADAPTIVE),
-    ("ppo", STOPPED),
-]
+CASES = [("ppo", {}), ("ppo", ADAPTIVE), ("ppo", STOPPED)]
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,7 @@ _COSMOS = {
     "max_size": (8, 16, 16),
     "extra_pos_embed_type": None,
 }
-_PROJECTED = {
-    "use_crossattn_projection": True,
-    "crossattn_proj_in_channels": 6,
-    "encoder_hidden_states_channels": 8,
-}
+_PROJECTED = {"use_crossattn_projection": True, "crossattn_proj_in_channels": 6, "encoder_hidden_states_channels": 8}
 TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "wan": ("WanTransformer3DModel", _WAN),
     "skyreels": ("SkyReelsV2Transformer3DModel", _WAN),
