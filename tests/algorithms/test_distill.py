@@ -269,12 +269,6 @@ def test_policies_that_cannot_teach_or_be_straightened_are_refused() -> None:
     for name in ("shortcut", "edm"):
         with pytest.raises(UserError, match=f"plain flow policies, got '{name}'"):
             make("reflow", teacher(name))
-    with pytest.raises(UserError, match="levels must be at least 2"):
-        DistillConfig(levels=1)
-    with pytest.raises(UserError, match=r"target_decay must lie in \[0, 1\)"):
-        DistillConfig(target_decay=1.0)
-    with pytest.raises(UserError, match="teacher_steps must be at least 1"):
-        ReflowConfig(teacher_steps=0)
 
 
 def test_both_share_the_frame_of_behaviour_cloning() -> None:

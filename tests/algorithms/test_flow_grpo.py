@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -158,11 +157,6 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
         FlowGRPO(FlowGRPOConfig(), tools.diffusion_head(), total_updates=1)
     with pytest.raises(UserError, match="Flow-SDE fine-tunes policies of the kind flow, got 'diffusion'; use dppo"):
         FlowSDE(FlowSDEConfig(), tools.diffusion_head(), total_updates=1)
-    for config in (FlowGRPOConfig, FlowSDEConfig):
-        with pytest.raises(UserError, match="noise_level must be positive"):
-            config(noise_level=0.0)
-    with pytest.raises(UserError, match="advantage_clip must be positive"):
-        FlowGRPOConfig(advantage_clip=0.0)
 
 
 class Constant(FlowPolicy):

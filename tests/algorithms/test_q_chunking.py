@@ -23,7 +23,7 @@ from chunk_bandit import (
 from chunking_learners import MAKERS, dqc, fql, qc
 from torch import Tensor, nn
 
-from robopolicy.algorithms.dqc import DQCConfig, optimistic_loss, quantile_loss
+from robopolicy.algorithms.dqc import optimistic_loss, quantile_loss
 from robopolicy.algorithms.fql import actor_loss, one_step_copy
 from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.replay import Replay
@@ -220,8 +220,6 @@ def test_dqc_refuses_rewards_that_are_no_probabilities_and_short_long_chunks() -
     policy = FlowPolicy(FlowConfig(hidden=(8,), normalization="identity", action_normalization="identity"), spec)
     with pytest.raises(UserError, match="executed steps of a chunk"):
         dqc(policy, n_step=2)
-    with pytest.raises(UserError, match="expectile"):
-        DQCConfig(expectile=1.0)
     with pytest.raises(UserError, match=r"no histogram; set algorithm.critic.bins=0"):
         dqc(critic=replace(SMALL, bins=11, value_min=0.0, value_max=1.0))
 

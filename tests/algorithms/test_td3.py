@@ -103,5 +103,3 @@ def test_it_finds_the_best_action_of_a_bandit(bins: int) -> None:
 def test_what_it_cannot_train_is_refused() -> None:
     with pytest.raises(UserError, match="squashed"):
         TD3(TD3Config(), flow(), total_updates=1)
-    with pytest.raises(UserError, match="negative"):
-        TD3Config(target_noise=-0.1)

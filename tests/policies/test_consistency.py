@@ -225,19 +225,3 @@ def test_consistency_training_learns_a_gaussian_without_a_teacher() -> None:
         optimizer.step()
     drawn = policy.act(nothing(4000))
     assert float(drawn.mean()) == pytest.approx(M, abs=0.05) and float(drawn.std()) == pytest.approx(S, abs=0.08)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sigma_min": 0.0}, "sigma_min must be positive"),
-        ({"sigma_min": 90.0}, "sigma_min must lie below sigma_max=80"),
-        ({"sigma_data": 0.0}, "sigma_data must be positive"),
-        ({"levels_first": 0}, "levels_first must be at least 1"),
-        ({"levels_first": 20, "levels_last": 10}, "levels_first must be at most levels_last=10"),
-        ({"steps": 0}, "steps must be at least 1"),
-    ],
-)
-def test_bad_settings_are_refused_in_one_line(settings: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        ConsistencyConfig(**settings)

@@ -222,13 +222,7 @@ def test_experts_begin_apart_and_predicted_deviations_are_bounded() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({"experts": 0}, "experts must be at least 1"),
-        ({"mean_spread": -1.0}, "mean_spread must not be negative"),
-        ({"log_std_min": 3.0}, "must lie below"),
-        ({"action_normalization": "running"}, "cannot be 'running'"),
-        ({"backbone": "unett"}, "Did you mean 'unet'"),
-    ],
+    [({"action_normalization": "running"}, "cannot be 'running'"), ({"backbone": "unett"}, "Did you mean 'unet'")],
 )
 def test_bad_settings_are_refused_in_one_line(settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
