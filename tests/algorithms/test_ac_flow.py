@@ -1,7 +1,5 @@
 """AC-Flow: weights from the intermediate critic, the invariance behind them, warm-up, and the pull to the reference."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

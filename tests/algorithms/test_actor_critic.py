@@ -1,7 +1,5 @@
 """What the frame of on-policy control shares, on PPO, and the closed forms of its surrogates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import fine_tuning_tools as tools

@@ -1,7 +1,5 @@
 """AWM: the gradient of advantage-weighted matching, its limits, its penalties, and its relation to FPO."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

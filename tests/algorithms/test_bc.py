@@ -1,7 +1,5 @@
 """Behaviour cloning: what a batch teaches, how fast, and which weights are deployed."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every head with every algorithm: one update from files where the method allows it, a reason where it does not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

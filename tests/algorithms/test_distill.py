@@ -1,7 +1,5 @@
 """Teachers and students: the teacher's ODE, consistency distillation, reflow, and what each leaves alone."""
 
-from __future__ import annotations
-
 import copy
 import math
 from pathlib import Path

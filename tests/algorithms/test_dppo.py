@@ -1,7 +1,5 @@
 """DPPO: ratios, credit and clip ranges along the chain, the frozen base, resume, and a closed-form gradient."""
 
-from __future__ import annotations
-
 import copy
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """DSRL: closed-form steering of a linear base, distillation, a base that is only called, resume, and the point mass."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

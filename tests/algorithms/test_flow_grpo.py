@@ -1,7 +1,5 @@
 """Flow-GRPO and Flow-SDE: group advantages, ratios, the KL to the base, resume, and closed-form gradients."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FPO and FPO++: closed forms of gradient, ratio, Huber loss and clamps, their relation, and learning."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

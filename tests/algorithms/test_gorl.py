@@ -1,7 +1,5 @@
 """GoRL: stage 0 is tanh-Gaussian PPO, decoders stay frozen during PPO and are trained anew in between, runs resume."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

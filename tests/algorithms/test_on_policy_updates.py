@@ -1,7 +1,5 @@
 """PPO and ReinFlow: first ratios, gradients, frozen parts, resume, and learning on the point mass."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """PolicyFlow: closed forms of its ratio, gradient and regulariser, the limits of its policy, and modes on a ring."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

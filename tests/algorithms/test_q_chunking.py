@@ -1,7 +1,5 @@
 """QC, FQL and DQC: chunk targets on a table, masked chunks, expectiles and quantiles, two modes of a bandit."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """TD3+BC: the limits of alpha, and a bandit of mixed quality."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from chunk_bandit import STATISTICS

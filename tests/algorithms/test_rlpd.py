@@ -1,7 +1,5 @@
 """RLPD: what sets it apart from SAC, and that it learns from demonstrations it cannot see the end of by itself."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """SAC against closed forms: a bandit's soft optimum, the temperature, values of small chains, and the invariants."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What FPO, FPO++, AWM, AC-Flow and PolicyFlow share: first ratios, stored points, masks, frozen parts, resume."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

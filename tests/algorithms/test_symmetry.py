@@ -1,7 +1,5 @@
 """Symmetry: mirrors that undo themselves, mirrored decisions, and policies that become equivariant by training."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import fine_tuning_tools as tools

@@ -1,7 +1,5 @@
 """TD3: its smoothed target in closed form, delayed and bounded steps, noise of many sizes, and a bandit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

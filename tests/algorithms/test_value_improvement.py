@@ -1,7 +1,5 @@
 """IQL, IDQL, Cal-QL, PA-RL and EXPO alike: resume, deployment, any head, and what they refuse."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

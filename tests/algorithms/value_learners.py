@@ -1,7 +1,5 @@
 """Small IQL, IDQL, Cal-QL, PA-RL and EXPO on the chunk bandit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The pendulum's controller, its noise, and the figures by which learners on it are judged."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gradients: clipped as torch does, flat, their influence on each loss, and scores in groups."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

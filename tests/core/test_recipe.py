@@ -1,7 +1,5 @@
 """Parts by name and recipes: what is refused, order, identity of the shared functions, controllers, the formula."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

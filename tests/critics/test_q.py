@@ -1,7 +1,5 @@
 """Q ensembles against separate networks, HL-Gauss against a numerical reference, targets against closed forms."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bundles on a robot's computer: no torch, strict inputs, and refusals of what was damaged or changed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

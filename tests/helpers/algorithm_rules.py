@@ -1,7 +1,5 @@
 """Rules that every registered algorithm and every source of data obeys."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One-step episodes with action chunks: the reward of the executed actions is known, so the best chunk is too."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Small policies, samplers and comparisons for the tests of the algorithms that learn from rollouts."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Heads that see everything a policy can see, on every backbone, and the rules that all of them obey."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

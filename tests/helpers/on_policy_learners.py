@@ -1,7 +1,5 @@
 """Actor-critic learners of the point mass by name, and the rules that all of them obey."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import fine_tuning_tools as tools

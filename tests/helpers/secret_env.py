@@ -6,8 +6,6 @@ one row of T decisions in units (turns) of two; as "chain" every unit is a row o
 The reward is 1 when all symbols are right, and "share" measures how many are.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """TD3+BC on data of mixed quality, and the rules that it shares with those that build on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

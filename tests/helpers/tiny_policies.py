@@ -1,7 +1,5 @@
 """One small policy of every kind that can be deployed, with observations it was never trained on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Folders as LeRobot saves policies, written by hand: what the checks see before `lerobot` is needed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny policies built and saved by `lerobot` itself, with random weights and nothing from a hub."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`robopolicy import`: one way in for every kind of policy, after which every command reads it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The observation encoder: key order, crops, camera networks, embeddings of goals and instructions."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

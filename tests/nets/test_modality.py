@@ -1,7 +1,5 @@
 """Encoders by prefix: those of a plugin join features and normaliser in a fixed order; wrong settings are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

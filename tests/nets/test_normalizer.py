@@ -1,7 +1,5 @@
 """Normalisers: round trips, constant dimensions, exact merging, and refusal of damaged statistics."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """What perfect networks of the few-step heads predict when the data are N(M, S^2)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Action tokens: bins, causality, exact probabilities, the policy gradient by enumeration, imitation of two modes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

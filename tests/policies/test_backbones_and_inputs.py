@@ -1,7 +1,5 @@
 """Every head with every backbone: imitation and acting from vectors, cameras and embeddings, and padded steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Operators, guidance and corrector against what they promise on Gaussians."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

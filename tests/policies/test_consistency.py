@@ -1,7 +1,5 @@
 """Consistency functions: boundary, exact maps, the training grid, the loss, and both samplers."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

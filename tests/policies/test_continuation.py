@@ -1,7 +1,5 @@
 """Chunks that continue given actions: Gaussians with known conditionals, and networks that nothing is given to."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The diffusion head: textbook formulas, conversions at every time, exact Gaussians, learning, and its two samplers."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

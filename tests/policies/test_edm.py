@@ -1,7 +1,5 @@
 """The EDM head: preconditioning, the Karras grid, both solvers against closed forms and a second implementation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

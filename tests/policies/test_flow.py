@@ -1,7 +1,5 @@
 """The rectified-flow head: analytic flows, learning, masks, time laws, bounds."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

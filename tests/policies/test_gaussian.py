@@ -1,7 +1,5 @@
 """The Gaussian head against torch.distributions, its initialisation, its bounds and its imitation losses."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

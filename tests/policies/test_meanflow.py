@@ -1,7 +1,5 @@
 """MeanFlow: exact maps, the identity behind the target, its derivative on every backbone, times and weights."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The mixture head against torch.distributions and closed forms, its router, and the modes it can hold."""
 
-from __future__ import annotations
-
 import copy
 import math
 

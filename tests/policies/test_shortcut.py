@@ -1,7 +1,5 @@
 """Shortcut models: exact maps, the two halves of the objective, step sizes, and the dispersive loss they share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

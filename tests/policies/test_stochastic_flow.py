@@ -1,7 +1,5 @@
 """The noise-injected flow of ReinFlow: densities, bounds, gradient routing, and its noiseless limit."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -5,8 +5,6 @@ Each is skipped where its packages are missing; `make test-ros` says which those
 
 # ruff: noqa: T201  (programs say when they are ready, and how fast they were)
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A trained checkpoint, exported with `--rtc`, continues on the robot what is being played."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Simulator wrappers by name: options, order, what they add for policies, and those of other packages."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from scaled_wrapper import scaled

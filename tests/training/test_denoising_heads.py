@@ -1,7 +1,5 @@
 """Diffusion, EDM and few-step heads through behaviour cloning: averaging, resuming, checkpoints that verify."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Several processes learn what one learns from the same experience; what they cannot do is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

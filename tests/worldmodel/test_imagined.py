@@ -1,7 +1,5 @@
 """Imagination before acting: what is chosen where the model is right, where it knows nothing, and in films."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 
