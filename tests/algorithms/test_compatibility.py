@@ -34,6 +34,11 @@ def test_a_resumed_algorithm_ends_with_the_same_weights(name: str, place: Path, 
     check_resumes_exactly(name, place, tmp_path)
 
 
+@pytest.mark.parametrize("head", sorted(allowed("bc")))
+def test_resumed_imitation_of_every_head_ends_with_the_same_weights(head: str, place: Path, tmp_path: Path) -> None:
+    check_resumes_exactly("bc", place, tmp_path, head)
+
+
 @of_robots
 def test_what_is_deployed_survives_a_checkpoint(name: str, place: Path, tmp_path: Path) -> None:
     check_deploys_exactly(name, place, tmp_path)

@@ -45,15 +45,8 @@ def write_folder(
         step: A further step of the preprocessor.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    settings: dict[str, Any] = {
-        "type": "diffusion",
-        "n_obs_steps": 2,
-        "horizon": 8,
-        "n_action_steps": 4,
-        "input_features": INPUTS,
-        "output_features": OUTPUTS,
-        "normalization_mapping": SCALING,
-    }
+    settings: dict[str, Any] = {"type": "diffusion", "n_obs_steps": 2, "horizon": 8, "n_action_steps": 4}
+    settings |= {"input_features": INPUTS, "output_features": OUTPUTS, "normalization_mapping": SCALING}
     (folder / "config.json").write_text(json.dumps(settings | dict(config or {})))
     save_file({"weight": torch.zeros(1)}, folder / "model.safetensors")
     features = settings["input_features"] | settings["output_features"]

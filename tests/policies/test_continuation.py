@@ -79,13 +79,8 @@ def fixed(rows: int = 3) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     return {"state": torch.randn(rows, 1, 3, generator=draw)}, noise, prefix
 
 
-SAMPLERS: dict[str, dict[str, Any]] = {
-    "flow": {},
-    "diffusion": {},
-    "edm": {"solver": "heun"},
-    "shortcut": {},
-    "meanflow": {"steps": 3},
-}
+SAMPLERS: dict[str, dict[str, Any]] = {"flow": {}, "diffusion": {}, "edm": {"solver": "heun"}, "shortcut": {}}
+SAMPLERS |= {"meanflow": {"steps": 3}}
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)

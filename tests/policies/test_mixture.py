@@ -203,12 +203,6 @@ def test_the_imitation_loss_is_the_negative_log_likelihood_per_number() -> None:
     assert 0 < float(info["router_entropy"]) <= math.log(3) + 1e-6
 
 
-def test_a_nan_action_is_not_swallowed() -> None:
-    chunk = torch.zeros(16, 2, 2)
-    chunk[5, 1, 0] = float("nan")
-    assert mixture().imitation_loss(OBS, chunk)[0].isnan().nonzero().flatten().tolist() == [5]
-
-
 def test_experts_begin_apart_and_predicted_deviations_are_bounded() -> None:
     policy = mixture(mean_spread=0.5, experts=64, state_dependent_std=True, log_std_min=-2.0, log_std_max=0.5)
     assert float(policy.centres.abs().max().detach()) <= 0.5 and float(policy.centres.std().detach()) > 0.2
