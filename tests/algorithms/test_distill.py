@@ -234,10 +234,7 @@ def test_the_target_follows_the_student_closely_and_the_deployed_average_slowly(
     weight = "backbone.body.0.weight"
     student, target = algorithm.policy.state_dict()[weight], algorithm.target.module.state_dict()[weight]
     torch.testing.assert_close(target, (before[weight] + student) / 2)
-    assert (
-        algorithm.inference_policy() is algorithm.ema.module
-        and algorithm.inference_policy() is not algorithm.target.module
-    )
+    assert algorithm.inference_policy() is algorithm.ema.module is not algorithm.target.module
     assert torch.equal(own.policy.state_dict()[weight], own.target.module.state_dict()[weight])
     assert own.inference_policy() is own.policy
 

@@ -279,9 +279,8 @@ def test_every_chunk_is_decoded_exactly_once(kind: Kind) -> None:
     sampler.play(algorithm.act, 3)
     assert meter.calls == 8
     algorithm.update(sampler.replay.sample(algorithm.sample_spec, algorithm.generator, batches=4))
-    assert meter.calls == 8 + (
-        0 if kind is DSRLSAC else 4 + 2
-    )  # targets of four minibatches, distillation on half of them
+    # Targets of four minibatches, distillation on half of them.
+    assert meter.calls == 8 + (0 if kind is DSRLSAC else 4 + 2)
 
 
 @kinds

@@ -161,7 +161,6 @@ def test_every_backbone_decodes_differentiably(backbone: str, solver: str) -> No
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in policy.parameters())
 
 
-@pytest.mark.parametrize(("settings", "message"), [({"solver": "huen"}, "Did you mean 'heun'")])
-def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        make_policy("edm", EDMConfig(**settings), POINT)
+def test_an_unknown_solver_is_refused() -> None:
+    with pytest.raises(UserError, match="Did you mean 'heun'"):
+        make_policy("edm", EDMConfig(solver="huen"), POINT)

@@ -79,8 +79,6 @@ def test_what_a_folder_lacks_raises_in_one_line(tmp_path, folder):
         TextConfig(template="jinja")
     with pytest.raises(UserError, match="multiple of twice the 4 heads, got 12"):
         TextConfig(width=12, heads=4)
-    with pytest.raises(UserError, match="tokenizer_bytes must be at least 0, got -1"):
-        TextConfig(tokenizer_bytes=-1)
     with pytest.raises(UserError, match="single observation 'text'"):
         TextPolicy(TextConfig(), PolicySpec({"state": (3,)}, 2))
     with pytest.raises(UserError, match="cannot build a causal model of type 'nothing'"):
