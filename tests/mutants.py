@@ -8,8 +8,6 @@ the first failure. Functions are mutated, their defaults and constants of module
 per file, the numbers of the last run and its survivors.
 """
 
-from __future__ import annotations
-
 import argparse
 import fnmatch
 import json

@@ -1,7 +1,5 @@
 """Small QC, FQL and DQC on the chunk bandit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small policies, one-step rollouts and closed forms shared by the tests of the fine-tuners at stored points."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

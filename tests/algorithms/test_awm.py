@@ -1,7 +1,5 @@
 """AWM: the gradient of advantage-weighted matching, its limits, its penalties, and its relation to FPO."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -178,18 +176,9 @@ def test_advantages_are_cut_and_scaled_to_one() -> None:
     assert float(loss.detach()) == pytest.approx(-float(advantage.mean()), abs=1e-5)  # all ratios are 1
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"weighting": "snr"}, "Unknown weighting 'snr'"),
-        ({"ref_coef": -1.0}, "ref_coef must not be negative"),
-        ({"advantage_clip": 0.0}, "advantage_clip must be positive"),
-        ({"ema_decay": 1.0}, r"ema_decay must lie in \[0, 1\)"),
-    ],
-)
-def test_bad_settings_are_refused_in_one_line(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        AWMConfig(**config)
+def test_an_unknown_weighting_is_refused() -> None:
+    with pytest.raises(UserError, match="Unknown weighting 'snr'"):
+        AWMConfig(weighting="snr")
 
 
 @pytest.mark.slow

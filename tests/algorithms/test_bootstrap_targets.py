@@ -1,7 +1,5 @@
 """What methods of chosen and optimised actions regress on, where critics, values or policies are given."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What every registered algorithm states about itself: read without importing it, and true."""
 
-from __future__ import annotations
-
 import pytest
 from algorithm_rules import check_source_says_what_it_provides, check_states_what_it_is
 

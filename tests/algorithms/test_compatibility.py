@@ -1,12 +1,15 @@
 """Every head with every algorithm: one update from files where the method allows it, a reason where it does not."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from algorithm_rules import check_resumes_exactly, check_updates_what_it_allows
+from algorithm_rules import (
+    check_deploys_exactly,
+    check_resumes_exactly,
+    check_stays_finite_under_autocast_and_shows_a_nan,
+    check_updates_what_it_allows,
+)
 
 from docs.compatibility import allowed, workplace
 from robopolicy.algorithms.registry import ALGORITHMS
@@ -23,6 +26,24 @@ def test_an_algorithm_updates_what_it_allows_and_refuses_the_rest_with_a_reason(
     check_updates_what_it_allows(name, place)
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS.product() if allowed(name)])
+of_robots = pytest.mark.parametrize("name", [name for name in ALGORITHMS.product() if allowed(name)])
+
+
+@of_robots
 def test_a_resumed_algorithm_ends_with_the_same_weights(name: str, place: Path, tmp_path: Path) -> None:
     check_resumes_exactly(name, place, tmp_path)
+
+
+@pytest.mark.parametrize("head", sorted(allowed("bc")))
+def test_resumed_imitation_of_every_head_ends_with_the_same_weights(head: str, place: Path, tmp_path: Path) -> None:
+    check_resumes_exactly("bc", place, tmp_path, head)
+
+
+@of_robots
+def test_what_is_deployed_survives_a_checkpoint(name: str, place: Path, tmp_path: Path) -> None:
+    check_deploys_exactly(name, place, tmp_path)
+
+
+@of_robots
+def test_losses_stay_finite_under_autocast_and_show_a_nan(name: str, place: Path) -> None:
+    check_stays_finite_under_autocast_and_shows_a_nan(name, place)

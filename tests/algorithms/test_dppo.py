@@ -1,7 +1,5 @@
 """DPPO: ratios, credit and clip ranges along the chain, the frozen base, resume, and a closed-form gradient."""
 
-from __future__ import annotations
-
 import copy
 import math
 from pathlib import Path
@@ -204,17 +202,6 @@ def test_a_resumed_run_ends_with_the_same_weights(settings: dict[str, Any]) -> N
         assert not tools.changed(tools.snapshot(straight.critic), resumed.critic)
 
 
-def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
-    algorithm = dppo()
-    rollout = tools.sampler_for(algorithm).collect(algorithm.act)
-    rows = tools.rows_of(algorithm, rollout)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss, _ = algorithm.loss(rows)
-        assert bool(loss.isfinite())
-    rollout.reward[3, 2] = float("nan")
-    assert math.isnan(algorithm.update(rollout)["critic/loss"])
-
-
 def test_policies_without_gaussian_steps_are_refused() -> None:
     with pytest.raises(UserError, match=r"scores Gaussian denoising steps.*got 'flow'; use reinflow"):
         DPPO(DPPOConfig(), tools.flow_head(), total_updates=1)
@@ -226,10 +213,6 @@ def test_policies_without_gaussian_steps_are_refused() -> None:
     ("settings", "message"),
     [
         ({"trained_steps": 5}, r"trained_steps must be in 0..4"),
-        ({"gamma_denoise": 1.5}, r"gamma_denoise must lie in \[0, 1\]"),
-        ({"advantage_quantile": 0.5}, r"advantage_quantile must lie in \[0, 0\.5\)"),
-        ({"clip_base": 0.0}, "must be positive"),
-        ({"std_min": 0.0}, "std_min must be positive"),
         ({"chain_dtype": "half"}, "Unknown chain_dtype"),
         ({"eta": 0.5, "eta_min": 0.5, "head": {"sampler": "ddpm"}}, "is 1 for the sampler ddpm"),
     ],

@@ -1,7 +1,5 @@
 """ReinFlow on the heads whose steps have a length: they are flows to it, also with a single step."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

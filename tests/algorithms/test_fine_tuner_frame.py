@@ -1,7 +1,5 @@
 """What the shared settings of the fine-tuners do: clip, entropy bonus, early stop, and what the critic learns."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,10 +1,6 @@
 """Flow-GRPO and Flow-SDE: group advantages, ratios, the KL to the base, resume, and closed-form gradients."""
 
-from __future__ import annotations
-
-import copy
 import math
-from pathlib import Path
 from typing import Any
 
 import fine_tuning_tools as tools
@@ -21,7 +17,6 @@ from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.wrappers.best_of_n import make_best_of_n
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
-from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
 
 def grpo(seed: int = 0, **overrides: Any) -> FlowGRPO:
@@ -124,6 +119,7 @@ def test_the_base_stays_bit_identical_and_the_head_learns(make: Any) -> None:
         assert all(math.isfinite(value) for value in metrics.values())
     assert not tools.changed(base, algorithm.base) and algorithm.reference_policy.head is algorithm.base
     assert tools.changed(before, algorithm.policy)
+    assert type(algorithm.inference_policy()) is FlowPolicy
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.7, 1000.1])
@@ -150,43 +146,10 @@ def test_only_groups_that_disagree_are_learned_from() -> None:
 
 
 @both
-@pytest.mark.parametrize("settings", [{}, {"recompute_chains": True}])
-def test_a_resumed_run_ends_with_the_same_weights(make: Any, settings: dict[str, Any]) -> None:
-    straight = make(**settings)
-    sampler = tools.sampler_for(straight)
-    straight.update(sampler.collect(straight.act))
-    state, sim_state = copy.deepcopy(straight.state_dict()), copy.deepcopy(sampler.state_dict())
-    straight.update(sampler.collect(straight.act))
-    resumed = make(seed=1, **settings)
-    resumed.load_state_dict(state)
-    other = tools.sampler_for(resumed)
-    other.load_state_dict(sim_state)
-    resumed.update(other.collect(resumed.act))
+def test_a_resumed_run_that_recomputes_chains_ends_with_the_same_weights(make: Any) -> None:
+    straight, resumed = tools.resumed(lambda seed=0: make(seed, recompute_chains=True))
     assert not tools.changed(tools.snapshot(straight.policy), resumed.policy)
     assert not tools.changed(tools.snapshot(straight.base), resumed.base)
-
-
-@both
-def test_the_plain_flow_is_deployed_and_survives_a_checkpoint(make: Any, tmp_path: Path) -> None:
-    algorithm = make()
-    deployed = algorithm.inference_policy()
-    assert type(deployed) is FlowPolicy
-    obs = {"state": torch.randn(4, 1, 6)}
-    save_checkpoint(tmp_path / "c", deployed, task="toy/point_mass", obs_sample=obs)
-    loaded, _ = load_policy(tmp_path / "c")
-    noise = torch.randn(4, 4, 2)
-    assert torch.equal(loaded.decode(obs, noise), deployed.decode(obs, noise))
-
-
-@both
-def test_losses_stay_finite_under_autocast_and_show_a_nan(make: Any) -> None:
-    algorithm = make()
-    rollout = tools.sampler_for(algorithm).collect(algorithm.act)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss, _ = algorithm.loss(fresh_rows(algorithm, rollout))
-        assert bool(loss.isfinite())
-    rollout.reward[0, 2] = float("nan")
-    assert any(math.isnan(value) for value in algorithm.update(rollout).values())
 
 
 def test_what_does_not_fit_is_refused_in_one_line() -> None:
@@ -194,11 +157,6 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
         FlowGRPO(FlowGRPOConfig(), tools.diffusion_head(), total_updates=1)
     with pytest.raises(UserError, match="Flow-SDE fine-tunes policies of the kind flow, got 'diffusion'; use dppo"):
         FlowSDE(FlowSDEConfig(), tools.diffusion_head(), total_updates=1)
-    for config in (FlowGRPOConfig, FlowSDEConfig):
-        with pytest.raises(UserError, match="noise_level must be positive"):
-            config(noise_level=0.0)
-    with pytest.raises(UserError, match="advantage_clip must be positive"):
-        FlowGRPOConfig(advantage_clip=0.0)
 
 
 class Constant(FlowPolicy):

@@ -1,7 +1,5 @@
 """FPO and FPO++: closed forms of gradient, ratio, Huber loss and clamps, their relation, and learning."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -222,11 +220,8 @@ def test_deployment_starts_from_zero_noise_unless_switched_off(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "config", "message"),
     [
-        ("fpo", {"num_mc_samples": 0}, "num_mc_samples must be at least 1"),
-        ("fpo", {"exploration_std": -0.1}, "exploration_std must not be negative"),
         ("fpo", {"reduction": "max"}, "Unknown reduction 'max'"),
         ("fpo_pp", {"trust_region": "spo"}, "Did you mean 'aspo'"),
-        ("fpo_pp", {"loss_clamp": -1.0}, "loss_clamp must be positive"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(name: str, config: dict[str, Any], message: str) -> None:

@@ -1,7 +1,5 @@
 """IQL, IDQL and Cal-QL: expectiles and chunk targets on tables, the calibrated penalty, two modes of a bandit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """PPO and ReinFlow: first ratios, gradients, frozen parts, resume, and learning on the point mass."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -212,9 +210,8 @@ def test_processes_normalise_by_the_rows_of_all(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_single_row_has_a_finite_explained_variance() -> None:
     one = torch.ones(1)
-    assert (
-        explained_variance(RolloutBatch({}, {}, one[:, None], one, 3 * one, one)) == 1.0
-    )  # no variance is left unexplained
+    # No variance is left unexplained.
+    assert explained_variance(RolloutBatch({}, {}, one[:, None], one, 3 * one, one)) == 1.0
 
 
 @pytest.mark.slow

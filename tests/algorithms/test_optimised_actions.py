@@ -1,7 +1,5 @@
 """PA-RL and EXPO: what is frozen, what is bootstrapped from and imitated, and moving beyond the data."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

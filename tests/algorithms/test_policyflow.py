@@ -1,7 +1,5 @@
 """PolicyFlow: closed forms of its ratio, gradient and regulariser, the limits of its policy, and modes on a ring."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -186,18 +184,9 @@ def test_only_executed_steps_are_scored_and_the_noise_is_not_deployed() -> None:
     assert algorithm.inference_policy() is algorithm.policy.head
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: PolicyFlowConfig(times=0), "times must be at least 1"),
-        (lambda: PolicyFlowConfig(brownian_coef=-1.0), "brownian_coef must not be negative"),
-        (lambda: PolicyFlowConfig(brownian_target="new"), "Unknown brownian_target 'new'"),
-        (lambda: EndpointNoiseConfig(std_min=0.2), "std_min must be at most std_init"),
-    ],
-)
-def test_bad_settings_are_refused_in_one_line(build: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        build()
+def test_an_unknown_target_is_refused() -> None:
+    with pytest.raises(UserError, match="Unknown brownian_target 'new'"):
+        PolicyFlowConfig(brownian_target="new")
 
 
 def on_the_ring(brownian_coef: float, updates: int) -> tuple[float, float]:

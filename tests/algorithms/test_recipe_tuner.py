@@ -1,7 +1,5 @@
 """Recipes on denoising chains: ratios, the first gradient, the reference, what is refused, resume, and learning."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Recurrent policies: memory along rollouts and back through them, in evaluation, and on a task that needs it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,17 +1,10 @@
 """TD3+BC: the limits of alpha, and a bandit of mixed quality."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from chunk_bandit import STATISTICS
 from mixed_bandit import batches, mixed, regret
-from td3_learners import (
-    check_accepts_only_a_squashed_gaussian_and_sane_settings,
-    drawn,
-    gradient,
-    td3_bc,
-)
+from td3_learners import check_accepts_only_a_squashed_gaussian_and_sane_settings, drawn, gradient, td3_bc
 
 from robopolicy.algorithms.td3 import actor_loss
 from robopolicy.algorithms.td3_bc import chunk_distance, regularized_loss

@@ -1,7 +1,5 @@
 """What must hold for ReinFlow's ratio, clamp, imitation term and critic whatever it learns."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

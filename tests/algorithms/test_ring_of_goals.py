@@ -1,7 +1,5 @@
 """A ring of six goals, one of which pays: fine-tuning moves the mass there and leaves no goal for the space between."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """SAC swings a pendulum up; `benchmarks.pendulum` plays the same at full size."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

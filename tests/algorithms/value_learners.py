@@ -1,7 +1,5 @@
 """Small IQL, IDQL, Cal-QL, PA-RL and EXPO on the chunk bandit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -58,15 +56,8 @@ def expo_softmax(policy: Policy | None = None, **config: Any) -> EXPO:
     return expo(policy, **({"selection": "softmax"} | config))
 
 
-MAKERS: dict[str, Callable[..., OffPolicy]] = {
-    "iql": iql,
-    "idql": idql,
-    "cal_ql": cal_ql,
-    "pa_rl": pa_rl,
-    "pa_rl_iql": pa_rl_iql,
-    "expo": expo,
-    "expo_softmax": expo_softmax,
-}
+MAKERS: dict[str, Callable[..., OffPolicy]] = {"iql": iql, "idql": idql, "cal_ql": cal_ql, "pa_rl": pa_rl}
+MAKERS |= {"pa_rl_iql": pa_rl_iql, "expo": expo, "expo_softmax": expo_softmax}
 
 
 def peak(action: Tensor) -> Tensor:

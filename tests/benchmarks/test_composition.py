@@ -1,7 +1,5 @@
 """The harness of the composition table: a whole cell on a tiny task, and what the tables make of cells."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The few-step benchmark pools its seeds and keeps one policy's weights across samplers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

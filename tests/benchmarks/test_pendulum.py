@@ -1,7 +1,5 @@
 """The pendulum's controller, its noise, and the figures by which learners on it are judged."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from typing import Any
 
@@ -82,11 +80,7 @@ def cell(row: str, seed: int, gain: float) -> dict[str, Any]:
 
 def test_claims_are_judged_seed_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two rows, the second ends 9 higher in every seed, and is as biased as the other."""
-    claims = (
-        Claim("sac-noisy", "jerk"),
-        Claim("sac-noisy", "return", level=20.0),
-        Claim("sac-noisy", "absolute bias"),
-    )
+    claims = (Claim("sac-noisy", "jerk"), Claim("sac-noisy", "return", level=20.0), Claim("sac-noisy", "absolute bias"))
     monkeypatch.setattr(table, "CLAIMS", claims)
     cells = [
         cell(row, seed, seed + (9.0 if row != "sac" else 0.0)) for row in ("sac", "sac-noisy") for seed in range(3)

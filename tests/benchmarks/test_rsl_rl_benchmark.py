@@ -1,7 +1,5 @@
 """The table against rsl_rl: times are paired by seed, returns pooled."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The SAC benchmark pairs its repetitions and pools its seeds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The benchmark of update times gives every learner the same work."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import update_time

@@ -1,7 +1,5 @@
 """The figures of a walk: smoothness by hand, and episodes that end early count what was played."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """`robopolicy compose`: checkpoints, searches, reports, interruptions, and one clear line for bad input."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """`robopolicy eval`: report folder, comparison, and one clear line for bad input."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`robopolicy export`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`robopolicy ope`."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`robopolicy play` writes videos; `robopolicy list` shows what can be named."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A stop request waits for the next update of a progress bar; a second one does not."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`robopolicy serve`: a checkpoint or a bundle behind an address, and one clear line for bad input."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

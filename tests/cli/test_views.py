@@ -44,15 +44,7 @@ def test_a_policy_is_trained_on_recorded_clouds_and_played_with_the_same_ones(
     checkpoint = str(tmp_path / "run" / "checkpoints" / "last")
     assert main(["eval", checkpoint, "--episodes", "1", "--json", "--out", str(tmp_path / "judged")]) == 0
     assert json.loads(capsys.readouterr().out)["results"]
-    wrong = [
-        "task=lift",
-        "algorithm=bc",
-        "policy=flow",
-        *settings,
-        *cheap,
-        "task.points=9",
-        "evaluation.episodes=1",
-        "name=wrong",
-    ]
+    wrong = ["task=lift", "algorithm=bc", "policy=flow", *settings, *cheap, "task.points=9", "evaluation.episodes=1"]
+    wrong += ["name=wrong"]
     assert main(["train", *wrong]) == 2
     assert "set task.points=8" in capsys.readouterr().err

@@ -17,13 +17,8 @@ from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.world_sims import load_world, save_world
 
-TINY = [
-    "learner.autoencoder_updates=3",
-    "learner.updates=3",
-    "learner.batch_size=8",
-    "model.width=16",
-    "model.blocks=1",
-]
+TINY = ["learner.autoencoder_updates=3", "learner.updates=3", "learner.batch_size=8", "model.width=16"]
+TINY += ["model.blocks=1"]
 TESTS = ["evaluation.windows=4", "evaluation.horizon=3", "logging.every=1"]
 
 
@@ -93,16 +88,8 @@ def test_a_policy_tries_its_chunks_in_the_world_model_before_it_plays(folder, ca
     assert main(["eval", str(folder / "policy"), *imagine, "--out", str(folder / "imagined")]) == 0
     assert [result["n"] for result in json.loads(capsys.readouterr().out)["results"].values()] == [1]
     assert f"2 chunks, imagined in {world}" in (folder / "imagined" / "report.html").read_text()
-    other = [
-        "eval",
-        str(folder / "policy"),
-        "--task",
-        "point_mass",
-        "--plan-with",
-        world,
-        "--out",
-        str(folder / "other"),
-    ]
+    other = ["eval", str(folder / "policy"), "--task", "point_mass", "--plan-with", world, "--out"]
+    other += [str(folder / "other")]
     assert "trained on toy/push, not on toy/point_mass" in refused(*other)
 
 

@@ -1,7 +1,5 @@
 """Parts of the advantage at their edges, by hand: what counts just so, and what just does not."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Selectors, masks and weights at their edges, by hand: the least that is chosen, and what is not chosen at all."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -5,15 +5,7 @@ import itertools
 import pytest
 import torch
 
-from robopolicy.core.decisions import (
-    PARTITIONS,
-    Decisions,
-    by_batch,
-    by_group,
-    by_group_depth,
-    by_trajectory,
-    by_unit,
-)
+from robopolicy.core.decisions import PARTITIONS, Decisions, by_batch, by_group, by_group_depth, by_trajectory, by_unit
 
 
 @pytest.mark.parametrize(

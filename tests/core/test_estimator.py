@@ -121,15 +121,7 @@ def test_info_is_detached(decisions, shift):
     leaf = (decisions.logp_old + shift).requires_grad_()
     config = EstimatorConfig(kl_coef=0.1, entropy_coef=0.1, ratio_variance_coef=0.1)
     _, info = Estimator(config)(decisions, row_advantage(decisions), leaf, leaf**2)
-    assert set(info) == {
-        "approx_kl",
-        "clip_fraction",
-        "ratio_mean",
-        "ratio_max",
-        "entropy",
-        "kl_ref",
-        "ratio_variance",
-    }
+    assert set(info) == {"approx_kl", "clip_fraction", "ratio_mean", "ratio_max", "entropy", "kl_ref", "ratio_variance"}
     assert not any(value.requires_grad for value in info.values())
 
 

@@ -1,17 +1,10 @@
 """Gradients: clipped as torch does, flat, their influence on each loss, and scores in groups."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
 
-from robopolicy.core.gradients import (
-    clip_gradients,
-    flat_gradient,
-    group_scores,
-    influence,
-)
+from robopolicy.core.gradients import clip_gradients, flat_gradient, group_scores, influence
 
 
 @pytest.mark.parametrize("limit", [0.3, 100.0])

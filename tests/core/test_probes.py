@@ -1,7 +1,5 @@
 """Diagnostics against counting, closed forms and known limits."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """Parts by name and recipes: what is refused, order, identity of the shared functions, controllers, the formula."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -70,21 +68,13 @@ def test_an_estimator_is_built_with_its_parts() -> None:
         ("surrogate", "clap", "Unknown surrogate 'clap'"),
         ("stages", "clip", "Unknown component type 'stages'"),
         ("scope", {"partition": 3}, "Expected a name or a mapping of options for partition, found 3"),
-        (
-            "bounds",
-            {"name": "constant", "high": "abc"},
-            "'high' of bounds 'constant' must be a number, got 'abc'",
-        ),
+        ("bounds", {"name": "constant", "high": "abc"}, "'high' of bounds 'constant' must be a number, got 'abc'"),
         ("bounds", {"name": "constant", "low": -0.1}, "'low' of bounds 'constant' must not be negative, got"),
         ("bounds", {"name": "constant", "low": "1e-3"}, "got '1e-3', a text to YAML; write it with a point, e.g. 1.0e"),
         ("bounds", {"name": "constant", "low": None}, "must be a number, got None"),
         ("bounds", {"name": "constant", "low": True}, "must be a number, got True"),
         ("estimator", {"kl_coef": float("nan")}, "'kl_coef' of estimator must be a number, at most .*, got nan"),
-        (
-            "estimator",
-            {"entropy_coef": float("inf")},
-            "'entropy_coef' .* must be a number, at most .*, got inf",
-        ),
+        ("estimator", {"entropy_coef": float("inf")}, "'entropy_coef' .* must be a number, at most .*, got inf"),
         ("estimator", {"entropy_coef": 10**400}, "'entropy_coef' .* must be a number, at most .*, got 1000"),
         ("estimator", {"surrogate": ["clip"]}, r"'surrogate' of estimator must be a text, got \['clip'\]"),
         (
@@ -95,11 +85,7 @@ def test_an_estimator_is_built_with_its_parts() -> None:
         ("estimator", {"hierarchy": {"outer": "token"}}, "Hierarchy.outer must be 'sequence' or 'unit', got 'token'"),
         ("estimator", {"masks": [3]}, "Expected a name or a mapping of options for mask, found 3"),
         ("stage", {"name": "mix", "weights": [1, "a"], "branches": [[], []]}, "Every entry of option 'weights' .*'a'"),
-        (
-            "estimator",
-            {"entropy_coef": float("nan")},
-            "'entropy_coef' .* must be a number, at most .*, got nan",
-        ),
+        ("estimator", {"entropy_coef": float("nan")}, "'entropy_coef' .* must be a number, at most .*, got nan"),
         ("stage", {"name": "mix", "weights": [], "branches": []}, "'weights' .* must be a list with entries"),
         (
             "advantage_source",

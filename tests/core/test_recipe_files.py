@@ -1,7 +1,5 @@
 """Every recipe of the product obeys the rules of recipes."""
 
-from __future__ import annotations
-
 import pytest
 from recipe_rules import (
     check_learns_from_tokens,

@@ -1,7 +1,5 @@
 """The loss of recipes of the product for advantages of any kind."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

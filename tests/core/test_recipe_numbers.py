@@ -1,7 +1,5 @@
 """The numbers that the catalogue gives for a method are those of its recipe, whatever the defaults of the parts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Recipes of advantages: every one against its written formula or its limiting cases."""
 
-from __future__ import annotations
-
 import torch
 from tabular import Tabular, recipe_of, rewards, tabular
 from torch import Tensor

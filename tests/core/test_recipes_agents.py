@@ -1,7 +1,5 @@
 """Recipes of agents, and checklists: advantages that know turns, steps, histories and subgoals."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tabular import recipe_of, tabular

@@ -1,7 +1,5 @@
 """The reference family of group and critic methods: each recipe against its written formula, and their relations."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tabular import Tabular, check_recipe, ppo, recipe_of, rewards, seq_mean, tabular

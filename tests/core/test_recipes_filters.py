@@ -1,7 +1,5 @@
 """Recipes of masks and references: which rows and decisions enter, what holds the policy near a reference."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from tabular import tabular

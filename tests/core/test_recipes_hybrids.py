@@ -1,7 +1,5 @@
 """Hybrid recipes against their written formulas: imitation, imitation and reinforcement, weighted imitation."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from formulas import DISTANCES, gradients, relative, tok, z

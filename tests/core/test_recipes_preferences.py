@@ -1,7 +1,5 @@
 """Recipes of preferences against their written formulas, and the limits in which they are something simpler."""
 
-from __future__ import annotations
-
 import torch
 from formulas import pairs, relative, to_reference
 from tabular import Tabular, check_recipe, recipe_of, rewards, tabular

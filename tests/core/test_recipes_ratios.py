@@ -1,7 +1,5 @@
 """Recipes of ratios against their written formulas, and the limits in which they are something simpler."""
 
-from __future__ import annotations
-
 import torch
 from formulas import DISTANCES, by_row, gradients, relative, tok, z
 from tabular import Tabular, check, check_recipe, ppo, recipe_of, rewards, tabular

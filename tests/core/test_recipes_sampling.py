@@ -3,8 +3,6 @@
 What they play (hints, trees, replays) is tested beside the parts in tests/rollout; here is what they make of the rows.
 """
 
-from __future__ import annotations
-
 import torch
 from tabular import Tabular, check, check_recipe, recipe_of, tabular
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Selectors: which trajectories stay; always whole, never twice, in their order."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The value network."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

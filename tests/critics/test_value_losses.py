@@ -1,7 +1,5 @@
 """Expectiles, advantage weights and the calibrated penalty, from closed forms and small tables."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """A replay memory that counts: observation and reward of step t are t, so that windows can be read off."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Windows of the replay memory against numbers worked out by hand, and its sampling against brute force."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from small_replay import drawn, generator, play, random_replay, request, state, successor, window

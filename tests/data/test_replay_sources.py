@@ -1,7 +1,5 @@
 """Where the replay memory gets its steps and how it weighs them: datasets, mixtures, priorities, saved states."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

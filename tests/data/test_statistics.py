@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 
 from robopolicy.data.episodes import Episode, Episodes
-from robopolicy.data.statistics import (
-    QUANTILES,
-    dataset_statistics,
-    statistics_to_json,
-    vector_statistics,
-)
+from robopolicy.data.statistics import QUANTILES, dataset_statistics, statistics_to_json, vector_statistics
 from robopolicy.errors import UserError
 
 

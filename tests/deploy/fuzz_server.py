@@ -1,7 +1,5 @@
 """Damaged messages and frames for a chunk server; `python tests/deploy/fuzz_server.py 100000` is the long run."""
 
-from __future__ import annotations
-
 import resource
 import socket
 import sys

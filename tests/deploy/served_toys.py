@@ -1,7 +1,5 @@
 """Small things to serve: a shift that every input counts in, and sources of one robot."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

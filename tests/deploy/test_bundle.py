@@ -1,7 +1,5 @@
 """Bundles on a robot's computer: no torch, strict inputs, and refusals of what was damaged or changed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -19,14 +17,7 @@ pytest.importorskip("onnxscript", reason="needs robopolicy[onnx]")
 from tiny_policies import observed, small
 
 from robopolicy.cli.main import main
-from robopolicy.deploy.bundle import (
-    Bundle,
-    hash_files,
-    open_bundle,
-    prefix_weights,
-    read_manifest,
-    write_manifest,
-)
+from robopolicy.deploy.bundle import Bundle, hash_files, open_bundle, prefix_weights, read_manifest, write_manifest
 from robopolicy.deploy.export import TaskMetadata, export_bundle
 from robopolicy.errors import UserError
 

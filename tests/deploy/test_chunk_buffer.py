@@ -1,7 +1,5 @@
 """What is played is aligned by time stamps, whatever arrives when."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

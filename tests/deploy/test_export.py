@@ -1,7 +1,5 @@
 """Every kind of policy as a bundle: the same chunks as in torch, or a refusal that says why."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The safety filter: whatever goes in, what comes out is finite and within all limits at once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The safety filter by numbers worked out by hand: margins, lead, modes, and where the robot says it is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The small machines of the safety layer: watchdog, observation gate, emergency stop, fall-back and the record."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """A served policy gives the chunks of the policy, to each client as if it were alone."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

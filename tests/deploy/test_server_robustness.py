@@ -1,7 +1,5 @@
 """What a server survives: garbage, floods, strangers, slow and vanishing clients, its own death."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The wire format: what is sent arrives, and whatever else arrives is refused in one line."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

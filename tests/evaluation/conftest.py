@@ -1,7 +1,5 @@
 """A small simulator and a small policy whose results are sensitive to every way of getting evaluation wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest

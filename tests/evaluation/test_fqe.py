@@ -1,7 +1,5 @@
 """Fitted Q-evaluation by numbers: what each member learns from its resample, and what their spread says."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Slower decisions: what is played while a decision is awaited, and the score averaged over them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Evaluation plays a fixed set of episodes, and the number of environments does not matter."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

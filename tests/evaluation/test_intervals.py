@@ -1,7 +1,5 @@
 """Intervals against published and hand-computed numbers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

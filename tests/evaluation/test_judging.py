@@ -1,7 +1,5 @@
 """Confusion of judges and success rates corrected for it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

@@ -1,7 +1,5 @@
 """Late chunks: time stamps make up for what inference costs, and the number of environments does not matter."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Off-policy estimators on a small Markov decision process whose values are known in closed form."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

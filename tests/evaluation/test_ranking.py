@@ -1,7 +1,5 @@
 """Metrics over policies against hand-computed numbers, SIMPLER's published table and scipy."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

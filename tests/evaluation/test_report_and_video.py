@@ -1,7 +1,5 @@
 """Comparison, plots, video and report of results."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

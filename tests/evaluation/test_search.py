@@ -1,7 +1,5 @@
 """The search for weights: known optima, common and disjoint seeds, stated budgets, resuming, order of the policies."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Closeness of films against hand-computed values, scikit-image and scipy."""
 
-from __future__ import annotations
-
 import math
 import types
 

@@ -1,18 +1,19 @@
 """Rules that every registered algorithm and every source of data obeys."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from docs.compatibility import Outcome, all_heads, allowed, opened, try_pair
 from docs.references import references
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.policies.base import Policy
+from robopolicy.policies.noise import PerRowGenerator
+from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 from robopolicy.training.make_source import SOURCES
 from robopolicy.training.resume import load_tree, save_tree
 
@@ -48,9 +49,9 @@ def check_source_says_what_it_provides(name: str) -> None:
     assert isinstance(SOURCES[name].whole_episodes, bool)
 
 
-def check_resumes_exactly(name: str, place: Path, folder: Path) -> None:
+def check_resumes_exactly(name: str, place: Path, folder: Path, head: str = "") -> None:
     """An algorithm restored from files continues with the same bits as the one that was saved."""
-    head = min(allowed(name))
+    head = head or min(allowed(name))
     with opened(place, name, head) as saved, opened(place, name, head) as restored:
         for _ in range(2):
             saved.algorithm.update(saved.source.next(saved.algorithm))
@@ -63,6 +64,39 @@ def check_resumes_exactly(name: str, place: Path, folder: Path) -> None:
             for _ in range(2):
                 run.algorithm.update(run.source.next(run.algorithm))
         assert differences(saved.algorithm.state_dict(), restored.algorithm.state_dict()) == []
+
+
+def check_deploys_exactly(name: str, place: Path, folder: Path) -> None:
+    """What an algorithm deploys acts the same once loaded; saving leaves every module in its mode."""
+    for head in {min(allowed(name)), max(allowed(name))}:
+        with opened(place, name, head) as run:
+            run.algorithm.update(run.source.next(run.algorithm))
+            deployed = run.algorithm.inference_policy()
+            networks = [part for part in run.algorithm.checkpoint_items().values() if isinstance(part, nn.Module)]
+            before = [module.training for part in (deployed, *networks) for module in part.modules()]
+            obs = {key: torch.randn(4, deployed.spec.obs_horizon, *x) for key, x in deployed.spec.observation.items()}
+            save_checkpoint(folder / head, deployed, task="toy/point_mass", obs_sample=obs)
+            assert before == [module.training for part in (deployed, *networks) for module in part.modules()]
+            assert verify_checkpoint(folder / head).ok
+            loaded = load_policy(folder / head)[0]
+            for deterministic in (True, False):
+                chunks = [
+                    policy.act(obs, deterministic=deterministic, generator=PerRowGenerator(range(4), [0] * 4))
+                    for policy in (run.algorithm.inference_policy(), loaded)
+                ]
+                assert torch.equal(*chunks)
+
+
+def check_stays_finite_under_autocast_and_shows_a_nan(name: str, place: Path) -> None:
+    """Metrics are finite in half precision; a NaN in the data reaches them."""
+    with opened(place, name, min(allowed(name))) as run:
+        data = run.source.next(run.algorithm)
+        with torch.autocast("cpu", torch.bfloat16):
+            metrics = run.algorithm.update(data)
+        assert all(math.isfinite(value) for value in metrics.values()), metrics
+        data = run.source.next(run.algorithm)
+        (data.reward if hasattr(data, "reward") else data.obs["state"])[..., 1] = math.nan
+        assert any(math.isnan(value) for value in run.algorithm.update(data).values())
 
 
 def differences(one: Any, other: Any, path: str = "") -> list[str]:

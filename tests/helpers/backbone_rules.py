@@ -1,7 +1,5 @@
 """Denoising networks that see whole chains at once, and the rules that all of them obey, in double precision."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

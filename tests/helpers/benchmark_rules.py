@@ -1,7 +1,5 @@
 """Rules that the rows of benchmarks obey."""
 
-from __future__ import annotations
-
 from contextlib import closing
 
 from benchmarks.control.cell import settings as control_settings

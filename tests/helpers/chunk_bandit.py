@@ -1,7 +1,5 @@
 """One-step episodes with action chunks: the reward of the executed actions is known, so the best chunk is too."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -117,23 +115,6 @@ def seeded(algorithm: Any, seed: int = 3) -> torch.Generator:
     """Let the algorithm draw next what the returned generator draws."""
     algorithm.generator.manual_seed(seed)
     return torch.Generator().manual_seed(seed)
-
-
-def assert_resumes(make: Callable[[int], Any], feed: Callable[[], Any]) -> None:
-    """An algorithm restored after two of four updates from one of another seed ends with the same weights."""
-    torch.manual_seed(0)
-    data = [feed() for _ in range(4)]
-    straight, other = make(0), make(1)
-    for part in data[:2]:
-        straight.update(part)
-    other.load_state_dict(copy.deepcopy(straight.state_dict()))
-    for part in data[2:]:
-        straight.update(part)
-        other.update(part)
-    for name, part in straight.checkpoint_items().items():
-        mine, theirs = part.state_dict(), other.checkpoint_items()[name].state_dict()
-        for key, value in mine.items():
-            assert not isinstance(value, Tensor) or torch.equal(value, theirs[key]), f"{name} {key}"
 
 
 def assert_acts_without_dropout(algorithm: OffPolicy, data: Transitions) -> None:

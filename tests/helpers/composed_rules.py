@@ -1,7 +1,5 @@
 """A rule of compositions of parents that see different things."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

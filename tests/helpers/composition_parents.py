@@ -1,7 +1,5 @@
 """Two policies of the point mass that can be composed, and a critic of their composition, as checkpoints."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

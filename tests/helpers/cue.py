@@ -1,7 +1,5 @@
 """A task that needs memory: a cue is shown once, and only the last action is paid, by its product with the cue."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What an exported policy plays is what evaluation plays."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Small policies, samplers and comparisons for the tests of the algorithms that learn from rollouts."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch, compute_advantages
-from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.heads.diffusion import DiffusionConfig, DiffusionPolicy
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
@@ -68,15 +65,6 @@ def resumed(make: Callable[..., Any], num_envs: int = 16, sampling: Any = sample
     again.load_state_dict(place)
     other.update(again.collect(other.act))
     return straight, other
-
-
-def rollout_of(obs: dict[str, Tensor], record: dict[str, Tensor], steps: int) -> Rollout:
-    """A rollout of so many steps of which only what was seen and decided `(B, ...)` matters."""
-    split = lambda tree: {key: value.unflatten(0, (steps, -1)) for key, value in tree.items()}  # noqa: E731
-    seen, decided = split(obs), split(record)
-    none = torch.zeros(next(iter(seen.values())).shape[:2])
-    last = {key: value[-1] for key, value in seen.items()}
-    return Rollout(seen, decided, none.unsqueeze(-1), none, none.long(), none.bool(), none.bool(), {}, last)
 
 
 def completed(algorithm: Any, rows: RolloutBatch) -> RolloutBatch:

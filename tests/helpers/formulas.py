@@ -1,7 +1,5 @@
 """Short names for what the written formulas of recipes are made of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Commands that make policies of other policies, on an emulated GPU."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

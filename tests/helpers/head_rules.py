@@ -1,7 +1,5 @@
 """Heads that see everything a policy can see, on every backbone, and the rules that all of them obey."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 
@@ -16,13 +14,7 @@ from robopolicy.policies.heads.explicit import ExplicitPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.registry import POLICIES, make_policy
 
-SHAPES = {
-    "state": (3,),
-    "goal": (2,),
-    "image.front": (3, 16, 16),
-    "image.wrist": (3, 14, 18),
-    "embedding.task": (6,),
-}
+SHAPES = {"state": (3,), "goal": (2,), "image.front": (3, 16, 16), "image.wrist": (3, 14, 18), "embedding.task": (6,)}
 
 SPEC = PolicySpec(SHAPES, action_dim=2, horizon=5, action_horizon=3, obs_horizon=2)
 
@@ -31,17 +23,8 @@ STATISTICS = {
     for key, n in (("state", 3), ("goal", 2), ("action", 2))
 }
 
-SMALL = {
-    "hidden": (16, 16, 16),
-    "unet_channels": (8, 16),
-    "transformer_width": 16,
-    "transformer_layers": 1,
-    "transformer_heads": 2,
-    "steps": 2,
-    "spacing": "trailing",
-    "bins": 8,
-    "experts": 2,
-}
+SMALL = {"hidden": (16, 16, 16), "unet_channels": (8, 16), "transformer_width": 16, "transformer_layers": 1}
+SMALL |= {"transformer_heads": 2, "steps": 2, "spacing": "trailing", "bins": 8, "experts": 2}
 
 CAMERAS = {
     "resnet": VisionConfig(widths=(16,), keypoints=4, crop=0.8),
@@ -182,3 +165,13 @@ def check_crops_and_dropped_embeddings_are_for_imitation_alone(name: str, backbo
     evaluated = imitate(policy, obs, chunk)
     assert not torch.equal(first, evaluated)
     assert not torch.equal(imitate(policy, without_embeddings(obs), chunk), evaluated)
+
+
+def check_stays_finite_under_autocast_and_shows_a_nan(name: str, backbone: str) -> None:
+    """Losses and chunks are finite in half precision; a NaN in what was seen or done shows in its row alone."""
+    policy, obs, chunk = make(name, backbone), observations(4), torch.rand(4, 5, 2) - 0.5
+    with torch.autocast("cpu", torch.bfloat16):
+        assert bool(imitate(policy, obs, chunk).isfinite().all())
+        assert bool(policy.act(obs, generator=seeded()).isfinite().all())
+    obs["state"][2], chunk[1, 1, 0] = torch.nan, torch.nan
+    assert imitate(policy, obs, chunk).isnan().tolist() == [False, True, True, False]

@@ -1,7 +1,5 @@
 """On-policy learners that learn in the mirror, and the rule that all of them obey."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import fine_tuning_tools as tools

@@ -1,7 +1,5 @@
 """A contextual bandit with data of mixed quality, as episodes of one step: 15 % near the best action, the rest far."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

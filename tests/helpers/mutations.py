@@ -1,7 +1,5 @@
 """Changes of one thing in a file: what `tests/mutants.py` makes of losses, targets, returns, rewards and masks."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import itertools

@@ -1,8 +1,5 @@
 """Actor-critic learners of the point mass by name, and the rules that all of them obey."""
 
-from __future__ import annotations
-
-from functools import partial
 from typing import Any
 
 import fine_tuning_tools as tools
@@ -28,15 +25,6 @@ def algorithm(name: str, seed: int = 0, updates: int = 20, **overrides: Any) -> 
     return make_algorithm(name, config, policy, total_updates=updates)
 
 
-def check_resumes_with_the_same_weights(name: str) -> None:
-    """A resumed run ends with the weights of one that was not interrupted."""
-    learner, other = tools.resumed(partial(algorithm, name, lr_schedule="adaptive", target_kl=0.01))
-    for key, value in learner.policy.state_dict().items():
-        assert torch.equal(value, other.policy.state_dict()[key]), key
-    for mine, theirs in zip(learner.critics().values(), other.critics().values(), strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
-
-
 def check_moves_statistics_when_the_epochs_are_over(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Running statistics stay while minibatches are learned from."""
     learner = algorithm(name)
@@ -59,10 +47,7 @@ def check_takes_the_statistics_of_the_policy(name: str) -> None:
     policy = GaussianPolicy(GaussianConfig(normalization="minmax"), PolicySpec({"state": (2,)}, 2))
     policy.fit_normalizer({"state": {"min": [0.0, -2.0], "max": [4.0, 0.0]}})
     make = lambda mode: make_algorithm(  # noqa: E731
-        name,
-        ALGORITHMS[name].config_class(critic=ValueConfig(normalization=mode)),
-        policy,
-        total_updates=9,
+        name, ALGORITHMS[name].config_class(critic=ValueConfig(normalization=mode)), policy, total_updates=9
     )
     learner: Any = make("minmax")
     for critic in learner.critics().values():

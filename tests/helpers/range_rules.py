@@ -71,15 +71,22 @@ def numbers(config: type[Any]) -> list[str]:
     return [name for name, hint in get_type_hints(config, include_extras=True).items() if list(ranges(hint))]
 
 
+def outside(kind: type, bounds: Range) -> list[float]:
+    """Numbers beyond the bounds, and the bounds themselves where they are exclusive."""
+    low = [bounds.minimum - 1] + [bounds.minimum] * bounds.exclusive_minimum
+    high = [bounds.maximum + 1] + [bounds.maximum] * bounds.exclusive_maximum
+    return [kind(wrong) for wrong in low + high if math.isfinite(wrong)] or [math.nan]
+
+
 def check_refuses_what_is_out_of_range(config: type[Any]) -> None:
     """A number outside its range is refused however a config is built."""
     assert issubclass(config, Validated) or not numbers(config)
     good: Any = config()
     for setting, hint in get_type_hints(config, include_extras=True).items():
         for kind, bounds, place in ranges(hint):
-            wrong = kind(bounds.minimum - 1) if bounds.minimum > -math.inf else math.nan
-            with pytest.raises(UserError, match=setting):
-                dataclasses.replace(good, **{setting: place(wrong)})
+            for wrong in outside(kind, bounds):
+                with pytest.raises(UserError, match=setting):
+                    dataclasses.replace(good, **{setting: place(wrong)})
 
 
 def check_refuses_what_is_beyond_a_field(config: type[Any]) -> None:

@@ -1,7 +1,5 @@
 """Learners in two processes, each with half of the environments, against one with all of them."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """U1, U2 and U4 for one policy: fresh data scores as it was sampled, and a seed decides the chunk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """The loss of recipes for advantages of any kind: surrogate, bounds and aggregation, without what masks and adds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

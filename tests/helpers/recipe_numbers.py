@@ -1,7 +1,5 @@
 """Numbers of a recipe by dotted paths."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from robopolicy.core.recipe import DEFAULTS

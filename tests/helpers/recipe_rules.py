@@ -1,7 +1,5 @@
 """Rules that every recipe obeys: it loads, learns from tokens and from a denoising chain, remembers, and plays."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from secret_env import SecretSequenceEnv

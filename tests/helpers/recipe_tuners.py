@@ -1,7 +1,5 @@
 """Recipes that fine-tune a denoising head, and the rule that all of them obey."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

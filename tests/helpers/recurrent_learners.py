@@ -1,7 +1,5 @@
 """On-policy learners with a memory on the cue task, and the rule that all of them obey."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Small runs of learners from replay on the point mass."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

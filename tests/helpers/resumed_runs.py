@@ -1,7 +1,5 @@
 """Runs that are killed or interrupted and then resumed, and whether they end with the bits of others."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Rules that runs with every registered algorithm, policy and preset obey."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A wrapper of another package, which the fixture `scaled` makes known: it scales rewards and shows the factor."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -6,8 +6,6 @@ one row of T decisions in units (turns) of two; as "chain" every unit is a row o
 The reward is 1 when all symbols are right, and "share" measures how many are.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch
@@ -18,32 +16,8 @@ from robopolicy.text.rollouts.trajectories import stack
 
 STEP = 2  # decisions of a unit
 METRICS = (  # metrics that recipes read; here all of them are the share of right symbols
-    *(
-        "advantage",
-        "brevity",
-        "brief",
-        "concise",
-        "consistency",
-        "correct",
-        "cost",
-        "criterion",
-        "efficiency",
-        "first",
-    ),
-    *(
-        "format",
-        "grounded",
-        "grounding",
-        "judge",
-        "legal",
-        "analysis",
-        "open",
-        "progress",
-        "refined",
-        "role",
-        "safe",
-    ),
-    *("success", "verdict"),
+    "advantage brevity brief concise consistency correct cost criterion efficiency first format grounded "
+    "grounding judge legal analysis open progress refined role safe success verdict"
 )
 
 
@@ -114,7 +88,7 @@ class SecretSequenceEnv:
             decisions,
             reward=float(finished and bool(right.all())),
             metrics={"share": share, "length": float(end), "calls": end / STEP, "malformed": 0.0}
-            | dict.fromkeys(METRICS, share),
+            | dict.fromkeys(METRICS.split(), share),
             version=self.version,
             finished=finished,
             record={"symbols": symbols, "logp": logp, "own": own},

@@ -1,7 +1,5 @@
 """Learners from replay swing a pendulum up; `benchmarks.pendulum` plays the same at full size."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

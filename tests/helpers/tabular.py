@@ -4,8 +4,6 @@ States are (prompt, position); 4 prompts with 4 rollouts each of up to 6 tokens 
 cut short or with a tool token in the middle, drawn by a policy that is a few updates older than the current one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """One small policy of every kind that can be deployed, with observations it was never trained on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -127,7 +125,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "function": (
         lambda: CallablePolicy.wrap("tiny", lambda obs, noise: noise, SPEC),
         "The function 'tiny' is not torch code of this project",
-    ),
+    )
 }
 
 

@@ -21,14 +21,8 @@ from robopolicy.training.compose import compose_config
 RUN = ["task=point_mass", "sim.num_envs=4", "budget.updates=2", "evaluation.episodes=0"]
 QUICK = [*RUN, "algorithm.num_steps=4", "algorithm.epochs=1"]
 JOURNEYS = {
-    "A reward through `ppo`": (
-        15,
-        [*QUICK, "policy=gaussian", "algorithm=ppo"],
-    ),
-    "An observation to a gradient in `reinflow`": (
-        25,
-        [*QUICK, "algorithm=reinflow"],
-    ),
+    "A reward through `ppo`": (15, [*QUICK, "policy=gaussian", "algorithm=ppo"]),
+    "An observation to a gradient in `reinflow`": (25, [*QUICK, "algorithm=reinflow"]),
     "A token through GRPO": (
         25,
         ["experiment=text_grpo", "policy.layers=1", "algorithm.sft_updates=0", "algorithm.prompts_per_update=2"],

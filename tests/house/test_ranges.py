@@ -13,10 +13,16 @@ from range_rules import (
 )
 
 from robopolicy.constraints import Range
+from robopolicy.deploy.safety.ood import ActionOODConfig
 from robopolicy.plugins import PRODUCT
 from robopolicy.training.config import TrainConfig
+from robopolicy.worldmodel.imagined import ShootingConfig
+from robopolicy.worldmodel.latent import LatentWorldModelConfig
+from robopolicy.worldmodel.learner import LearnerConfig
+from robopolicy.worldmodel.pretrained.model import AdapterConfig
 
-CONFIGS = {"a run": TrainConfig, **configs_of(PRODUCT)}
+CONFIGS = {"a run": TrainConfig, "a world model": LatentWorldModelConfig, "its learner": LearnerConfig}
+CONFIGS |= {"an adapter": AdapterConfig, "shooting": ShootingConfig, "support": ActionOODConfig, **configs_of(PRODUCT)}
 EVERY = nested(CONFIGS)
 
 

@@ -1,7 +1,5 @@
 """The product stands without contrib, every theme of contrib without the others, and all that themes offer is there."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Folders as LeRobot saves policies, written by hand: what the checks see before `lerobot` is needed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,15 +45,8 @@ def write_folder(
         step: A further step of the preprocessor.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    settings: dict[str, Any] = {
-        "type": "diffusion",
-        "n_obs_steps": 2,
-        "horizon": 8,
-        "n_action_steps": 4,
-        "input_features": INPUTS,
-        "output_features": OUTPUTS,
-        "normalization_mapping": SCALING,
-    }
+    settings: dict[str, Any] = {"type": "diffusion", "n_obs_steps": 2, "horizon": 8, "n_action_steps": 4}
+    settings |= {"input_features": INPUTS, "output_features": OUTPUTS, "normalization_mapping": SCALING}
     (folder / "config.json").write_text(json.dumps(settings | dict(config or {})))
     save_file({"weight": torch.zeros(1)}, folder / "model.safetensors")
     features = settings["input_features"] | settings["output_features"]

@@ -4,8 +4,6 @@ LeRobot knows them in two sizes, both of billions of weights, and takes their to
 are shrunk where it builds them, and the tokenizer is a small one; all else is LeRobot's.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny policies built and saved by `lerobot` itself, with random weights and nothing from a hub."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -128,25 +126,11 @@ def save_backbone(folder: Path) -> Path:
     )
     processor = SmolVLMProcessor(SmolVLMImageProcessor(), tokenizer, SmolVLMVideoProcessor(), chat_template="")
     processor.save_pretrained(folder)
-    text = {
-        "model_type": "llama",
-        "vocab_size": 32,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "pad_token_id": 0,
-    }
-    vision = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": SIZE,
-        "patch_size": 8,
-    }
+    text = {"model_type": "llama", "vocab_size": 32, "hidden_size": 32, "intermediate_size": 64}
+    text |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}
+    text |= {"pad_token_id": 0}
+    vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": SIZE, "patch_size": 8}
     config_class: Any = SmolVLMConfig  # its generated constructor is unknown to type checkers
     config = config_class(text_config=text, vision_config=vision, scale_factor=2, image_token_id=2, pad_token_id=0)
     config.save_pretrained(folder)

@@ -1,7 +1,5 @@
 """Small ONNX files for the tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

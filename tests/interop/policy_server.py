@@ -1,7 +1,5 @@
 """A tiny policy server for the tests that can be slow, change under its clients, or talk nonsense."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A policy as a source of chunks decides as in an evaluation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

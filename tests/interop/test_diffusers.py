@@ -1,7 +1,5 @@
 """Our samplers take the steps of diffusers' schedulers, and scheduler files become our configurations and back."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`robopolicy import`: one way in for every kind of policy, after which every command reads it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -12,18 +10,9 @@ from safetensors.torch import load_file
 from robopolicy.cli.main import main
 from robopolicy.training.checkpoint import load_policy
 
-DSRL = [
-    "budget.updates=4",
-    "evaluation.episodes=2",
-    "evaluation.every=4",
-    "checkpoint_every=4",
-    "sim.num_envs=4",
-    "replay.learning_starts=40",
-    "algorithm.batch_size=16",
-    "algorithm.utd=0.5",
-    "algorithm.actor.hidden=[16]",
-    "algorithm.critic.hidden=[16]",
-]
+DSRL = ["budget.updates=4", "evaluation.episodes=2", "evaluation.every=4", "checkpoint_every=4", "sim.num_envs=4"]
+DSRL += ["replay.learning_starts=40", "algorithm.batch_size=16", "algorithm.utd=0.5", "algorithm.actor.hidden=[16]"]
+DSRL += ["algorithm.critic.hidden=[16]"]
 
 
 def test_an_endpoint_is_imported_evaluated_steered_and_verified(

@@ -1,7 +1,5 @@
 """Our policies play where LeRobot wants one of its own; `make test-lerobot` runs this."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium

@@ -1,7 +1,5 @@
 """A diffusion policy of LeRobot and one of ours denoise one chunk; `make test-lerobot` runs this."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Saved LeRobot policies are checked before `lerobot` is imported: one line with what was expected and found."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any

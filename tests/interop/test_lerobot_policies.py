@@ -1,7 +1,5 @@
 """Policies built and saved by `lerobot` do here what they do there; `make test-lerobot` runs this."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

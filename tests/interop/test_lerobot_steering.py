@@ -1,7 +1,5 @@
 """DSRL steers policies of LeRobot, and they are composed with ours; `make test-lerobot` runs this."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ONNX files as policies: the same numbers as the graph, and refusals that name what was expected and found."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

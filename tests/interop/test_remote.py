@@ -1,7 +1,5 @@
 """Policies behind an address: the same numbers as in process, and clear words when something is wrong."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer

@@ -1,7 +1,5 @@
 """rsl_rl both ways: actors of all its file layouts, configurations, and our simulators under its runner."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Stable-Baselines3: its models equal what we read of them, and its evaluation plays our policies."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plain modules as policies: their own numbers, frozen, stored with their weights."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The causal transformer: what it may see, and that reading at once equals reading token by token."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The weight average follows Diffusion Policy's schedule."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Encoders by prefix: those of a plugin join features and normaliser in a fixed order; wrong settings are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,14 +12,8 @@ from robopolicy.nets.encoder import Layout, ObservationEncoder
 from robopolicy.nets.modality import ENCODERS, ModalityEncoder
 from robopolicy.policies.heads.gaussian import GaussianConfig
 
-OBSERVATION = {
-    "touch.left": (4,),
-    "embedding.task": (3,),
-    "state": (2,),
-    "heat.a": (2, 2),
-    "touch.b": (4,),
-    "image": (5,),
-}
+OBSERVATION = {"touch.left": (4,), "embedding.task": (3,), "state": (2,), "heat.a": (2, 2), "touch.b": (4,)}
+OBSERVATION |= {"image": (5,)}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Denoising networks see whole chains at once; times that repeat are embedded once, features serve all iterates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Backbones: shapes, initialisation, causal masks, and no interaction between the rows of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

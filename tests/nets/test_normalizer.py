@@ -1,7 +1,5 @@
 """Normalisers: round trips, constant dimensions, exact merging, and refusal of damaged statistics."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -9,12 +7,7 @@ from torch import nn
 from robopolicy.errors import UserError
 from robopolicy.nets.normalizer import Normalizer, RunningNormalizer, make_normalizer, unfitted_normalizers
 
-STATISTICS = {
-    "min": [-3.0, 0.0, 5.0],
-    "max": [1.0, 10.0, 5.00001],
-    "mean": [0.0, 2.0, 5.0],
-    "std": [2.0, 0.5, 1e-7],
-}
+STATISTICS = {"min": [-3.0, 0.0, 5.0], "max": [1.0, 10.0, 5.00001], "mean": [0.0, 2.0, 5.0], "std": [2.0, 0.5, 1e-7]}
 
 
 @pytest.mark.parametrize("mode", ["minmax", "meanstd", "identity"])

@@ -1,7 +1,5 @@
 """Point clouds as observations: one network per cloud, blind to order and repetition, scaled by the data."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What perfect networks of the few-step heads predict when the data are N(M, S^2)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -12,13 +10,8 @@ from robopolicy.policies.base import PolicySpec
 POINT = PolicySpec({"state": (1,)}, action_dim=1)
 CHUNK = PolicySpec({"state": (3,)}, action_dim=2, horizon=5, action_horizon=2, obs_horizon=2)
 RAW: dict[str, Any] = {"normalization": "identity", "action_normalization": "identity", "action_clip": 0.0}
-SMALL: dict[str, Any] = {
-    **RAW,
-    "hidden": (32, 32),
-    "unet_channels": (8, 16),
-    "transformer_width": 16,
-    "transformer_layers": 2,
-}
+SMALL: dict[str, Any] = {**RAW, "hidden": (32, 32), "unet_channels": (8, 16), "transformer_width": 16}
+SMALL |= {"transformer_layers": 2}
 BACKBONES = ("mlp", "unet", "transformer")
 M, S = 0.4, 0.3
 

@@ -1,7 +1,5 @@
 """Distributions of one number whose denoisers are known exactly, and heads that carry them instead of a network."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gaussians of several numbers, whose denoisers are known exactly, as policies of every family; small networks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Action tokens: bins, causality, exact probabilities, the policy gradient by enumeration, imitation of two modes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -211,8 +209,6 @@ def test_ppo_trains_tokens_and_its_first_ratios_are_one() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"bins": 1}, "bins must be at least 2"),
-        ({"transformer_layers": 0}, "transformer_layers must be at least 1"),
         ({"action_normalization": "meanstd"}, "Bins cover"),
         ({"action_normalization": "running"}, "cannot be 'running'"),
         ({"transformer_width": 10, "transformer_heads": 4}, "multiple of the number of heads"),

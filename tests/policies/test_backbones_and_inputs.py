@@ -1,7 +1,5 @@
 """Every head with every backbone: imitation and acting from vectors, cameras and embeddings, and padded steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -11,6 +9,7 @@ from head_rules import (
     check_imitates_and_acts_from_every_kind_of_input,
     check_padded_steps_send_no_gradient_back,
     check_rows_of_a_loss_know_nothing_of_each_other,
+    check_stays_finite_under_autocast_and_shows_a_nan,
     make,
     observations,
     pairs,
@@ -41,6 +40,11 @@ def test_padded_steps_send_no_gradient_back(name: str, backbone: str) -> None:
 @every_head
 def test_crops_and_dropped_embeddings_are_for_imitation_in_training_mode_only(name: str, backbone: str) -> None:
     check_crops_and_dropped_embeddings_are_for_imitation_alone(name, backbone)
+
+
+@every_head
+def test_losses_stay_finite_under_autocast_and_show_a_nan(name: str, backbone: str) -> None:
+    check_stays_finite_under_autocast_and_shows_a_nan(name, backbone)
 
 
 @pytest.mark.parametrize("name", ["autoregressive", "mixture", "gaussian", "flow"])

@@ -1,7 +1,5 @@
 """The joint velocity of unequal parents, and the chunks that are integrated along it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from composition_forms import network, observations

@@ -1,7 +1,5 @@
 """Functions as policies: batches, attempts, time limits, accounting."""
 
-from __future__ import annotations
-
 import copy
 import time
 

@@ -1,7 +1,5 @@
 """Composed policies against closed forms: what they equal at their edges, and that nothing of the parents is lost."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Compositions of parents that see different things, of which critics and actors need all statistics."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

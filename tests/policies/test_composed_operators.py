@@ -1,7 +1,5 @@
 """Operators, guidance and corrector against what they promise on Gaussians."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -208,9 +206,8 @@ def test_one_parent_can_be_guided_and_the_critic_is_part_of_the_checkpoint(tmp_p
     save_checkpoint(tmp_path / "guided", policy, task="toy/point_mass", obs_sample=obs)
     again, _ = load_policy(tmp_path / "guided")
     noise = torch.randn(4, 4, 2)
-    assert (
-        torch.equal(again.decode(obs, noise), policy.decode(obs, noise)) and verify_checkpoint(tmp_path / "guided").ok
-    )
+    assert torch.equal(again.decode(obs, noise), policy.decode(obs, noise))
+    assert verify_checkpoint(tmp_path / "guided").ok
     assert not torch.equal(policy.decode(obs, noise), parent.decode(obs, noise))
     other = network("flow", 0, replace(CHUNK, action_horizon=3))
     with pytest.raises(UserError, match="has other observations or actions"):

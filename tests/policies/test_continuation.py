@@ -1,7 +1,5 @@
 """Chunks that continue given actions: Gaussians with known conditionals, and networks that nothing is given to."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -81,13 +79,8 @@ def fixed(rows: int = 3) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     return {"state": torch.randn(rows, 1, 3, generator=draw)}, noise, prefix
 
 
-SAMPLERS: dict[str, dict[str, Any]] = {
-    "flow": {},
-    "diffusion": {},
-    "edm": {"solver": "heun"},
-    "shortcut": {},
-    "meanflow": {"steps": 3},
-}
+SAMPLERS: dict[str, dict[str, Any]] = {"flow": {}, "diffusion": {}, "edm": {"solver": "heun"}, "shortcut": {}}
+SAMPLERS |= {"meanflow": {"steps": 3}}
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)

@@ -1,7 +1,5 @@
 """Heads of all families describe one distribution by one velocity, and its flow carries noise to that distribution."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

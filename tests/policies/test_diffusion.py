@@ -1,7 +1,5 @@
 """The diffusion head: textbook formulas, conversions at every time, exact Gaussians, learning, and its two samplers."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any
@@ -238,18 +236,6 @@ def test_imitation_learns_two_modes_and_their_shares(prediction: str) -> None:
     check_two_modes(ddpm.act(nothing(4000)))
 
 
-def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
-    policy = diffusion(sampler="ddpm", action_clip=1.0)
-    obs = observations(8)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss, _ = policy.imitation_loss(obs, torch.zeros(8, 6, 2))
-        chunk = policy.act(obs)
-    assert bool(loss.isfinite().all()) and bool(chunk.isfinite().all())
-    obs["state"][2] = float("nan")
-    loss, _ = policy.imitation_loss(obs, torch.zeros(8, 6, 2))
-    assert loss.isnan().nonzero().flatten().tolist() == [2]
-
-
 @pytest.mark.parametrize("backbone", ["mlp", "unet", "transformer"])
 def test_every_backbone_decodes_differentiably(backbone: str) -> None:
     sizes = {"unet_channels": (8, 16), "transformer_width": 16, "transformer_layers": 1}
@@ -276,8 +262,6 @@ def test_the_schedule_is_no_part_of_the_weights() -> None:
         ({"prediction": "velocity"}, "Unknown prediction"),
         ({"schedule": "squared_cosin"}, "Did you mean 'squared_cosine'"),
         ({"spacing": "leadin"}, "Did you mean 'leading'"),
-        ({"steps": 101}, "steps must be at most train_steps=100"),
-        ({"beta_start": 0.0}, r"beta_start must lie in \(0, 1\)"),
         ({"steps": 2}, "start from noise at level 50 of 100, which is 69% data"),
         ({"schedule": "linear"}, "or policy.schedule=squared_cosine"),
     ],

@@ -1,7 +1,5 @@
 """The scored end of a diffusion chain, its frozen beginning, and what is deployed of both."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The EDM head: preconditioning, the Karras grid, both solvers against closed forms and a second implementation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -163,27 +161,6 @@ def test_every_backbone_decodes_differentiably(backbone: str, solver: str) -> No
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in policy.parameters())
 
 
-def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
-    policy, obs = edm(action_clip=1.0), observations(8)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss, _ = policy.imitation_loss(obs, torch.zeros(8, 6, 2))
-        chunk = policy.act(obs)
-    assert bool(loss.isfinite().all()) and bool(chunk.isfinite().all())
-    obs["state"][2] = float("nan")
-    loss, _ = policy.imitation_loss(obs, torch.zeros(8, 6, 2))
-    assert loss.isnan().nonzero().flatten().tolist() == [2]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"solver": "huen"}, "Did you mean 'heun'"),
-        ({"sigma_min": 0.0}, "sigma_min must be positive"),
-        ({"sigma_max": 0.001}, "sigma_min must lie below sigma_max=0.001"),
-        ({"sigma_data": -1.0}, "sigma_data must be positive"),
-        ({"steps": 0}, "steps must be at least 1"),
-    ],
-)
-def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        make_policy("edm", EDMConfig(**settings), POINT)
+def test_an_unknown_solver_is_refused() -> None:
+    with pytest.raises(UserError, match="Did you mean 'heun'"):
+        make_policy("edm", EDMConfig(solver="huen"), POINT)

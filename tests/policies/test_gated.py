@@ -1,7 +1,5 @@
 """A composition that chooses its parents: limits in which it is another policy, and an order that is learned right."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

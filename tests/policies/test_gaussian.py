@@ -1,7 +1,5 @@
 """The Gaussian head against torch.distributions, its initialisation, its bounds and its imitation losses."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -161,11 +159,7 @@ def test_masks_and_weights_select_steps_and_rows() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({"imitation": "nl"}, "Did you mean 'nll'"),
-        ({"action_normalization": "running"}, "cannot be 'running'"),
-        ({"log_std_min": 3.0}, "must lie below"),
-    ],
+    [({"imitation": "nl"}, "Did you mean 'nll'"), ({"action_normalization": "running"}, "cannot be 'running'")],
 )
 def test_bad_settings_are_refused_in_one_line(settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):

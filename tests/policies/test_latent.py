@@ -1,7 +1,5 @@
 """Steered policies: noise spaces and their bounds, a base that never changes, round trips, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """MeanFlow: exact maps, the identity behind the target, its derivative on every backbone, times and weights."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 
@@ -205,14 +203,7 @@ def test_a_learned_meanflow_maps_noise_to_the_gaussian_in_one_call() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({"derivative": "exat"}, "Did you mean 'exact'"),
-        ({"time_distribution": "unifrm"}, "Did you mean 'uniform'"),
-        ({"flow_ratio": -0.1}, r"flow_ratio must lie in \[0, 1\]"),
-        ({"adaptive_power": -1.0}, "adaptive_power must not be negative"),
-        ({"adaptive_floor": 0.0}, "adaptive_floor must be positive"),
-        ({"steps": 0}, "steps must be at least 1"),
-    ],
+    [({"derivative": "exat"}, "Did you mean 'exact'"), ({"time_distribution": "unifrm"}, "Did you mean 'uniform'")],
 )
 def test_bad_settings_are_refused_in_one_line(settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):

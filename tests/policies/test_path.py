@@ -1,7 +1,5 @@
 """Every parameterisation is read on every path and written back, to 1e-5 in single precision."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Checkpoints, runs and states of before a setting or a module was renamed are read as those of today."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """For every head: fresh data scores as it was sampled, and a seed decides the chunk."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

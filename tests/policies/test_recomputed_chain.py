@@ -1,7 +1,5 @@
 """Chains kept as seeds: exact ratios after the weights have moved, and the bytes of each way of keeping them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

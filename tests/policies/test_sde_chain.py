@@ -1,7 +1,5 @@
 """The stochastic differential equation of a flow: its marginals, its noiseless limit and its density."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Selected, optimised and edited policies: what they equal at their edges, and that they never choose worse."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shortcut models: exact maps, the two halves of the objective, step sizes, and the dispersive loss they share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -160,15 +158,7 @@ def test_the_dispersive_loss_is_added_to_every_row_and_reaches_the_lower_layers(
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [
-        ({"steps": 3}, "steps must be a power of two, got 3"),
-        ({"max_steps": 100}, "max_steps must be a power of two"),
-        ({"steps": 64, "max_steps": 16}, "at most max_steps=16"),
-        ({"consistency_share": 1.5}, r"consistency_share must lie in \[0, 1\]"),
-        ({"delta": 1.0}, r"delta must lie in \[0, 1\)"),
-        ({"dispersive_coef": -1.0}, "dispersive_coef must not be negative"),
-        ({"dispersive_temperature": 0.0}, "dispersive_temperature must be positive"),
-    ],
+    [({"steps": 3}, "steps must be a power of two, got 3"), ({"max_steps": 100}, "max_steps must be a power of two")],
 )
 def test_bad_settings_are_refused_in_one_line(settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):

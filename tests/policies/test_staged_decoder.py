@@ -1,7 +1,5 @@
 """The decoder of GoRL: the identity first, then a head; which of them is part of the weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

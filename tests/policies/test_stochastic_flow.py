@@ -1,7 +1,5 @@
 """The noise-injected flow of ReinFlow: densities, bounds, gradient routing, and its noiseless limit."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -137,15 +135,6 @@ def test_a_mean_shift_changes_the_log_ratio_by_the_textbook_amount() -> None:
     torch.testing.assert_close(ratio[:, 0], expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"schedule": "learnt"}, "Did you mean 'learned'"),
-        ({"std_min": 0.0}, "std_min must be positive"),
-        ({"std_min": 0.3, "std_max": 0.2}, r"std_min must be at most std_max=0\.2"),
-        ({"noise_clip": -1.0}, "not be negative"),
-    ],
-)
-def test_bad_settings_are_refused_in_one_line(settings: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        NoiseConfig(**settings)
+def test_an_unknown_schedule_is_refused() -> None:
+    with pytest.raises(UserError, match="Did you mean 'learned'"):
+        NoiseConfig(schedule="learnt")

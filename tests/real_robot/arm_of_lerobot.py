@@ -1,7 +1,5 @@
 """An arm with LeRobot's interface, of its own base class where that is installed and else of a stand-in for it."""
 
-from __future__ import annotations
-
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Processes that the tests kill: a bridge, and a policy server; `python children.py bridge DOMAIN | server PORT`."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import time

@@ -1,7 +1,5 @@
 """Networks of their own for the tests of transports: loopback addresses, free ports, domains nobody else uses."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

@@ -1,7 +1,5 @@
 """Messages of any type with random content, for tests of codecs."""
 
-from __future__ import annotations
-
 import string
 from typing import Any
 

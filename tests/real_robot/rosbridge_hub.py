@@ -3,8 +3,6 @@
 Its spelling is that of its clients; it has what the tests need of the protocol, written from its published description.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from typing import Any

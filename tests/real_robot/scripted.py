@@ -1,7 +1,5 @@
 """A small policy without weights that lifts the cube, from the observation alone: hover, sink, close, rise."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The viewer in a browser: its figures, who may look and press, and that it never keeps the control loop waiting."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

@@ -1,7 +1,5 @@
 """`robopolicy deploy --check`: everything is looked at, what is wrong is named, and the exit code says it."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

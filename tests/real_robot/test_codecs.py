@@ -1,7 +1,5 @@
 """Codecs against rosbags: the same bytes, hashes and definitions; what is no message is refused in one way."""
 
-from __future__ import annotations
-
 import json as text
 import tracemalloc
 import types

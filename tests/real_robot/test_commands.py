@@ -1,7 +1,5 @@
 """Commands as messages: what is asked of which joints, by when, and in which of a message's fields."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from rig import DT, robot_spec

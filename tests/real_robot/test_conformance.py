@@ -1,7 +1,5 @@
 """What every transport does alike."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

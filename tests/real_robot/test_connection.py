@@ -1,7 +1,5 @@
 """How a robot is reached: transports and their settings from YAML and the command line, the latter winning."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from typing import Any

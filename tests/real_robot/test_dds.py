@@ -1,7 +1,5 @@
 """The transport over DDS against bare Cyclone DDS: names, hashes, bytes, qualities of service."""
 
-from __future__ import annotations
-
 import itertools
 import signal
 import subprocess

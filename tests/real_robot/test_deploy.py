@@ -1,7 +1,5 @@
 """`robopolicy deploy`: a policy drives a simulated robot in another process, and is scored as in process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Policies that see pictures, and policies that walk: over the bridge they are asked and answer as in an evaluation."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

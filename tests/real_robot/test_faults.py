@@ -1,7 +1,5 @@
 """What FaultTransport does to messages, and that it does it again for the same seed."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

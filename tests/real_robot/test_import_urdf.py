@@ -1,7 +1,5 @@
 """Robot descriptions from URDF and MJCF: what the files say, to the last bit; what they leave out is refused."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Robots of LeRobot as a transport: units, joints, cameras, failures; against LeRobot's own classes where they are."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The control loop on a clock of the test's: states, arming, resuming, and the faults of the acceptance table."""
 
-from __future__ import annotations
-
 import json
 from itertools import groupby
 from typing import Any

@@ -1,7 +1,5 @@
 """The control loop where it seldom is: a robot driven by velocities, before its first command, and at its end."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

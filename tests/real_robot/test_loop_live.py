@@ -1,7 +1,5 @@
 """The control loop and the policy's thread in real time: rate, ways out, and nothing that waits."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

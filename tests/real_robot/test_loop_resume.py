@@ -1,7 +1,5 @@
 """How the control loop sets off again after it was held or stopped: never in a jump, never unattended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The control loop with a gate around the support of the data."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

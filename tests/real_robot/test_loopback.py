@@ -1,7 +1,5 @@
 """The transport within a process, and the way transports are opened."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

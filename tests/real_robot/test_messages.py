@@ -1,7 +1,5 @@
 """Messages: spelled as in ROS, compared by content, arrays of one type."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

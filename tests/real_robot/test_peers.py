@@ -5,8 +5,6 @@ Each is skipped where its packages are missing; `make test-ros` says which those
 
 # ruff: noqa: T201  (programs say when they are ready, and how fast they were)
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -181,14 +179,8 @@ def master(tmp_path: Path) -> Iterator[dict[str, str]]:
     """A ROS master of this machine, and the variables by which nodes find it."""
     require("ros1", "roscore", "rostopic")
     port = free_port()
-    variables = {
-        "ROS_MASTER_URI": f"http://127.0.0.1:{port}",
-        "ROS_IP": "127.0.0.1",
-        "ROS_HOME": str(tmp_path),
-        "ROS_LOG_DIR": str(tmp_path / "log"),
-        "ROS_PACKAGE_PATH": "/usr/share",
-        "ROS_PYTHON_VERSION": "3",
-    }
+    variables = {"ROS_MASTER_URI": f"http://127.0.0.1:{port}", "ROS_IP": "127.0.0.1", "ROS_HOME": str(tmp_path)}
+    variables |= {"ROS_LOG_DIR": str(tmp_path / "log"), "ROS_PACKAGE_PATH": "/usr/share", "ROS_PYTHON_VERSION": "3"}
     command = ("roscore", "-p", str(port))
     environment = {**os.environ, **variables}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

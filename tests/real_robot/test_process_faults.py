@@ -4,8 +4,6 @@ The robot is a process of its own behind DDS, the bridge a thread of this one (o
 `SLACK` is what a busy machine may add to the times that docs/deployment/safety.md states.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The transport through rclpy, against a stand-in: what is asked of ROS, and that its threads end."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

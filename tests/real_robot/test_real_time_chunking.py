@@ -1,7 +1,5 @@
 """A trained checkpoint, exported with `--rtc`, continues on the robot what is being played."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -85,18 +83,8 @@ def test_a_trained_policy_continues_what_is_being_played(monkeypatch: Any, tmp_p
     train(tmp_path / "checkpoint")
     assert cli.main(["export", str(tmp_path / "checkpoint"), "--out", str(tmp_path / "bundle"), "--rtc"]) == 0
     monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_cli.COMMAND)
-    words = [
-        "deploy",
-        "--robot",
-        "sim_panda",
-        "--task",
-        "lift",
-        "--transport",
-        "loopback",
-        "--no-tui",
-        "--chunk-blending",
-        "rtc",
-    ]
+    words = ["deploy", "--robot", "sim_panda", "--task", "lift", "--transport", "loopback", "--no-tui"]
+    words += ["--chunk-blending", "rtc"]
     words += ["--policy", str(tmp_path / "bundle"), "--domain", str(100 + os.getpid() % 100)]
     assert cli.main([*words, "--check"]) == 0
     source = Slow(tmp_path / "bundle", 0.06)  # longer than an action, so at least one is committed

@@ -1,7 +1,5 @@
 """A recording holds what was sent and received, and other tools read it."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Robot descriptions: every shipped one is plausible, a wrong one is refused in a line that names its field."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from xml.etree import ElementTree
 

@@ -1,7 +1,5 @@
 """The transport over rosbridge: requests as the protocol writes them, both spellings, lost connections."""
 
-from __future__ import annotations
-
 import pytest
 from networks import free_port, until
 

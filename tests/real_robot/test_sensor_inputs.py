@@ -1,7 +1,5 @@
 """What the control loop hears: joints by name, in order of time, and from whom."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The simulated robot behind topics: resets, commands, status, faults, lockstep."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The simulated robot: the same episodes as in process, its own time-out, and what it adds to a perfect simulator."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

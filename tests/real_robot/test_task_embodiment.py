@@ -1,7 +1,5 @@
 """The embodiment of a MuJoCo task, driven by messages, does what the simulator itself does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The transport over Zenoh against a bare session: keys, attachments and tokens of rmw_zenoh."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 import sys

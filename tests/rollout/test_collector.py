@@ -23,11 +23,7 @@ GRPO = {
     ],
     "estimator": {"surrogate": "policy_gradient"},
 }
-EVERYTHING = {
-    "sampler": {"name": "uncertain"},
-    "strategy": {"name": "branch", "initial": 0.5},
-    "temperature": 0.7,
-}
+EVERYTHING = {"sampler": {"name": "uncertain"}, "strategy": {"name": "branch", "initial": 0.5}, "temperature": 0.7}
 
 
 def collector(env: SecretSequenceEnv, plain=(), size: int = 4) -> Collector:

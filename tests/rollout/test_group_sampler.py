@@ -1,7 +1,5 @@
 """Groups of whole episodes: one start per group, nothing recorded after an end, exact resume."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What lies in the memory after play is what was really played."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Chunks, autoreset and GAE against numbers worked out by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

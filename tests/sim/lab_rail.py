@@ -7,8 +7,6 @@ x += action; the reward is x; x > 5 terminates, the fourth step truncates. The k
     action 1.5: x = 1.5, 3, 4.5, 6     both flags after 4 steps
 """
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -23,14 +23,8 @@ from robopolicy.training.loop import resume_run, start_run
 
 ID = "Fragile-v0"
 TASK = f"gymnasium/{ID}"
-RUN = [
-    "algorithm=ppo",
-    "policy=gaussian",
-    "policy.hidden=[8]",
-    "chunk.horizon=1",
-    "chunk.action_horizon=1",
-    "sim.num_envs=2",
-]
+RUN = ["algorithm=ppo", "policy=gaussian", "policy.hidden=[8]", "chunk.horizon=1", "chunk.action_horizon=1"]
+RUN += ["sim.num_envs=2"]
 SHORT = ["algorithm.num_steps=8", "budget.updates=20", "checkpoint_every=20"]
 
 

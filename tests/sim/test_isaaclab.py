@@ -35,13 +35,8 @@ def test_ppo_updates_from_the_command_line(tmp_path: Path) -> None:
     from robopolicy.cli.main import main
     from robopolicy.training.loggers import read_jsonl
 
-    settings = [
-        "task=isaaclab/Isaac-Cartpole",
-        "policy=gaussian",
-        "algorithm=ppo",
-        "chunk.horizon=1",
-        "chunk.action_horizon=1",
-    ]
+    settings = ["task=isaaclab/Isaac-Cartpole", "policy=gaussian", "algorithm=ppo", "chunk.horizon=1"]
+    settings += ["chunk.action_horizon=1"]
     settings += ["sim.num_envs=8", "algorithm.num_steps=8", "algorithm.batch_size=32", "budget.updates=2"]
     settings += ["evaluation.episodes=0", "logging.every=1", f"out={tmp_path}", "name=run"]
     assert main(["train", *settings]) == 0
@@ -113,10 +108,7 @@ def test_a_second_set_of_environments_is_refused(sim: IsaacStyleSim) -> None:
 
 @pytest.mark.parametrize(
     ("name", "device", "lesson"),
-    [
-        ("isaaclab/Isaac-Antt", "cpu", "Did you mean Isaac-Ant"),
-        ("isaaclab/Isaac-Ant", "gpu", "use device cpu"),
-    ],
+    [("isaaclab/Isaac-Antt", "cpu", "Did you mean Isaac-Ant"), ("isaaclab/Isaac-Ant", "gpu", "use device cpu")],
 )
 def test_what_cannot_be_made_is_explained(name: str, device: str, lesson: str) -> None:
     with pytest.raises(UserError, match=lesson):

@@ -1,17 +1,12 @@
 """Simulator wrappers by name: options, order, what they add for policies, and those of other packages."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from scaled_wrapper import scaled
 
 from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions, make_sim, observation_options
-from robopolicy.sim.wrappers.registry import (
-    WrapperSpec,
-    evaluation_wrappers,
-)
+from robopolicy.sim.wrappers.registry import WrapperSpec, evaluation_wrappers
 from robopolicy.training.compose import compose_config
 
 __all__ = ["scaled"]  # a fixture

@@ -1,7 +1,5 @@
 """The Go1 that follows commands: contract, readings against MuJoCo's own, rewards by hand, edits of the model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import mujoco

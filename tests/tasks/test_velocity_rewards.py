@@ -1,7 +1,5 @@
 """Reward terms for following velocity commands, by hand: one robot told to walk slowly, one to stand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

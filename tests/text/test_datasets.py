@@ -156,11 +156,7 @@ def test_recipes_learn_from_files(recipe, tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "rows", "message"),
     [
-        (
-            "dpo",
-            [*PAIRS, {"prompt": "p" * 40, "chosen": "c" * 30, "rejected": "r"}],
-            "row 7 has 72 tokens, more",
-        ),
+        ("dpo", [*PAIRS, {"prompt": "p" * 40, "chosen": "c" * 30, "rejected": "r"}], "row 7 has 72 tokens, more"),
         ("text_sft", [{"prompt": "p" * 62, "completion": "c"}], "row 1 has 65 tokens, more"),
     ],
 )

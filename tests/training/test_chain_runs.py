@@ -1,7 +1,5 @@
 """Runs of the fine-tuners on denoising chains: from a checkpoint, from their own, and after an interrupt."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several processes learn what one learns from the same experience; what they cannot do is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -24,11 +22,7 @@ from robopolicy.training.loop import resume_run
 
 ADAPTIVE: dict[str, Any] = {"lr_schedule": "adaptive", "target_kl": 0.01, "entropy_coef": 0.01}
 STOPPED: dict[str, Any] = {"target_kl": 1e-4}
-CASES = [
-    ("ppo", {}),
-    ("ppo", ADAPTIVE),
-    ("ppo", STOPPED),
-]
+CASES = [("ppo", {}), ("ppo", ADAPTIVE), ("ppo", STOPPED)]
 
 
 @pytest.fixture(scope="module")
@@ -95,14 +89,8 @@ def test_torchrun_is_for_one_training_run(monkeypatch, capsys, verb: str, rest: 
 
 @pytest.mark.slow
 def test_torchrun_trains_one_run_that_the_first_process_writes(tmp_path: Path):
-    words = [
-        *SETTINGS,
-        "algorithm=ppo",
-        "algorithm.num_steps=8",
-        "evaluation.episodes=2",
-        f"out={tmp_path}",
-        "name=run",
-    ]
+    words = [*SETTINGS, "algorithm=ppo", "algorithm.num_steps=8", "evaluation.episodes=2", f"out={tmp_path}"]
+    words += ["name=run"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     subprocess.run([*torchrun, "-m", "robopolicy", "train", *words], env=environment, check=True, timeout=120)

@@ -1,7 +1,5 @@
 """Datasets that fit a task by their shapes and yet are not of it: the run says so and goes on."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Commands that make policies of other policies leave nothing of them on the CPU while they compute on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Nothing of an update, a resume point or a deployed policy is left on the CPU while the networks are on a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Configurations and manifests of earlier versions are read as the present ones."""
 
-from __future__ import annotations
-
 import json
 from functools import reduce
 from pathlib import Path

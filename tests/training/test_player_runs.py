@@ -1,7 +1,5 @@
 """Runs whose checkpoints hold another policy than they train: how they resume, and what begins at their weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

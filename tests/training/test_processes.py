@@ -1,7 +1,5 @@
 """Items that are worked on in processes of their own."""
 
-from __future__ import annotations
-
 import math
 
 import torch

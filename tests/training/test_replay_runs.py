@@ -1,7 +1,5 @@
 """Runs that learn from replay: schedules from offline to online, budgets, resume, guards, and refused settings."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -12,28 +12,11 @@ from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.loggers import read_jsonl
 
 COMMON = ["checkpoint_every=20", "logging.every=1", "evaluation.episodes=2", "evaluation.every=20", "sim.num_envs=4"]
-DSRL = [
-    *COMMON,
-    "replay.learning_starts=40",
-    "algorithm.batch_size=16",
-    "algorithm.utd=0.5",
-    "algorithm.actor.hidden=[16]",
-    "algorithm.critic.hidden=[16]",
-    "budget.updates=6",
-]
-GORL = [
-    *COMMON,
-    "task=point_mass",
-    "policy=flow_decoder",
-    "policy.hidden=[16]",
-    "algorithm=gorl",
-    "algorithm.num_steps=8",
-    "algorithm.epochs=1",
-    "algorithm.stages=[2,2,1]",
-    "algorithm.decoder_updates=2",
-    "algorithm.decoder_steps=3",
-    "budget.updates=9",
-]
+DSRL = [*COMMON, "replay.learning_starts=40", "algorithm.batch_size=16", "algorithm.utd=0.5"]
+DSRL += ["algorithm.actor.hidden=[16]", "algorithm.critic.hidden=[16]", "budget.updates=6"]
+GORL = [*COMMON, "task=point_mass", "policy=flow_decoder", "policy.hidden=[16]", "algorithm=gorl"]
+GORL += ["algorithm.num_steps=8", "algorithm.epochs=1", "algorithm.stages=[2,2,1]", "algorithm.decoder_updates=2"]
+GORL += ["algorithm.decoder_steps=3", "budget.updates=9"]
 
 
 @pytest.fixture

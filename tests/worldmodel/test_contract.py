@@ -8,13 +8,7 @@ import torch
 
 from robopolicy.errors import UserError
 from robopolicy.schema import from_dict, to_dict
-from robopolicy.worldmodel.contract import (
-    WorldSpec,
-    WorldState,
-    check_actions,
-    check_inputs,
-    first_frames,
-)
+from robopolicy.worldmodel.contract import WorldSpec, WorldState, check_actions, check_inputs, first_frames
 
 SPEC = WorldSpec(("front", "wrist"), size=8, fps=10.0, action_dim=2, proprio_dim=3, context=2, action_names=("x", "y"))
 

@@ -1,7 +1,5 @@
 """Learned judges on films of the pushing toy: what they read, how sure they are, and what they refuse."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The latent world model by numbers worked out by hand: noise levels, Euler steps, what is added to what, memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from small_world import small_films, small_world

@@ -1,7 +1,5 @@
 """What a world model has to achieve, at the edges of every demand, and what counts as the effect of an action."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A vision-language model as judge: what it is shown and asked, how votes count, and its backends."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -64,8 +64,6 @@ def test_runs_that_cannot_be_are_refused(tmp_path):
         start_world(replace(config, name="../elsewhere"))
     with pytest.raises(UserError, match="Unknown preset 'tini'"):
         preset("tini")
-    with pytest.raises(UserError, match="updates must be at least 1"):
-        LearnerConfig(updates=0)
     with pytest.raises(UserError, match="Unknown behaviour 'nobody'"):
         start_world(replace(config, held_out=("nobody",)))
     with pytest.raises(UserError, match="is not a run"):

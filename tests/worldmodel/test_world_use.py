@@ -144,13 +144,8 @@ def rate(result: dict) -> float:
 
 def test_fine_tuning_in_a_world_model_is_judged_by_the_simulator(folder, capsys):
     algorithm = ["algorithm=reinflow", "algorithm.num_steps=4", "algorithm.epochs=1", "algorithm.batch_size=16"]
-    settings = [
-        "sim.num_envs=4",
-        "worldmodel.samples=2",
-        "worldmodel.penalty=0.1",
-        "worldmodel.steps=6",
-        "budget.updates=2",
-    ]
+    settings = ["sim.num_envs=4", "worldmodel.samples=2", "worldmodel.penalty=0.1", "worldmodel.steps=6"]
+    settings += ["budget.updates=2"]
     place = [f"worldmodel.films={folder / 'films'}", f"sim.backend=worldmodel:{folder / 'world0'}", f"out={folder}"]
     rest = ["evaluation.episodes=4", "evaluation.every=2", f"init_from={folder / 'policy0'}", "name=tuned"]
     assert main(["train", *algorithm, *settings, *place, *rest]) == 0

@@ -11,19 +11,9 @@ from robopolicy.worldmodel.contract import WorldSpec
 SPEC = WorldSpec(("top",), 16, 10.0, action_dim=2, proprio_dim=3, context=2, frames_per_call=2)
 _NET = {"num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 4, "num_layers": 2}
 _WAN = {**_NET, "patch_size": (1, 2, 2), "text_dim": 8, "freq_dim": 16, "ffn_dim": 32}
-_COSMOS = {
-    **_NET,
-    "mlp_ratio": 2.0,
-    "text_embed_dim": 8,
-    "adaln_lora_dim": 4,
-    "max_size": (8, 16, 16),
-    "extra_pos_embed_type": None,
-}
-_PROJECTED = {
-    "use_crossattn_projection": True,
-    "crossattn_proj_in_channels": 6,
-    "encoder_hidden_states_channels": 8,
-}
+_COSMOS = {**_NET, "mlp_ratio": 2.0, "text_embed_dim": 8, "adaln_lora_dim": 4, "max_size": (8, 16, 16)}
+_COSMOS |= {"extra_pos_embed_type": None}
+_PROJECTED = {"use_crossattn_projection": True, "crossattn_proj_in_channels": 6, "encoder_hidden_states_channels": 8}
 TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "wan": ("WanTransformer3DModel", _WAN),
     "skyreels": ("SkyReelsV2Transformer3DModel", _WAN),

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import assert_resumes, batch, first_actions, flow, gaussian
+from chunk_bandit import batch, first_actions, flow, gaussian
+from resumed_updates import assert_resumes
 from torch import Tensor
 
 from robopolicy.contrib.control.optimism import LazyUpdate, upper_value

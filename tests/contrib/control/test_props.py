@@ -15,9 +15,19 @@ from robopolicy.algorithms.common.rollout_batch import compute_advantages
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.contrib.control.props import PROPS, BehaviourConfig, PROPSConfig, push_loss
 from robopolicy.contrib.control.sampling_error import sampling_error
+from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import DecisionOutput, Observation, Policy, PolicySpec, Record, Sample
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+
+
+def rollout_of(obs: dict[str, Tensor], record: dict[str, Tensor], steps: int) -> Rollout:
+    """A rollout of so many steps of which only what was seen and decided `(B, ...)` matters."""
+    split = lambda tree: {key: value.unflatten(0, (steps, -1)) for key, value in tree.items()}  # noqa: E731
+    seen, decided = split(obs), split(record)
+    none = torch.zeros(next(iter(seen.values())).shape[:2])
+    last = {key: value[-1] for key, value in seen.items()}
+    return Rollout(seen, decided, none.unsqueeze(-1), none, none.long(), none.bool(), none.bool(), {}, last)
 
 
 def algorithm(kind: type[PPO] = PROPS, seed: int = 0, **overrides: Any) -> Any:
@@ -39,7 +49,7 @@ def error_of(decisions: int, envs: int, pushed: bool, seed: int) -> float:
     rounds, generator = decisions // envs, torch.Generator().manual_seed(seed)
     learner = PROPS(PROPSConfig(num_steps=rounds), policy, total_updates=10)
     kept = policy.sample(constant(decisions), generator=generator).record["raw"]
-    learner.kept_batches = [tools.rollout_of(constant(decisions), {"raw": kept}, rounds)]
+    learner.kept_batches = [rollout_of(constant(decisions), {"raw": kept}, rounds)]
     act = learner.act if pushed else policy.sample
     new = [act(constant(envs), generator=generator).record["raw"] for _ in range(rounds)]
     raw = torch.cat([kept, *new])  # (B, 1, A)
@@ -125,7 +135,7 @@ def test_a_push_is_as_large_as_the_gap() -> None:
     for share in (0.05, 0.2):
         raw = mean.detach() + torch.randn(4000, 1, 2)
         raw = raw - raw.mean(0) + mean.detach()[0] + share / 2  # the kept are this far off
-        learner.kept_batches = [tools.rollout_of(constant(4000), {"raw": raw}, 4)]
+        learner.kept_batches = [rollout_of(constant(4000), {"raw": raw}, 4)]
         learner._update_behavior_policy(2000)
         moved = learner.behavior_policy.distribution(constant(1))[0] - mean
         torch.testing.assert_close(moved.detach(), torch.full((1, 1, 2), -share), rtol=0.5, atol=0.02)
@@ -137,7 +147,7 @@ def test_the_copy_is_held_by_the_divergence_of_the_policy_from_it() -> None:
     learner.policy = GaussianPolicy(GaussianConfig(hidden=()), PolicySpec({"state": (3,)}, 2))
     learner.behavior_policy = copy.deepcopy(learner.policy)
     raw = learner.policy.sample(constant(20_000), generator=learner.generator).record["raw"]
-    learner.kept_batches = [tools.rollout_of(constant(20_000), {"raw": raw}, 4)]
+    learner.kept_batches = [rollout_of(constant(20_000), {"raw": raw}, 4)]
     learner._update_behavior_policy(5000)
     with torch.no_grad():
         policy, pushed = (

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from chunk_bandit import assert_resumes, flow, gaussian, shifted
+from chunk_bandit import flow, gaussian, shifted
 from composed_rules import check_what_any_parent_knows_serves_critics_and_actors
+from resumed_updates import assert_resumes
 from torch import Tensor
 
 from robopolicy.contrib.control.quantile_critic import QuantileQ, quantile_loss
