@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from robopolicy.deploy.safety.motion import Array
 from robopolicy.errors import UserError
 from robopolicy_robots.message import Message
@@ -23,7 +25,8 @@ def command_message(robot: RobotSpec, command: Array) -> Message:
     if robot.command.type == Float64MultiArray.ros_name:
         return Float64MultiArray(data=command)
     if robot.command.type == JointState.ros_name:
-        return JointState(name=robot.names, **{"velocity" if velocity else "position": command})
+        fields: dict[str, Any] = {"velocity" if velocity else "position": command}
+        return JointState(name=robot.names, **fields)
     raise UserError(f"Commands of type {robot.command.type} are not supported.")
 
 

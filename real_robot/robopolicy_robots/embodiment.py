@@ -32,9 +32,11 @@ class Embodiment(Protocol):
 
     def observe(self, state: Mapping[str, Received]) -> dict[str, NDArray[Any]]:
         """Observation `{key: (...)}` without history, from the newest messages `{source: Received}`."""
+        ...
 
     def command(self, action: NDArray[Any], state: Mapping[str, Received]) -> Array:
         """Joint targets `(J,)` [rad, m] for `action` `(A,)`; called once per action, not per tick."""
+        ...
 
 
 class JointEmbodiment:

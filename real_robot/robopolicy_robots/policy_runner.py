@@ -40,13 +40,16 @@ class InferenceRunner(Protocol):
     @property
     def busy(self) -> bool:
         """Whether a request is in progress; further requests are then rejected."""
+        ...
 
     @property
     def latency(self) -> float:
         """95th percentile of the time of recent requests [s]."""
+        ...
 
     def request(self, obs: Observed, observed: float, prefix: NDArray[Any] | None = None) -> bool:
         """Start computing the chunk for `obs`; return False if busy."""
+        ...
 
     def poll(self) -> InferenceResult | None:
         """Return a finished result once, else None."""

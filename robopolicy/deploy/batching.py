@@ -112,6 +112,7 @@ class BatchedPolicy(Protocol):
     @property
     def greeting(self) -> Greeting:
         """Specification of the policy."""
+        ...
 
     def chunks(
         self, obs: Batch, noise: NDArray[Any] | None, prefix: NDArray[Any] | None, streams: Streams
@@ -124,6 +125,7 @@ class BatchedPolicy(Protocol):
             prefix: `(B, d, A)`, only if the greeting has `prefix`.
             streams: Random streams for policies without `noise`; row i uses only its own stream.
         """
+        ...
 
 
 class ServedChunkPolicy:

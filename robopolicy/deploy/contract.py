@@ -23,6 +23,7 @@ class ChunkPolicy(Protocol):
     @property
     def spec(self) -> PolicySpec:
         """Specification of the policy."""
+        ...
 
     def chunk(self, obs: Observed, prefix: NDArray[Any] | None = None) -> NDArray[np.float32]:
         """Return the chunk `(H, A)` for one observation.
@@ -35,10 +36,12 @@ class ChunkPolicy(Protocol):
         Raises:
             UserError: The observation does not fit `spec`, or the policy is unavailable.
         """
+        ...
 
     @property
     def takes_prefix(self) -> bool:
         """Whether `chunk` accepts a prefix."""
+        ...
 
     def close(self) -> None:
         """Free resources; safe to call twice."""
