@@ -1,4 +1,4 @@
-"""Temporal U-Net over an action chunk, conditioned by FiLM (Diffusion Policy's convolutional backbone)."""
+"""Temporal U-Net over an action chunk, conditioned by `FiLM` layers (Diffusion Policy's convolutional backbone)."""
 
 from __future__ import annotations
 
