@@ -9,10 +9,10 @@ Use it with short episodes that can restart from a state, when a critic is hard 
 environments. For long episodes use flow_sde or reinflow. Groups with equal returns have advantage 0 and, as in the
 public code, no loss, including the KL penalty.
 
-Deviations from the public code for text-to-image models: the start state replaces the prompt; the KL is that of
+Deviations from the public code for text-to-image models: the start state replaces the prompt; the KL is between
 Gaussian steps, so the published weight, on a KL without the step size, corresponds to one K times smaller; training and
-evaluation use the same number of steps; returns are undiscounted. Ratios of small chunks vary more than those of
-images, hence a wider clip than the published 1e-4.
+evaluation use the same number of steps; returns are undiscounted. Ratios of small chunks vary more than in image
+models, hence a wider clip than the published 1e-4.
 """
 
 from __future__ import annotations

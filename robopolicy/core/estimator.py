@@ -97,7 +97,7 @@ class Estimator:
         bonus, `entropy` (N, T) are under the current parameters. Decisions that a mask rule drops count in the ratio of
         their unit or trajectory, without a gradient. The scalars are `approx_kl` (k3 [nats] at the ratio level; per
         decision if hierarchical), `clip_fraction`, `ratio_mean`, `ratio_max` (largest |ratio - 1|), and, where used,
-        `entropy`, `kl_ref` and `ratio_variance`. `log_stats=False` omits those of the ratio, which cost as much as the
+        `entropy`, `kl_ref` and `ratio_variance`. `log_stats=False` omits the statistics of the ratio, as costly as the
         loss.
         """
         if logp.shape != decisions.logp_old.shape:

@@ -1,4 +1,4 @@
-"""Temporal U-Net over an action chunk, conditioned by FiLM (Diffusion Policy's convolutional backbone)."""
+"""Temporal U-Net over an action chunk, conditioned by `FiLM` layers (Diffusion Policy's convolutional backbone)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ConvBlock(nn.Sequential):
 
 
 class FiLMBlock(nn.Module):
-    """Two convolutions with a skip connection and FiLM conditioning between them."""
+    """Two convolutions with a skip connection and `FiLM` conditioning between them."""
 
     def __init__(self, in_channels: int, out_channels: int, condition_dim: int, kernel: int, groups: int) -> None:
         super().__init__()
