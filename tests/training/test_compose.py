@@ -203,7 +203,7 @@ def test_a_new_policy_sees_only_what_it_is_told_to():
 def test_a_critic_sees_what_the_simulator_shows():
     with pytest.raises(UserError, match=r"requires 'state' of shape \(99,\); toy/point_mass has \("):
         small_ppo("algorithm.critic.privileged_obs.state=99")
-    with pytest.raises(UserError, match=r"see 'goal' of shape .*shows nothing"):
+    with pytest.raises(UserError, match=r"requires 'goal' of shape .*has no such key"):
         small_ppo("algorithm.critic.privileged_obs.goal=2")
 
 
