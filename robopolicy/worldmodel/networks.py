@@ -35,8 +35,9 @@ class AutoEncoder(nn.Module):
             nn.PixelShuffle(2),  # convolutions at full resolution would cost more than all other layers
         )
 
+
+class Block(nn.Module):
     """Residual 3x3 convolutions, the second one with `FiLM` conditioning, initialised to the identity."""
-    """Residual 3x3 convolutions with FiLM conditioning of the second one, initialised to the identity."""
 
     def __init__(self, width: int, condition: int) -> None:
         super().__init__()
