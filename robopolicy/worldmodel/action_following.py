@@ -45,7 +45,7 @@ class ActionFollowingReport:
     num_windows: int  # windows compared
 
     def gap(self, other: str = "shuffled", horizon: int = 1) -> float:
-        """PSNR of true actions minus that of `other` [dB]."""
+        """Difference of the PSNR with true actions and with `other` actions [dB]."""
         return self.psnr["true"][horizon] - self.psnr[other][horizon]
 
     def to_dict(self) -> dict[str, Any]:

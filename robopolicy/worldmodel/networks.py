@@ -37,7 +37,7 @@ class AutoEncoder(nn.Module):
 
 
 class Block(nn.Module):
-    """Residual 3x3 convolutions with FiLM conditioning of the second one, initialised to the identity."""
+    """Residual 3x3 convolutions, the second one with `FiLM` conditioning, initialised to the identity."""
 
     def __init__(self, width: int, condition: int) -> None:
         super().__init__()

@@ -159,7 +159,7 @@ def test_latencies_are_a_table_of_the_report(make_checkpoint, tmp_path, capsys):
         (["--latency", "50", "--chunk-blending", "ensmble"], "Did you mean 'ensemble'?"),
         (
             ["--latency", "50", "--chunk-blending", "rtc"],
-            "and 'random' cannot; take flow, shortcut, meanflow, edm or diffusion",
+            "and 'random' cannot; use flow, shortcut, meanflow, edm or diffusion",
         ),
     ],
 )

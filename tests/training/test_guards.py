@@ -208,7 +208,7 @@ def play_duel(monkeypatch, base, best):
         cost = Cost(1, 1, 1, 1, 1.0)
         return EvalResult("t", np.array(seeds), wins.astype(np.float64), np.ones(n, np.int64), wins, cost)
 
-    monkeypatch.setattr(duels, "play", play)
+    monkeypatch.setattr(duels, "run_episodes", play)
     return starts
 
 
@@ -244,7 +244,7 @@ def test_returns_of_few_episodes_do_not_end_the_duel(monkeypatch):
         returns = np.full(len(seeds), float(policy))
         return EvalResult("t", np.array(seeds), returns, np.ones(len(seeds), np.int64), None, Cost(1, 1, 1, 1, 1.0))
 
-    monkeypatch.setattr(duels, "play", play)
+    monkeypatch.setattr(duels, "run_episodes", play)
     rounds: list[int] = []
     base, best, sim = cast(list[Any], [1, 0, None])
     outcome = duels.compare_with_base(base, best, sim, episodes=4, seed=0, before_round=lambda: rounds.append(1))

@@ -177,7 +177,7 @@ class CachedVideoSource(VideoSource):
 def build_pretrained(
     config: PretrainedTrainConfig, videos: VideoDataset, device: torch.device, seed: int
 ) -> tuple[PretrainedLearner, CachedVideoSource]:
-    """Create the learner and the data source of a run; errors are those of `open_pretrained`."""
+    """Create the learner and the data source of a run, with the errors of `open_pretrained`."""
     model = open_pretrained(config.source, videos.spec, config.adapter, autoencoder=config.autoencoder).to(device)
     cache = Path(config.cache) if config.cache else None
     return PretrainedLearner(config.learner, model, seed), CachedVideoSource(videos, device, seed, cache)
