@@ -123,7 +123,7 @@ class _End(ABC, Generic[M]):
     def _unmet(self) -> tuple[str, ...]:
         return ()
 
-    def _leave(self) -> None:  # noqa: B027
+    def _leave(self) -> None:
         """Free resources; nothing by default."""
 
 
