@@ -47,11 +47,7 @@ FAULTS = {"shape": Reason.WRONG_SHAPE, "non-finite": Reason.NON_FINITE, "unavail
 
 
 class ControlLoop:
-    """Control loop of one robot with one policy.
-
-    Raises:
-        UserError: The embodiment needs a source or moves a joint that the robot does not have.
-    """
+    """Control loop of one robot with one policy; raises `UserError` if the robot lacks a required source or joint."""
 
     def __init__(
         self,

@@ -241,11 +241,7 @@ class RobotSpec:
 
 
 def load_robot(name: str) -> RobotSpec:
-    """Load a shipped robot by name ("franka_panda") or a YAML file.
-
-    Raises:
-        UserError: It does not exist or is invalid; the error names the file and the field.
-    """
+    """Load a shipped robot by name ("franka_panda") or a YAML file; raises `UserError` if missing or invalid."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else SHIPPED / f"{name}.yaml"
     if not path.is_file() and path.parent == SHIPPED:
         raise unknown_name("robot", name, robot_names())
