@@ -37,7 +37,7 @@ from robopolicy.policies.base import Info
 
 @dataclass(frozen=True)
 class TALPOConfig(ActorCriticConfig):
-    """Settings of TA-LPO; the initial widths are those of discovered policy optimisation."""
+    """Settings of TA-LPO; the initial widths follow discovered policy optimisation."""
 
     alpha: Positive = 2.0  # initial width of the drift at positive advantages, in standard deviations of the advantage
     beta: Positive = 0.6  # initial width of the drift at negative advantages, times nats

@@ -178,7 +178,7 @@ class SandboxWorker:
             ready, _, _ = select.select([handle], [], [], max(0.0, end - time.monotonic()))
             if not ready or len(found) > self.longest:
                 self.close()
-                raise RuntimeError("answered too much" if ready else "timed out")
+                raise RuntimeError("returned too much output" if ready else "timed out")
             part = os.read(handle, 1 << 16)
             if not part:
                 break

@@ -83,7 +83,7 @@ class Emitter:
         return self.members[rows]
 
     def record_novel(self, found: EvaluatedPolicies, novelty: Tensor) -> None:
-        """Store those of `found` whose `novelty` `(K,)` exceeds all earlier values."""
+        """Store the policies of `found` whose `novelty` `(K,)` exceeds all earlier values."""
         self.novel = self.novel + found[novelty > self.most_novel]
         self.most_novel = max(self.most_novel, float(novelty.max()))
 
