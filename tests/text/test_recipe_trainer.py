@@ -106,7 +106,7 @@ def test_a_prompt_at_fault_is_named_and_not_the_recipe(prompt):
             return SingleTurn(prompt, float)
 
     algorithm = learner(Letter(), group_size=2)
-    with pytest.raises(UserError, match=r"^Prompt \d+ of text/letter (has|holds) "):
+    with pytest.raises(UserError, match=r"^Prompt \d+ of text/letter (has|contains) "):
         source(Odd(), algorithm).next(algorithm)
 
 

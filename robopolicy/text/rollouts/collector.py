@@ -246,7 +246,7 @@ class Collector:
         return {name: part.state_dict() for name, part in self._parts().items()} | {"last": last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`; with a restored environment, the next batches equal those of the uninterrupted run."""
+        """Restore `state_dict`; with a restored environment, the next batches are as without interruption."""
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
         self._last = [from_dict(trajectory) for trajectory in state["last"]]

@@ -127,12 +127,12 @@ def test_nim_is_won_by_leaving_nothing_to_win():
 
 def test_a_verdict_comes_before_the_answer():
     task = Review()
-    claimed = task.episode(1).claimed
+    claimed = task.episode(1).problem
     other = "yn"["yn".index(claimed.verdict) - 1]
     grades, turn = graded(task, 1, other, claimed.answer)
     assert grades[0]["verdict"] == 0.0 and grades[0]["first"] == float(claimed.right)
     assert turn.success and grades[1]["refined"] == 1.0
-    assert {task.episode(seed).claimed.right for seed in range(20)} == {True, False}
+    assert {task.episode(seed).problem.right for seed in range(20)} == {True, False}
 
 
 def test_a_solver_does_what_it_is_told():

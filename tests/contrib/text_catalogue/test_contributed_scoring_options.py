@@ -142,7 +142,7 @@ def test_recipes_that_overlap_play_and_learning_do_unless_told_otherwise():
 
 def test_what_is_missing_or_makes_no_sense_raises(other, tmp_path):
     algorithm, _ = learner("salsa", start=policy(width=32))
-    with pytest.raises(UserError, match="of another architecture"):
+    with pytest.raises(UserError, match="must have the architecture of the policy"):
         algorithm.set_teacher(policy())
     wrongs = [
         {"reference": "salad"},
