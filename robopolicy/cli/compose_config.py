@@ -101,7 +101,7 @@ class CompositionParts:
     selector: Selector | None = None
 
     def policy(self, weights: Sequence[float] | None) -> Policy:
-        """Build the composition with `weights`, or those of the operator; incompatible parts raise a UserError."""
+        """Build the composition with `weights`, or the weights of the operator; incompatible parts raise a UserError."""
         recipe = self.recipe
         composed = compose(
             self.policies,

@@ -134,7 +134,7 @@ def _setting(tree: Mapping[str, Any], key: str) -> Any:
 
 
 def _one_budget(settings: dict[str, str]) -> dict[str, str]:
-    """Set the budget of the other unit to 0, so that a budget of one unit replaces that of a preset."""
+    """Set the budget of the other unit to 0, so that it replaces the budget of a preset."""
     chosen = [unit for unit in BUDGETS if settings.get(unit, "0") != "0"]
     if len(chosen) != 1:
         return settings
