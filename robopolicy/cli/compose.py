@@ -152,7 +152,7 @@ def _build_request(args: argparse.Namespace) -> CompositionRequest:
         critic=None if args.critic is None else record_parent(Path(args.critic), args.out),
         then={name: record_parent(Path(path), args.out) for name, path in then.items()},
         gate_data=args.gate_data,
-        recipe=config,
+        composition=config,
         weights=None if args.weights is None else tuple(args.weights),
         search=args.search,
         objective=args.objective or "success",
@@ -258,7 +258,8 @@ def _load_request(args: argparse.Namespace) -> tuple[Path, CompositionRequest, S
         raise UserError(f"{out} has no {SEARCH_LOG} to resume; pass the --out folder of an interrupted search.")
     log = SearchLog.open(out / SEARCH_LOG)
     content = {_RENAMED.get(key, key): value for key, value in log.request.items()}
-    content["recipe"] = {_RENAMED.get(key, key): value for key, value in content.get("recipe", {}).items()}
+    settings = content.pop("recipe", None) or content.get("composition", {})  # "recipe": before version 0.1.0
+    content["composition"] = {_RENAMED.get(key, key): value for key, value in settings.items()}
     request = from_dict(CompositionRequest, content, str(out / SEARCH_LOG))
     check_parents(request.sources, out)
     return out, request, log
@@ -274,7 +275,7 @@ def _print_result(args: argparse.Namespace, out: Path, request: CompositionReque
     if args.json:
         content = {
             "out": str(out),
-            "operator": request.recipe.operator["name"],
+            "operator": request.composition.operator["name"],
             "weights": list(outcome.weights),
             "search": None if found is None else search_summary(found),
             "results": {name: result.summary() for name, result in results.items()},
@@ -285,7 +286,7 @@ def _print_result(args: argparse.Namespace, out: Path, request: CompositionReque
         return
     if found is not None:
         print(aligned(*search_table(found, request.operands)))
-    print(f"{request.recipe.operator['name']} composition: {weights_text(request, outcome)}")
+    print(f"{request.composition.operator['name']} composition: {weights_text(request, outcome)}")
     if results:
         print(aligned(*table(results)))
     if outcome.predicted:

@@ -94,62 +94,64 @@ def read_composition_config(operator: str, settings: Sequence[str]) -> Compositi
 class CompositionParts:
     """Loaded components of a composition."""
 
-    recipe: CompositionConfig
+    composition: CompositionConfig
     policies: Sequence[Policy]  # parents
     critic: QEnsemble | None
     then: Mapping[str, Policy]  # name in POST_COMPOSITION -> checkpoint, in order
     selector: Selector | None = None
 
     def policy(self, weights: Sequence[float] | None) -> Policy:
-        """Build the composition with `weights`, or the weights of the operator; incompatible parts raise a UserError."""
-        recipe = self.recipe
+        """Build the composition with `weights` (None: of the operator); incompatible parts raise a UserError."""
+        composition = self.composition
         composed = compose(
             self.policies,
-            recipe.build_operator(),
+            composition.build_operator(),
             weights,
-            action_horizon=recipe.action_horizon,
-            critic=self.critic if recipe.guidance is not None else None,
-            unconditioned=recipe.unconditioned,
-            steps=recipe.steps,
-            guidance=recipe.guidance,
-            corrector=recipe.corrector,
+            action_horizon=composition.action_horizon,
+            critic=self.critic if composition.guidance is not None else None,
+            unconditioned=composition.unconditioned,
+            steps=composition.steps,
+            guidance=composition.guidance,
+            corrector=composition.corrector,
         )
         policy: Policy = composed
-        if recipe.selection is not None and self.selector is not None:
-            policy = make_learned_gate(composed, recipe.selection, self.selector)
-        if self.critic is not None and recipe.candidates > 1:
-            policy = make_best_of_n(policy, check_critic(self.critic, policy), candidates=recipe.candidates)
+        if composition.selection is not None and self.selector is not None:
+            policy = make_learned_gate(composed, composition.selection, self.selector)
+        if self.critic is not None and composition.candidates > 1:
+            policy = make_best_of_n(policy, check_critic(self.critic, policy), candidates=composition.candidates)
         for name, checkpoint in self.then.items():
-            policy = POST_COMPOSITION[name](policy, checkpoint, recipe.then.get(name, {}))
+            policy = POST_COMPOSITION[name](policy, checkpoint, composition.then.get(name, {}))
         return policy
 
 
 def load_composition_parts(
-    recipe: CompositionConfig,
+    composition: CompositionConfig,
     parents: Sequence[Path],
     critic: Path | None,
     then: Mapping[str, Path],
     device: str,
     gate_data: str = "",
 ) -> CompositionParts:
-    """Load the components of `recipe`, and train its selector on the dataset `gate_data` if it has one.
+    """Load the components of `composition`, and train its selector on the dataset `gate_data` if it has one.
 
     Raises:
         UserError: A checkpoint cannot be loaded, or has no critic.
     """
     policies = [load_policy(path, device)[0] for path in parents]
     parts = CompositionParts(
-        recipe,
+        composition,
         policies,
         None if critic is None else _critic(critic, device),
         {name: load_policy(path, device)[0] for name, path in then.items()},
     )
-    return replace(parts, selector=_selector(parts, recipe.selection, gate_data)) if recipe.selection else parts
+    return (
+        replace(parts, selector=_selector(parts, composition.selection, gate_data)) if composition.selection else parts
+    )
 
 
 def _selector(parts: CompositionParts, selection: Selection, dataset: str) -> Selector:
     """Train the selector on the dataset; it does not depend on the weights of the composition."""
-    plain = compose(parts.policies, parts.recipe.build_operator(), unconditioned=parts.recipe.unconditioned)
+    plain = compose(parts.policies, parts.composition.build_operator(), unconditioned=parts.composition.unconditioned)
     torch.manual_seed(0)
     policy = make_learned_gate(plain, selection).to(plain.device)
     episodes = read_lerobot(dataset).without_closing_frames()

@@ -50,8 +50,8 @@ class CompositionRequest:
     critic: Parent | None  # checkpoint whose critic guides or selects
     then: dict[str, Parent]  # name in POST_COMPOSITION -> checkpoint, in order
     gate_data: str  # dataset that trains the selector; empty: no selection
-    recipe: CompositionConfig
-    weights: tuple[float, ...] | None  # None: of the recipe, or searched
+    composition: CompositionConfig
+    weights: tuple[float, ...] | None  # None: of the composition, or searched
     search: str | None  # None: no search
     objective: str  # success | return, of the search
     settings: dict[str, int]  # of the search
@@ -95,17 +95,17 @@ class CompositionRequest:
     @property
     def operands(self) -> list[str]:
         """Names of the weighted policies."""
-        return self.recipe.operands(self.names[:-1])
+        return self.composition.operands(self.names[:-1])
 
     @property
     def identities(self) -> list[str]:
         """Content identities of the weighted policies."""
-        return self.recipe.operands([parent.identity for parent in self.parents])
+        return self.composition.operands([parent.identity for parent in self.parents])
 
     @property
     def nominal(self) -> tuple[float, ...]:
         """Weights before the search."""
-        operator = self.recipe.build_operator()
+        operator = self.composition.build_operator()
         return (operator if self.weights is None else operator.with_weights(self.weights)).nominal(len(self.operands))
 
 
@@ -130,7 +130,7 @@ def load_parts(out: Path, request: CompositionRequest) -> CompositionParts:
     paths = [parent_path(parent, out) for parent in request.parents]
     critic = None if request.critic is None else parent_path(request.critic, out)
     then = {name: parent_path(part, out) for name, part in request.then.items()}
-    return load_composition_parts(request.recipe, paths, critic, then, request.device, request.gate_data)
+    return load_composition_parts(request.composition, paths, critic, then, request.device, request.gate_data)
 
 
 def search_and_evaluate(
@@ -206,7 +206,7 @@ def write(out: Path, request: CompositionRequest, outcome: CompositionResult) ->
     """Write the checkpoint with its search log and report atomically."""
     policy, found, own = outcome.policy.cpu(), outcome.found, request.names[-1]
     samples = [golden_observations(parent_path(parent, out)) for parent in request.parents]
-    training: dict[str, Any] = {"operator": request.recipe.operator["name"], "weights": list(outcome.weights)}
+    training: dict[str, Any] = {"operator": request.composition.operator["name"], "weights": list(outcome.weights)}
     if found is not None:
         training["search"] = {key: value for key, value in search_summary(found).items() if key != "candidates"}
     if outcome.results:
@@ -263,7 +263,7 @@ def _facts(request: CompositionRequest, outcome: CompositionResult) -> dict[str,
     return {
         "task": request.task,
         **backend,
-        "operator": request.recipe.operator["name"],
+        "operator": request.composition.operator["name"],
         "weights": weights_text(request, outcome),
         **searched,
         "reported on seeds": _span(request.reported),

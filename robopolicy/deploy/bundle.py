@@ -154,7 +154,7 @@ class Bundle:
         return chunk[0]
 
     def verify(self) -> BundleReport:
-        """Compare the golden chunks with chunks computed on this machine; raises `UserError` if they do not fit the graph."""
+        """Compute the golden chunks here and compare; raises `UserError` if they do not fit the graph."""
         if self._session is None:
             raise UserError(f"The bundle {self.folder} is closed; open it again.")
         golden = read_golden(self.folder)

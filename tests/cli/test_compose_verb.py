@@ -107,7 +107,7 @@ def test_a_selector_is_taught_from_demonstrations(parents, capsys, refused):
     argv = ["--override", "selection.top=1", "--out", "no"]
     assert "requires demonstrations; pass --gate-data" in refused("compose", *parents, *argv)
     argv = ["--operator", "or", "--gate-data", "shown", "--out", "no"]
-    assert "operator 'or' has others" in refused("compose", *parents, *argv)
+    assert "operator 'or' has other weights" in refused("compose", *parents, *argv)
 
 
 @pytest.fixture(scope="module")
