@@ -258,7 +258,7 @@ def _load_request(args: argparse.Namespace) -> tuple[Path, CompositionRequest, S
         raise UserError(f"{out} has no {SEARCH_LOG} to resume; pass the --out folder of an interrupted search.")
     log = SearchLog.open(out / SEARCH_LOG)
     content = {_RENAMED.get(key, key): value for key, value in log.request.items()}
-    settings = content.pop("recipe", None) or content.get("composition", {})  # "recipe": before version 0.1.0
+    settings = content.pop("recipe", None) or content.get("composition", {})  # "recipe": of version 0.1.0
     content["composition"] = {_RENAMED.get(key, key): value for key, value in settings.items()}
     request = from_dict(CompositionRequest, content, str(out / SEARCH_LOG))
     check_parents(request.sources, out)

@@ -1,4 +1,4 @@
-"""Checkpoints that were written before the renames of 0.1.0 open under their present names and compute the same."""
+"""Checkpoints of version 0.1.0 open under the present names and compute the same chunks."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from robopolicy.training.checkpoint import load_policy, verify_checkpoint
 
-EARLIER = sorted((Path(__file__).parent / "checkpoints_before_0_1").iterdir())
+EARLIER = sorted((Path(__file__).parent / "checkpoints_0_1_0").iterdir())
 
 
 @pytest.mark.parametrize("folder", EARLIER, ids=lambda folder: folder.name)
