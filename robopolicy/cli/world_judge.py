@@ -59,7 +59,7 @@ def _fit_judge(kind: str, task: str, train: Any, held_out: Any, settings: dict[s
 
     if kind == "classifier":
         return fit_classifier(train, held_out, **settings)
-    entry, states = get_task(task), train.films.spec.proprio
+    entry, states = get_task(task), train.videos.spec.proprio
     if entry.success_fn is None or not states:
         raise UserError(f"Observations of {entry.name} do not determine success; pass --kind classifier.")
     return fit_probe(train, held_out, states, entry.success_fn, **settings)

@@ -200,10 +200,10 @@ def test_a_policy_made_of_others_is_refused_with_what_to_do_instead() -> None:
     space = NoiseSpace(kind="repeat")
     for policy, todo in (
         (compose([head, tools.flow_head(1)]), "'composed'; fine-tune one of its parents, or steer it by dsrl_na"),
-        (LatentPolicy.from_base(head, space, STEERING_ACTOR), "'latent'; fine-tune the policy that it steers"),
+        (LatentPolicy.from_base(head, space, STEERING_ACTOR), "'latent'; fine-tune its base policy"),
         (
             make_best_of_n(head, QEnsemble(CriticConfig(hidden=(8,)), head), candidates=2),
-            "'selected'; fine-tune the policy in",
+            "'selected'; fine-tune its inner policy",
         ),
     ):
         with pytest.raises(UserError, match=todo):

@@ -363,5 +363,5 @@ def test_half_precision_steps_go_where_full_ones_go() -> None:
 
 def test_other_policies_are_refused() -> None:
     for policy in (FlowPolicy(FlowConfig(), POINT), gaussian(squash=False)):
-        with pytest.raises(UserError, match="pass policy=squashed_gaussian"):
+        with pytest.raises(UserError, match="needs policy=squashed_gaussian"):
             SAC(SACConfig(), policy, total_updates=1)

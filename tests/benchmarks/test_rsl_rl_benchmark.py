@@ -20,7 +20,7 @@ def test_the_ratio_is_the_median_of_those_of_the_seeds() -> None:
     assert figures["Balance"]["outside_ratio"] == pytest.approx({"value": 0.6, "low": 0.4, "high": 1.0})
     assert figures["Balance"][ours]["iqm"] == pytest.approx(101.0)
     assert [row["learner"] for row in rows] == list(LEARNERS)
-    assert rows[0]["time beside the simulator / rsl_rl"] == "0.60 [0.40, 1.00]"
+    assert rows[0]["time outside of the simulator / rsl_rl"] == "0.60 [0.40, 1.00]"
 
 
 def test_runs_too_short_to_learn_are_timed_alone() -> None:

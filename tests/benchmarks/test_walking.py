@@ -6,14 +6,14 @@ import torch
 from benchmarks.walking import ROBOTS, _smoothness, row, walk
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
-from robopolicy_tasks.velocity.go1 import STROKE, Go1
+from robopolicy_tasks.velocity.go1 import ACTION_SCALE, Go1
 from robopolicy_tasks.velocity.randomization import NOMINAL, TRAINING
 
 
 def test_smoothness_is_that_of_the_joint_targets_per_second() -> None:
     speed, jerk = _smoothness([torch.full((2, 12), value) for value in (0.0, 0.1, 0.4)], dt=0.02)
-    assert speed.tolist() == pytest.approx([0.3 * STROKE / 0.02] * 2)
-    assert jerk.tolist() == pytest.approx([0.2 * STROKE / 0.02**2] * 2)
+    assert speed.tolist() == pytest.approx([0.3 * ACTION_SCALE / 0.02] * 2)
+    assert jerk.tolist() == pytest.approx([0.2 * ACTION_SCALE / 0.02**2] * 2)
 
 
 def test_a_robot_without_commands_to_its_joints_stands_and_follows_nothing() -> None:

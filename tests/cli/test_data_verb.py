@@ -63,7 +63,7 @@ def test_bad_input_is_refused_in_one_line(folders, refused):
     assert "DATASET" in refused("data")
     assert "No LeRobot dataset" in refused("data", folders / "nowhere")
     assert "both --random and --best" in refused("data", mixed, "--best", "3")
-    assert "above that of random" in refused("data", mixed, "--random", "3", "--best", "1")
+    assert "above the return of random" in refused("data", mixed, "--random", "3", "--best", "1")
     assert "must be a finite return" in refused("data", mixed, "--random", "nan", "--best", "1")
     assert "No LeRobot dataset at elsewhere" in refused("data", mixed, "--random", "elsewhere", "--best", "1")
     assert "has no rewards" in refused("data", mixed, "--random", folders / "bare", "--best", "1")

@@ -62,7 +62,7 @@ def test_a_policy_without_density_gets_the_estimators_that_need_none(runs, capsy
     capsys.readouterr()
     assert main(["ope", str(runs / "flow"), "--logs", str(runs / "logs"), "--steps", "20"]) == 0
     text = capsys.readouterr().out
-    assert "fitted Q-evaluation" in text and "marginal" in text and "needs the policy that played the logs" in text
+    assert "fitted Q-evaluation" in text and "marginal" in text and "needs the policy that collected the logs" in text
 
 
 def test_several_policies_are_played_and_make_portfolios(runs, capsys):
@@ -70,7 +70,7 @@ def test_several_policies_are_played_and_make_portfolios(runs, capsys):
     names = [str(runs / name) for name in ("first", "second")]
     assert main(["ope", *names, "--logs", str(runs / "logs"), "--steps", "20", "--play", "4"]) == 0
     text = capsys.readouterr().out
-    assert text.count("played in the simulator") == 2 and "SharpeRatio@k" in text and "k = 3" in text
+    assert text.count("evaluated in the simulator") == 2 and "SharpeRatio@k" in text and "k = 3" in text
 
 
 def test_policies_are_compared_on_random_actions(runs, capsys):

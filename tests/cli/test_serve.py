@@ -87,7 +87,7 @@ def test_a_bundle_is_served_with_its_own_noise(
     [
         (["--host", "0.0.0.0"], "0.0.0.0 can be reached from other machines, so the server needs a token"),
         (["--tls-cert", "cert.pem"], "TLS needs both a certificate and its key"),
-        (["--port", "70000"], "A port lies in [0, 65535], got 70000."),
+        (["--port", "70000"], "A port must lie in [0, 65535], got 70000."),
         (["--max-batch", "0"], "--max-batch must be at least 1"),
         (["--batch-delay-ms", "-1"], "not negative"),
         (["--port", "http"], "invalid int value: 'http'"),

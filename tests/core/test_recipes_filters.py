@@ -4,7 +4,7 @@ import pytest
 import torch
 from tabular import tabular
 
-from robopolicy.text.generation import restricted, top_p_support
+from robopolicy.text.generation import masked_log_softmax, top_p_support
 
 
 @pytest.mark.parametrize("p", [0.5, 0.9, 1.0])
@@ -13,7 +13,7 @@ def test_a_restricted_policy_gives_no_probability_outside_its_support(p: float) 
     case = tabular()
     lagged = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     support = top_p_support(lagged, p)
-    new = restricted(case.logits, support)
+    new = masked_log_softmax(case.logits, support)
     assert bool((new.exp()[~support] == 0).all())
     torch.testing.assert_close(new.exp().sum(-1), torch.ones(4, 6, dtype=torch.float64))
     inside = (lagged.softmax(-1) * support).sum(-1)

@@ -41,7 +41,7 @@ def test_random_data_have_quality_0_and_the_best_have_1() -> None:
 
 
 def test_the_best_must_be_better_than_random() -> None:
-    with pytest.raises(UserError, match="above that of random actions, got 1 and 1"):
+    with pytest.raises(UserError, match="above the return of random actions, got 1 and 1"):
         trajectory_quality([1.0], 1.0, 1.0)
 
 

@@ -36,7 +36,7 @@ def test_a_module_gives_its_own_chunks_without_dropout_or_gradients() -> None:
     chunk = policy.decode(OBS, noise)
     assert torch.equal(chunk, network.eval()(OBS, noise)) and not chunk.requires_grad
     assert torch.equal(ModulePolicy.wrap("plain", network, SPEC, noise=False).act(OBS), network(OBS))
-    with pytest.raises(TypeError, match="'module' has no decode"):
+    with pytest.raises(TypeError, match="'module' has no method decode"):
         ModulePolicy.wrap("plain", network, SPEC, noise=False).decode(OBS, noise)
 
 

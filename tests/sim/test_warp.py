@@ -258,7 +258,7 @@ def test_what_the_backend_cannot_do_is_named() -> None:
     varied = Slider()
     start = varied.initial
     varied.initial = lambda rng: replace(start(rng), model={"body_mass": np.ones(2)})  # type: ignore[method-assign]
-    with pytest.raises(UserError, match="changes its model from episode to episode, which backend 'warp' cannot"):
+    with pytest.raises(UserError, match="changes its model between episodes, which backend 'warp' does not support"):
         WarpSim(varied, 1, device="cpu").reset(0)
     sim = WarpSim(Slider(), 2, device="cpu")
     sim.reset(0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from robopolicy_tasks.velocity import rewards
-from robopolicy_tasks.velocity.motion import Motion
+from robopolicy_tasks.velocity.motion import BaseMotion
 from robopolicy_tasks.velocity.rewards import ControlStep
 
 
@@ -14,7 +14,7 @@ def joints(*rows: list[float]) -> np.ndarray:
 
 
 STEP = ControlStep(
-    Motion(
+    BaseMotion(
         velocity=np.array([[0.62, -0.3, 0.2], [0.05, 0.5, -0.3]]),
         turning=np.array([[1.0, 2.0, 0.59], [0.0, 1.0, 1.0]]),
         gravity=np.array([[0.6, 0.0, -0.8], [0.3, 0.4, -np.sqrt(0.75)]]),

@@ -84,5 +84,5 @@ def test_play_and_learning_overlap_where_weights_may_be_old():
 
 def test_what_is_missing_or_makes_no_sense_raises(other, tmp_path):
     algorithm, sim = learner("kdrl")
-    with pytest.raises(UserError, match=r"needs a teacher; set algorithm\.teacher=CHECKPOINT"):
+    with pytest.raises(UserError, match=r"requires a teacher; set algorithm\.teacher=CHECKPOINT"):
         recipe_source(sim, algorithm, 0)
