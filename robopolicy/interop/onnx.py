@@ -71,7 +71,7 @@ class OnnxPolicy(BlackBoxPolicy):
 
     def call(self, obs: Observation, noise: Tensor | None) -> Any:
         """Run the graph."""
-        chunk = self._run_graph(self.config.output, dict(obs) if noise is None else {**obs, NOISE: noise})
+        chunk = self._run(self.config.output, dict(obs) if noise is None else {**obs, NOISE: noise})
         return chunk[:, None] if chunk.ndim == 2 else chunk
 
     def next_hidden(self, obs: Observation) -> Tensor:
@@ -82,9 +82,9 @@ class OnnxPolicy(BlackBoxPolicy):
         rows = len(obs[HIDDEN_STATE])
         size = self.config.max_batch or rows
         parts = [{key: value[i : i + size] for key, value in obs.items()} for i in range(0, rows, size)]
-        return torch.cat([torch.from_numpy(self._run_graph(NEXT_MEMORY, part)) for part in parts]).to(obs[HIDDEN_STATE])
+        return torch.cat([torch.from_numpy(self._run(NEXT_MEMORY, part)) for part in parts]).to(obs[HIDDEN_STATE])
 
-    def _run_graph(self, output: str, values: dict[str, Tensor]) -> np.ndarray:
+    def _run(self, output: str, values: dict[str, Tensor]) -> np.ndarray:
         session = self._runtime.session(self.graph, self.config.threads)
         rows = len(next(iter(values.values())))
         for key, shape in ((PREFIX, (self.spec.horizon, self.spec.action_dim)), (PREFIX_WEIGHT, (self.spec.horizon,))):

@@ -125,15 +125,15 @@ class BlackBoxPolicy(Policy):
         """Chunk for `noise` `(B, H, A)`, without gradients."""
         if not self.config.noise:
             raise self._lacks("decode")
-        return self._run(obs, noise)
+        return self._call_checked(obs, noise)
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """Chunk for fresh standard normal noise, or without noise if the black box takes none."""
         if not self.config.noise:
-            return self._run(obs, None)
+            return self._call_checked(obs, None)
         reference = next(iter(obs.values()))
         shape = (len(reference), *self.noise_shape)
-        return self._run(obs, normal(shape, generator, reference.device))
+        return self._call_checked(obs, normal(shape, generator, reference.device))
 
     def fit_normalizer(self, statistics: Statistics) -> None:
         """Fit the units of the chunks for critics."""
@@ -145,7 +145,7 @@ class BlackBoxPolicy(Policy):
         return self.config.network_calls
 
     @torch.no_grad()
-    def _run(self, obs: Observation, noise: Tensor | None) -> Tensor:
+    def _call_checked(self, obs: Observation, noise: Tensor | None) -> Tensor:
         obs = self._select_inputs(obs, noise)
         rows = len(next(iter(obs.values())))
         size = self.config.max_batch or rows

@@ -377,5 +377,7 @@ def test_the_shared_refusals_name_what_is_wrong() -> None:
 
 @pytest.mark.parametrize("name", ["dsac_t", "stac"])
 def test_members_that_the_target_does_not_choose_from_are_refused(name: str) -> None:
-    with pytest.raises(UserError, match=f"Algorithm '{name}' bootstraps from all members.*, got 1;"):
+    with pytest.raises(
+        UserError, match=f"Algorithm '{name}' bootstraps from all members, so algorithm.num_min_qs=1 has no effect;"
+    ):
         learner(name, num_min_qs=1)

@@ -50,4 +50,4 @@ def test_a_constraint_may_cost_success(limits, restored, tmp_path, monkeypatch):
     for part in trainer.algorithm.policy.modules():
         if isinstance(part, Normalizer):
             part.fitted.fill_(True)
-    assert trainer.train()["restored"] == restored
+    assert trainer.train()["num_restores"] == restored

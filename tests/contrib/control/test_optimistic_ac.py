@@ -141,7 +141,7 @@ def test_what_it_cannot_do_is_refused() -> None:
     for settings, reason in refused:
         with pytest.raises(UserError, match=reason):
             optimistic(**settings)
-    with pytest.raises(UserError, match="squashed Gaussian"):
+    with pytest.raises(UserError, match="needs policy=squashed_gaussian"):
         OptimisticAC(OptimisticACConfig(), flow(), total_updates=1)
 
 

@@ -143,5 +143,5 @@ def test_what_it_cannot_do_is_refused() -> None:
         SLMGACConfig(reward_coef=-1.0)
     with pytest.raises(UserError, match=r"reward_trust_coef must lie in \[0, 1\]"):
         SLMGACConfig(reward_trust_coef=1.5)
-    with pytest.raises(UserError, match="squashed Gaussian"):
+    with pytest.raises(UserError, match="needs policy=squashed_gaussian"):
         SLMGAC(SLMGACConfig(), flow(), total_updates=1)

@@ -211,7 +211,7 @@ def test_what_it_cannot_do_is_refused() -> None:
             ailboost(**settings)
     with pytest.raises(UserError, match="must not be negative"):
         DiscriminatorConfig(penalty=-1.0)
-    with pytest.raises(UserError, match="squashed Gaussian"):
+    with pytest.raises(UserError, match="needs policy=squashed_gaussian"):
         AILBoost(AILBoostConfig(), flow(), total_updates=1)
     for online in (True, False):
         with pytest.raises(UserError, match=r"0 < replay.offline_fraction < 1"):

@@ -27,13 +27,13 @@ def helpers(parents):
 
 
 def test_a_correction_of_the_best_of_several_chunks_is_a_checkpoint(parents, helpers):
-    argv = ["--critic", "judge", "--set", "candidates=3", "--then", "correct=data"]
+    argv = ["--critic", "judge", "--override", "candidates=3", "--then", "correct=data"]
     assert main(["compose", *parents, *argv, "--out", "both"]) == 0
     assert load_policy("both")[0].name == "corrected" and main(["verify", "both"]) == 0
 
 
 def test_a_best_of_n_with_corrected_actions_is_searched_like_any_composition(parents, helpers, capsys):
-    argv = ["--critic", "judge", "--set", "candidates=2", "then.correct.limit=0.1", "--then", "correct=data"]
+    argv = ["--critic", "judge", "--override", "candidates=2", "then.correct.limit=0.1", "--then", "correct=data"]
     search = ["--search", "grid", "--divisions", "2", "--episodes", "2", "--report-episodes", "2"]
     assert main(["compose", *parents, *argv, *search, "--out", "both", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -48,11 +48,11 @@ def test_a_best_of_n_with_corrected_actions_is_searched_like_any_composition(par
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--then", "correct=left"], "take a checkpoint of algorithm=cdsa"),
+        (["--then", "correct=left"], "pass a checkpoint of algorithm=cdsa"),
         (["--then", "corect=left"], "Unknown step of --then 'corect'. Did you mean 'correct'?"),
         (["--then", "correct=left", "correct=right"], "'correct' twice"),
-        (["--set", "then.correct.limit=1"], "pass --then correct=CKPT"),
-        (["--set", "then.correct=1"], "write --set then.NAME.KEY=VALUE"),
+        (["--override", "then.correct.limit=1"], "pass --then correct=CKPT"),
+        (["--override", "then.correct=1"], "write --set then.NAME.KEY=VALUE"),
     ],
 )
 def test_bad_input_gives_one_line_and_leaves_nothing(parents, argv, message, tmp_path, refused):

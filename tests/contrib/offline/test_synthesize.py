@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("synthesize")
     collect = ["--episodes", "6", "--num-envs", "6", "--noise", "0.3", "--keep-failures", "--out", str(out / "data")]
     assert main(["collect", TASK, *collect]) == 0
-    train = ["synthesize", "train", str(out / "data"), "--out", str(out), "--name", "run", "--set", *TINY]
+    train = ["synthesize", "train", str(out / "data"), "--out", str(out), "--name", "run", "--override", *TINY]
     assert main(train) == 0
     td3 = ["algorithm=iql", "policy=gaussian", "policy.hidden=[8]", "algorithm.critic.hidden=[8]", *LEARN]
     assert main(["train", *td3, f"dataset={out / 'data'}", f"out={out}", "name=iql"]) == 0
@@ -42,7 +42,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_synthetic_episodes_are_a_dataset_that_offline_learners_take(folder, capsys):
     model, policy = str(folder / "run/checkpoints/best"), str(folder / "iql/checkpoints/last")
-    guided = ["--policy", policy, "--episodes", "5", "--keep", str(folder / "data"), "--out", str(folder / "guided")]
+    guided = [
+        "--policy",
+        policy,
+        "--episodes",
+        "5",
+        "--append-dataset",
+        str(folder / "data"),
+        "--out",
+        str(folder / "guided"),
+    ]
     assert main(["synthesize", "write", model, *guided, "--json"]) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["episodes"] == 5 and told["kept"] == 6 and told["distance"] > 0
@@ -58,7 +67,7 @@ def test_synthetic_episodes_are_a_dataset_that_offline_learners_take(folder, cap
 
 def test_the_same_seed_writes_the_same_and_strength_0_asks_nobody(folder, capsys):
     model, policy = str(folder / "run/checkpoints/last"), str(folder / "iql/checkpoints/last")
-    for name, options in (("a", []), ("b", []), ("c", ["--policy", policy, "--strength", "0"])):
+    for name, options in (("a", []), ("b", []), ("c", ["--policy", policy, "--guidance-scale", "0"])):
         assert main(["synthesize", "write", model, "--episodes", "2", *options, "--out", str(folder / name)]) == 0
     found = [read_lerobot(folder / name).arrays["action"] for name in "abc"]
     assert (found[0] == found[1]).all() and (found[0] == found[2]).all()
@@ -80,19 +89,19 @@ def test_an_interrupted_run_ends_with_the_same_bits(folder):
 def test_bad_input_is_refused_in_one_line(folder, tmp_path, refused):
     model, policy = str(folder / "run/checkpoints/best"), str(folder / "iql/checkpoints/last")
     out = ["--out", str(tmp_path / "no")]
-    assert "holds a policy, not a trajectory model" in refused("synthesize", "write", policy, *out)
-    assert "strength must not be negative" in refused("synthesize", "write", model, "--strength", "-1", *out)
+    assert "contains a policy, not a trajectory model" in refused("synthesize", "write", policy, *out)
+    assert "strength must not be negative" in refused("synthesize", "write", model, "--guidance-scale", "-1", *out)
     assert "--episodes must be at least 1" in refused("synthesize", "write", model, "--episodes", "0", *out)
     assert "--std has no effect without --policy" in refused("synthesize", "write", model, "--std", "1", *out)
     assert "--seed has no effect with --resume" in refused("synthesize", "train", "--resume", folder, "--seed", "1")
     assert "No dataset is given" in refused("synthesize", "train")
     assert "keeps its settings" in refused("synthesize", "train", "x", "--resume", folder)
-    long = ["synthesize", "train", str(folder / "data"), *out, "--set", "model.length=100000"]
+    long = ["synthesize", "train", str(folder / "data"), *out, "--override", "model.length=100000"]
     assert "set model.length=" in refused(*long)
-    train = ["synthesize", "train", str(folder / "data"), *out, "--set"]
+    train = ["synthesize", "train", str(folder / "data"), *out, "--override"]
     assert "Unknown setting 'model.lenght'. Did you mean 'model.length'" in refused(*train, "model.lenght=8")
     assert "Unknown setting 'modl.head'" in refused(*train, "modl.head=8")
-    assert "A setting is KEY=VALUE, got 'updates'" in refused(*train, "updates")
+    assert "Write a setting as KEY=VALUE, got 'updates'" in refused(*train, "updates")
     damaged = tmp_path / "damaged"
     shutil.copytree(model, damaged)
     file = damaged / "model.safetensors"

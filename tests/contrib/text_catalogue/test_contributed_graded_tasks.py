@@ -71,7 +71,7 @@ def test_who_cannot_be_scored_is_refused():
     with pytest.raises(UserError, match="num_workers must be at most 256"):
         TextRecipeConfig(num_workers=2000)
     external = TextRecipe(TextRecipeConfig(recipe="craft_gui"), small(), total_updates=4)
-    with pytest.raises(UserError, match="needs a teacher"):
+    with pytest.raises(UserError, match="requires a teacher"):
         recipe_source(make_sim("text/critique", SimOptions(num_envs=1)), external, seed=0)
     assert Arithmetic().judge_prompt(0, ["1"]) is None
 
