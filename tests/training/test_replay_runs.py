@@ -171,7 +171,7 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
     "settings, message",
     [
         ([*RLPD_RUN, "budget.updates=1"], "also needs demonstrations; pass dataset=FOLDER"),
-        ([*SAC_RUN, "budget.updates=1", "replay.offline_updates=1"], "offline_updates learns from a dataset"),
+        ([*SAC_RUN, "budget.updates=1", "replay.offline_updates=1"], "offline_updates needs a dataset"),
         ([*SAC_RUN, "budget.env_steps=80"], "ends before learning starts, after replay.learning_starts=100"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=1e30"], "algorithm.utd must lie in (0, 1000], got 1e+30"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.3"], "gives 1.2 gradient steps"),
@@ -180,7 +180,7 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
         ([*SAC_RUN, "budget.updates=1", "replay.offline_fraction=1.5"], "must lie in [0, 1]"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.tau=1.5"], "algorithm.tau must lie in (0, 1]"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.critic.members=0"], "algorithm.critic.members must be at least 1"),
-        ([*SAC_RUN, "budget.updates=1", "policy=gaussian"], "pass policy=squashed_gaussian"),
+        ([*SAC_RUN, "budget.updates=1", "policy=gaussian"], "needs policy=squashed_gaussian"),
         (
             ["algorithm=dsrl_sac", "task=point_mass", "budget.updates=1", "replay.prioritized=0.5", *RAW_FLOW],
             "whole decisions does not support priorities",
