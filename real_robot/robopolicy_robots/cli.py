@@ -8,10 +8,8 @@ from typing import Any
 
 from robopolicy.cli.commands import Command
 from robopolicy.cli.options import add_overwrite_option, check_numbers
-from robopolicy_robots.connection import add_options
-from robopolicy_robots.robot import robot_names
 
-REGISTRIES = ("robopolicy_robots.transports.base:TRANSPORTS",)
+REGISTRIES = ("robopolicy_robots.transports:TRANSPORTS",)
 COMMAND = Command(__name__, "run a policy on a real or simulated robot", registries=REGISTRIES)
 
 EXAMPLES = """\
@@ -31,6 +29,9 @@ my_panda.yaml is a copy of robopolicy_robots/robots/franka_panda.yaml with the t
 
 def add_parser(subparsers: Any) -> None:
     """Register the command."""
+    from robopolicy_robots.connection import add_options
+    from robopolicy_robots.robot import robot_names
+
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "deploy",
         description="Run the control loop of a policy on a robot behind the safety layer. A simulated robot starts "

@@ -10,12 +10,12 @@ import pytest
 
 from robopolicy.errors import UserError
 from robopolicy_robots.messages import Bool, Header, JointState, String, Time
+from robopolicy_robots.transports import TRANSPORTS
 from robopolicy_robots.transports.base import (
     COMMAND,
     IMAGE,
     LATCHED,
     SENSOR,
-    TRANSPORTS,
     QoS,
     TransportError,
     open_transport,

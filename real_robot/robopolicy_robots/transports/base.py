@@ -16,9 +16,9 @@ from inspect import signature
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.plugins import Registry
 from robopolicy_robots.codecs.definitions import CodecError
 from robopolicy_robots.message import Message
+from robopolicy_robots.transports import TRANSPORTS
 
 M = TypeVar("M", bound=Message)
 Item = TypeVar("Item")
@@ -281,21 +281,6 @@ class Transport(ABC):
 
     def _leave(self) -> None:  # noqa: B027
         """Free resources after the endpoints; nothing by default."""
-
-
-TRANSPORTS: Registry[type[Transport]] = Registry(
-    "transports",
-    {
-        "dds": "robopolicy_robots.transports.dds:DdsTransport",
-        "lerobot": "robopolicy_robots.transports.lerobot:LerobotTransport",
-        "loopback": "robopolicy_robots.transports.loopback:LoopbackTransport",
-        "rclpy": "robopolicy_robots.transports.rclpy:RclpyTransport",
-        "ros1": "robopolicy_robots.transports.ros1:Ros1Transport",
-        "rosbridge": "robopolicy_robots.transports.rosbridge:RosbridgeTransport",
-        "zenoh": "robopolicy_robots.transports.zenoh:ZenohTransport",
-    },
-)
-"""Transports by name, imported on use; packages register theirs in the entry-point group `robopolicy.transports`."""
 
 
 def stamp_of(message: Message) -> float | None:
