@@ -87,7 +87,7 @@ def test_a_policy_tries_its_chunks_in_the_world_model_before_it_plays(folder, ca
     imagine = ["--plan-with", world, "--candidates", "2", "--episodes", "1", "--video", "0", "--json"]
     assert main(["eval", str(folder / "policy"), *imagine, "--out", str(folder / "imagined")]) == 0
     assert [result["n"] for result in json.loads(capsys.readouterr().out)["results"].values()] == [1]
-    assert f"2 chunks, imagined in {world}" in (folder / "imagined" / "report.html").read_text()
+    assert f"2 chunks, predicted in {world}" in (folder / "imagined" / "report.html").read_text()
     other = ["eval", str(folder / "policy"), "--task", "point_mass", "--plan-with", world, "--out"]
     other += [str(folder / "other")]
     assert "trained on toy/push, not on toy/point_mass" in refused(*other)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from old_manifests import as_of_old
 from safetensors.torch import load_file, save_file
 
 from robopolicy.policies.base import PolicySpec
@@ -23,16 +24,6 @@ SHAPES = {"state": (2,), "image.top": (3, 16, 16), "entities.others": (2, 3), "s
 VISION = {"widths": (16,), "keypoints": 4}
 MODULAR = {"backbone": "modular", "backbone_options": {"modules": 2, "context_width": 4}, "hidden": (8,)}
 ENTITIES = {"width": 8, "heads": 2, "layers": 1, "features": 5}
-
-
-def as_of_old(config: dict[str, Any], cells: int) -> dict[str, Any]:
-    """The config of a head as it was written before."""
-    old = {key: value for key, value in config.items() if key not in ("encoders", "backbone_options")}
-    options = {"modules": 8, "context_width": 64} | config["backbone_options"]
-    old |= {"entities": {"width": 64, "heads": 4, "layers": 1, "features": 64} | config["encoders"].get("entities", {})}
-    old |= {"modular_count": options["modules"], "modular_context": options["context_width"]}
-    vision = {key: value for key, value in config["vision"].items() if key != "augmentation"}
-    return old | {"vision": vision | {"noise_mask": cells}}
 
 
 def old_name(name: str) -> str:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from agent_steps import steps
 from tabular import recipe_of, tabular
 
 from robopolicy.core.advantage_sources import Gae, ReturnToGo
@@ -34,19 +35,6 @@ def test_returns_and_gae_are_the_same_for_one_row_per_trajectory_and_one_row_per
     assert row_numbers(short).tolist() == unit_numbers(short)[:, 1].tolist() == [0, 0, 1, 1, 2, 2]
     for start in (Gae(0.9, 0.8, inner_gamma=1.0, inner_lam=1.0, level=level), ReturnToGo(0.9, level)):
         torch.testing.assert_close(start(short), rows(start(long)))
-
-
-def steps(reward: list[list[float]], observation: list[list[int]], group: list[int], **extra: list[list[int]]):
-    """Rollouts of one row, one decision per unit."""
-    values = torch.tensor(reward, dtype=DOUBLE)
-    named = {"observation": observation, **extra}
-    return Decisions(
-        torch.zeros_like(values),
-        reward=values,
-        unit=torch.arange(values.shape[1]).expand_as(values),
-        group=torch.tensor(group),
-        extra={name: torch.tensor(value) for name, value in named.items()},
-    )
 
 
 def test_gigpo_compares_steps_from_the_same_observation() -> None:

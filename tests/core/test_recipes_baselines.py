@@ -2,33 +2,16 @@
 
 import pytest
 import torch
+from baselines_by_hand import gae, groups, left_out, to_go, valid
 from tabular import Tabular, check_recipe, ppo, recipe_of, rewards, seq_mean, tabular
 from torch import Tensor
 
 CENTRED = ["grpo", "dr_grpo", "rloo", "gpg", "pass_at_k", "reinforce_pp_baseline", "opo"]
 
 
-def groups(case: Tabular) -> Tensor:
-    return case.decisions.require("group")
-
-
-def valid(case: Tabular) -> Tensor:
-    return case.decisions.valid()
-
-
 def centred(case: Tabular) -> Tensor:
     reward, group = rewards(case), groups(case)
     return reward - torch.stack([reward[group == key].mean() for key in group])
-
-
-def left_out(case: Tabular) -> Tensor:
-    """Reward minus the mean reward of the others, by a loop."""
-    reward, group = rewards(case), groups(case)
-    result = torch.zeros_like(reward)
-    for row in range(len(reward)):
-        others = (group == group[row]) & (torch.arange(len(reward)) != row)
-        result[row] = reward[row] - reward[others].mean()
-    return result
 
 
 def seq_sum(losses: Tensor, mask: Tensor) -> Tensor:
@@ -43,26 +26,6 @@ def pg(case: Tabular, advantage: Tensor) -> Tensor:
 def whitened(values: Tensor, mask: Tensor) -> Tensor:
     kept = values[mask]
     return (values - kept.mean()) / (kept.std() + 1e-6)
-
-
-def to_go(case: Tabular) -> Tensor:
-    """Sum of the rewards from each decision on, by a loop."""
-    reward, mask = case.decisions.require("reward") * valid(case), valid(case)
-    return torch.stack([reward[:, t:].sum(1) for t in range(reward.shape[1])], 1) * mask
-
-
-def gae(case: Tabular, gamma: float, lam: float) -> Tensor:
-    """Over the decisions of each row alone, by a loop."""
-    result = torch.zeros_like(case.decisions.logp_old)
-    for row, keep in enumerate(valid(case)):
-        places = torch.nonzero(keep).flatten().tolist()
-        running, after = 0.0, 0.0
-        for t in reversed(places):
-            value = float(case.decisions.require("value")[row, t])
-            running = float(case.decisions.require("reward")[row, t]) + gamma * after - value + gamma * lam * running
-            after = value
-            result[row, t] = running
-    return result
 
 
 FORMULAS = {

@@ -1,25 +1,15 @@
 """Checkpoints, runs and states of before a setting or a module was renamed are read as those of today."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
+from old_manifests import as_of_old
 
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.migration import migrate, migrate_state
 from robopolicy.training.compose import compose_config, config_text, read_config
-
-
-def as_of_old(config: dict[str, Any], cells: int) -> dict[str, Any]:
-    """The config of a head as it was written before."""
-    old = {key: value for key, value in config.items() if key not in ("encoders", "backbone_options")}
-    options = {"modules": 8, "context_width": 64} | config["backbone_options"]
-    old |= {"entities": {"width": 64, "heads": 4, "layers": 1, "features": 64} | config["encoders"].get("entities", {})}
-    old |= {"modular_count": options["modules"], "modular_context": options["context_width"]}
-    vision = {key: value for key, value in config["vision"].items() if key != "augmentation"}
-    return old | {"vision": vision | {"noise_mask": cells}}
 
 
 def test_defaults_of_parts_that_were_not_chosen_are_left_out() -> None:

@@ -222,4 +222,4 @@ def test_a_robot_that_is_killed_and_restarted_needs_arming(caplog: Any, monkeypa
             assert bridge.loop.state in (State.WAIT_OBS, State.DISCONNECTED)
             bridge.loop.arm()
             bridge.reach(State.RUN)  # DDS forgets the old publisher after a second here, after ten by default
-    assert "-> ESTOP ('" in caplog.text and "WAIT_OBS -> ARMED" in caplog.text
+    assert "-> ESTOP (no message of " in caplog.text and "WAIT_OBS -> ARMED" in caplog.text

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from secret_env import STEP, SecretSequenceEnv
+from strategy_limits import same_as_flat
 
 from robopolicy.errors import UserError
 from robopolicy.text.rollouts.protocols import Task
-from robopolicy.text.rollouts.strategies import STRATEGIES, Branch, Independent, unit_entropy
+from robopolicy.text.rollouts.strategies import STRATEGIES, Branch, unit_entropy
 from robopolicy.text.rollouts.trajectories import group_by_task
 
 
@@ -17,16 +18,6 @@ def make(name: str):
 @pytest.fixture(params=["tokens", "chain"])
 def env(request) -> SecretSequenceEnv:
     return SecretSequenceEnv(request.param)
-
-
-def same_as_flat(strategy, layout: str, budget: int = 6) -> None:
-    """The strategy plays what `Independent` plays, draw for draw (of one task: some play the tasks in waves)."""
-    first, second = SecretSequenceEnv(layout, keys=1), SecretSequenceEnv(layout, keys=1)
-    ours, flat = strategy.rollout(first, first.tasks(budget)), Independent().rollout(second, second.tasks(budget))
-    assert len(ours) == len(flat)
-    for mine, other in zip(ours, flat, strict=True):
-        assert mine.task.prefix is None and mine.task.context is None and mine.source == other.source
-        assert torch.equal(mine.decisions.logp_old, other.decisions.logp_old)
 
 
 @pytest.mark.parametrize("budget", [1, 2, 5, 8])

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 import torch
+from recipe_learners import learner
 from safetensors.torch import load_file
 
 from robopolicy.cli.main import main
@@ -13,7 +14,6 @@ from robopolicy.core.surrogates import SURROGATES
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text.policy import TextConfig, TextPolicy
-from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import SingleTurn, TextTask
@@ -36,16 +36,6 @@ class Letter(TextTask):
         if seed % 5 == 4:
             return SingleTurn("?", lambda completion: 1 / 0)
         return SingleTurn("?", lambda completion: float(completion == "b"), "b")
-
-
-def learner(task, **settings):
-    torch.manual_seed(0)
-    spec = PolicySpec({"text": (task.prompt_bytes,)}, task.completion_bytes)
-    policy = TextPolicy(
-        TextConfig(width=16, layers=1, heads=2, context=128, dtype=settings.pop("dtype", "float32")), spec
-    )
-    config = TextRecipeConfig(prompts_per_update=8, num_prompts=50, warmup=0, **settings)
-    return TextRecipe(config, policy, total_updates=10)
 
 
 def source(task, algorithm, seed=0):

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from env_of_text import env_of
 
 from robopolicy.errors import UserError
-from robopolicy.spec import PolicySpec
 from robopolicy.text.datasets import PromptTask
-from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.rollouts.protocols import Task, require_capability
 from robopolicy.text.rollouts.strategies import Independent
 from robopolicy.text.rollouts.trajectories import from_dict, to_dict
@@ -18,13 +17,6 @@ from robopolicy.text.text_env import TextEnv, score
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import CALL, Calculator
 from robopolicy_tasks.text.grid import Grid
-
-
-def env_of(task, seed=0):
-    torch.manual_seed(seed)
-    spec = PolicySpec({"text": (task.prompt_bytes,)}, task.completion_bytes)
-    policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=160), spec)
-    return TextEnv(policy, task, torch.Generator().manual_seed(seed))
 
 
 def tasks(budget=3, keys=(5, 6), temperature=1.0):

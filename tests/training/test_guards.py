@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from played_scores import play_scores, summary
 
 from robopolicy.algorithms.ppo import PPO
 from robopolicy.cli.main import main
@@ -24,18 +25,6 @@ from robopolicy.training.resume import Interrupted
 
 PPO_RUN = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
 QUICK = ["algorithm.num_steps=8", "evaluation.episodes=10", "evaluation.every=1", "logging.every=1"]
-
-
-def summary(success, low=0.0, high=1.0, ret=0.0, n=100):
-    return {
-        "n": n,
-        "success": success,
-        "low": low,
-        "high": high,
-        "return_mean": ret,
-        "return_low": ret - 1,
-        "return_high": ret + 1,
-    }
 
 
 def test_best_is_success_then_return_then_the_earlier():
@@ -155,20 +144,6 @@ def test_a_resumed_run_that_fails_keeps_its_folder(tmp_path, monkeypatch, capsys
     assert printed.out.count("\n") == 1 and "restarts at its first update" in printed.out
     assert printed.err.count("\n") == 1 and "No checkpoint was saved" in printed.err
     assert (tmp_path / "run" / "config.yaml").is_file()
-
-
-def play_scores(monkeypatch, scores):
-    """Replace evaluation by given success rates out of 100."""
-    results = iter(scores)
-
-    class Result:
-        def __init__(self, rate):
-            self.rate = rate
-
-        def summary(self):
-            return {**summary(self.rate, self.rate - 0.1, self.rate + 0.1), "n": 100}
-
-    monkeypatch.setattr(loop, "evaluate", lambda *args, **kwargs: Result(next(results)))
 
 
 def test_a_collapse_restores_the_best_state(tmp_path, monkeypatch):

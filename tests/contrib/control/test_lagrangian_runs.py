@@ -1,9 +1,9 @@
 """A run whose algorithm keeps costs below limits may end with less success than it had."""
 
 import pytest
+from played_scores import play_scores
 
 from robopolicy.nets.normalizer import Normalizer
-from robopolicy.training import loop
 from robopolicy.training.compose import compose_config
 from robopolicy.training.loop import start_run
 
@@ -11,34 +11,8 @@ PPO_RUN = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gau
 QUICK = ["algorithm.num_steps=8", "evaluation.episodes=10", "evaluation.every=1", "logging.every=1"]
 
 
-def summary(success, low=0.0, high=1.0, ret=0.0, n=100):
-    return {
-        "n": n,
-        "success": success,
-        "low": low,
-        "high": high,
-        "return_mean": ret,
-        "return_low": ret - 1,
-        "return_high": ret + 1,
-    }
-
-
 def run(tmp_path, *settings):
     return start_run(compose_config([*PPO_RUN, *QUICK, f"out={tmp_path}", "name=run", *settings]))
-
-
-def play_scores(monkeypatch, scores):
-    """Replace evaluation by given success rates out of 100."""
-    results = iter(scores)
-
-    class Result:
-        def __init__(self, rate):
-            self.rate = rate
-
-        def summary(self):
-            return {**summary(self.rate, self.rate - 0.1, self.rate + 0.1), "n": 100}
-
-    monkeypatch.setattr(loop, "evaluate", lambda *args, **kwargs: Result(next(results)))
 
 
 @pytest.mark.parametrize("limits, restored", [([1.0], 0), ([], 1)])

@@ -52,7 +52,7 @@ def test_a_best_of_n_with_corrected_actions_is_searched_like_any_composition(par
         (["--then", "corect=left"], "Unknown step of --then 'corect'. Did you mean 'correct'?"),
         (["--then", "correct=left", "correct=right"], "'correct' twice"),
         (["--override", "then.correct.limit=1"], "pass --then correct=CKPT"),
-        (["--override", "then.correct=1"], "write --set then.NAME.KEY=VALUE"),
+        (["--override", "then.correct=1"], "write --override then.NAME.KEY=VALUE"),
     ],
 )
 def test_bad_input_gives_one_line_and_leaves_nothing(parents, argv, message, tmp_path, refused):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from annotated_runs import Scale, completed, learner
 
 from robopolicy.contrib.text_catalogue.annotators import (
     BETA,
@@ -21,15 +22,9 @@ from robopolicy.core.gradients import flat_gradient
 from robopolicy.core.recipe import DEFAULTS
 from robopolicy.errors import UserError
 from robopolicy.recipe_files import read_recipe
-from robopolicy.sim.registry import SimOptions
-from robopolicy.spec import PolicySpec
-from robopolicy.text.annotators import AnnotatorEnvs, requested_annotators
-from robopolicy.text.policy import TextConfig, TextPolicy
-from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
-from robopolicy.text.sim import TextSim
-from robopolicy.text.task import SingleTurn, TextEpisode, TextTask, Turn
-from robopolicy.text.text_env import TextEnv, score
-from robopolicy.training.text_rollout_source import TextRolloutSource
+from robopolicy.text.annotators import requested_annotators
+from robopolicy.text.task import TextEpisode, TextTask, Turn
+from robopolicy.text.text_env import score
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import Calculator
 from robopolicy_tasks.text.grid import Grid, Waypoints
@@ -59,16 +54,6 @@ MORE = (  # recipes that read what the environment or the model shows
 )
 
 
-class Scale(TextTask):
-    """The reward is the number of bytes of the answer; the solution is `ab`."""
-
-    name = "text/scale"
-    prompt_bytes, completion_bytes = 8, 4
-
-    def episode(self, seed):
-        return SingleTurn(str(seed), lambda completion: float(len(completion)), "ab")
-
-
 class Errand(TextEpisode):
     """Three turns, each worth 1."""
 
@@ -84,28 +69,6 @@ class Errands(TextTask):
 
     def episode(self, seed):
         return Errand()
-
-
-def learner(task, recipe, **settings):
-    torch.manual_seed(0)
-    policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=160), PolicySpec({"text": (16,)}, 6))
-    config = TextRecipeConfig(**{"prompts_per_update": 3, "num_prompts": 6, "recipe": recipe, "lr": 1e-2, **settings})
-    algorithm = TextRecipe(config, policy, total_updates=8)
-    return algorithm, TextRolloutSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=0)
-
-
-def completed(task, recipe):
-    """An algorithm with its source, worlds of its own, and a batch."""
-    algorithm, feed = learner(task, recipe, group_size=2)
-    rows = feed.next(algorithm)
-    generator = torch.Generator().manual_seed(3)
-    start = algorithm.reference_policy or algorithm.policy
-    return (
-        algorithm,
-        feed,
-        AnnotatorEnvs(*(TextEnv(policy, task, generator) for policy in (algorithm.policy, start))),
-        rows,
-    )
 
 
 @pytest.mark.parametrize("recipe", READERS)

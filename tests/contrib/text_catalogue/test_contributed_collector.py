@@ -4,26 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from collected_groups import collector, learn
 from secret_env import SecretSequenceEnv
 from torch.testing import assert_close
 
-from robopolicy.core.recipe import Recipe
-from robopolicy.text.rollouts.collector import Collector
-from robopolicy.text.rollouts.protocols import REPLAYED, PromptPool
-
-GRPO = {
-    "title": "grpo",
-    "advantage": [
-        {
-            "name": "baseline",
-            "kind": "mean",
-            "scope": {"partition": "group", "reduce_over": "trajectory"},
-            "singleton": "zero",
-        }
-    ],
-    "estimator": {"surrogate": "policy_gradient"},
-}
-
+from robopolicy.text.rollouts.protocols import REPLAYED
 
 EVERYTHING = {
     "reward": [{"name": "sum", "terms": {"reward": 1.0, "share": 0.1}}],
@@ -32,25 +17,6 @@ EVERYTHING = {
     "intervention": [{"name": "replay", "mean": 2.0}, {"name": "self_correct", "count": 2}],
     "temperature": 0.7,
 }
-
-
-def collector(env: SecretSequenceEnv, plain=(), size: int = 4) -> Collector:
-    count = len(env.secret)
-    pool = PromptPool(env.tasks(), category=torch.arange(count) % 2, difficulty=torch.arange(count))
-    return Collector(dict(plain), pool, env, group_size=size, seed=1)
-
-
-def learn(env: SecretSequenceEnv, side: Collector, groups: int = 3) -> list[float]:
-    """One update of REINFORCE with a baseline; the rewards that were played."""
-    recipe = Recipe.from_dict(GRPO)
-    batch = side.collect(groups)
-    advantage = recipe.advantage(batch.decisions)
-    loss, _ = recipe.loss(batch.decisions, advantage, env.scored(batch.trajectories))
-    (gradient,) = torch.autograd.grad(loss, env.logits)
-    with torch.no_grad():
-        env.logits -= 20.0 * gradient
-    side.observe(batch, advantage)
-    return [trajectory.reward for trajectory in batch.trajectories]
 
 
 @pytest.fixture(params=["tokens", "chain"])

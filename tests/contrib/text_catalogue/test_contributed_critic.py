@@ -2,27 +2,10 @@
 
 import pytest
 import torch
+from critic_runs import learner, rows
 
-from robopolicy.core.decisions import Decisions
 from robopolicy.core.recipe import Recipe
-from robopolicy.sim.registry import SimOptions
-from robopolicy.spec import PolicySpec
-from robopolicy.text.policy import TextConfig, TextPolicy
-from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
-from robopolicy.text.sim import TextSim
 from robopolicy.text.value_head import score_with_value
-from robopolicy.training.text_rollout_source import TextRolloutSource
-from robopolicy_tasks.text.grid import Grid
-
-SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)
-
-
-def learner(recipe, **settings):
-    torch.manual_seed(0)
-    policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=128), SPEC)
-    config = TextRecipeConfig(recipe=recipe, prompts_per_update=8, num_prompts=50, warmup=0, **settings)
-    algorithm = TextRecipe(config, policy, total_updates=10)
-    return algorithm, TextRolloutSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
 
 
 def test_a_detached_critic_leaves_the_policy_alone():
@@ -35,15 +18,6 @@ def test_a_detached_critic_leaves_the_policy_alone():
         value.square().sum().backward()
         touched = any(p.grad is not None and bool(p.grad.any()) for p in algorithm.policy.parameters())
         assert touched is not detach
-
-
-def rows(**fields):
-    """Three tokens, a token of the environment between the first two; values 0.5, -, 0.25 and 1."""
-    mask = torch.tensor([[True, False, True, True]])
-    value = torch.tensor([[0.5, 9.0, 0.25, 1.0]])
-    reward = torch.tensor([[0.0, 0.0, 0.0, 2.0]])
-    unit = torch.tensor([[0, 1, 1, 1]])
-    return Decisions(torch.zeros(1, 4), mask=mask, value=value, reward=reward, unit=unit, **fields)
 
 
 def test_unfinished_windows_teach_the_critic_nothing():

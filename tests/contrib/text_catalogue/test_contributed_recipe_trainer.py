@@ -2,28 +2,16 @@
 
 import pytest
 import torch
+from recipe_learners import learner
 
 from robopolicy.algorithms.common.algorithm import frozen_copy
 from robopolicy.sim.registry import SimOptions
-from robopolicy.spec import PolicySpec
-from robopolicy.text.policy import TextConfig, TextPolicy
-from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.rollouts.protocols import POLICY, REPLAYED, TEACHER
 from robopolicy.text.sim import TextSim
 from robopolicy.text.text_env import score
 from robopolicy.training.text_rollout_source import TextRolloutSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.grid import Grid
-
-
-def learner(task, **settings):
-    torch.manual_seed(0)
-    spec = PolicySpec({"text": (task.prompt_bytes,)}, task.completion_bytes)
-    policy = TextPolicy(
-        TextConfig(width=16, layers=1, heads=2, context=128, dtype=settings.pop("dtype", "float32")), spec
-    )
-    config = TextRecipeConfig(prompts_per_update=8, num_prompts=50, warmup=0, **settings)
-    return TextRecipe(config, policy, total_updates=10)
 
 
 def source(task, algorithm, seed=0):

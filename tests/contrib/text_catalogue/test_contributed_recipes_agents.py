@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from agent_steps import steps
 from tabular import Tabular, check_recipe, ppo, recipe_of, tabular
 from torch import Tensor
 
@@ -74,19 +75,6 @@ def test_vl_dac_gives_all_tokens_of_a_step_its_advantage() -> None:
     check_recipe("vl_dac", formula)
     single = tabular().decisions.with_fields(unit=torch.arange(6).expand(16, 6))
     torch.testing.assert_close(Gae(0.99, 0.95, level="unit")(single), Gae(0.99, 0.95)(single))
-
-
-def steps(reward: list[list[float]], observation: list[list[int]], group: list[int], **extra: list[list[int]]):
-    """Rollouts of one row, one decision per unit."""
-    values = torch.tensor(reward, dtype=DOUBLE)
-    named = {"observation": observation, **extra}
-    return Decisions(
-        torch.zeros_like(values),
-        reward=values,
-        unit=torch.arange(values.shape[1]).expand_as(values),
-        group=torch.tensor(group),
-        extra={name: torch.tensor(value) for name, value in named.items()},
-    )
 
 
 def test_hgpo_without_company_is_the_episode_term() -> None:

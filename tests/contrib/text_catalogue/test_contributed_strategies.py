@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from secret_env import STEP, SecretSequenceEnv
+from strategy_limits import same_as_flat
 from torch.testing import assert_close
 
 from robopolicy.contrib.text_catalogue.rollout_strategies import (
@@ -41,16 +42,6 @@ def make(name: str):
 @pytest.fixture(params=["tokens", "chain"])
 def env(request) -> SecretSequenceEnv:
     return SecretSequenceEnv(request.param)
-
-
-def same_as_flat(strategy, layout: str, budget: int = 6) -> None:
-    """The strategy plays what `Independent` plays, draw for draw (of one task: some play the tasks in waves)."""
-    first, second = SecretSequenceEnv(layout, keys=1), SecretSequenceEnv(layout, keys=1)
-    ours, flat = strategy.rollout(first, first.tasks(budget)), Independent().rollout(second, second.tasks(budget))
-    assert len(ours) == len(flat)
-    for mine, other in zip(ours, flat, strict=True):
-        assert mine.task.prefix is None and mine.task.context is None and mine.source == other.source
-        assert torch.equal(mine.decisions.logp_old, other.decisions.logp_old)
 
 
 @pytest.mark.parametrize("budget", [1, 2, 5, 8])

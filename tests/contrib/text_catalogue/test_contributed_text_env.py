@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from env_of_text import env_of
 
 from robopolicy.contrib.text_catalogue.advantage_sources import unit_reward
 from robopolicy.contrib.text_catalogue.annotators import return_to_go
@@ -9,22 +10,13 @@ from robopolicy.contrib.text_catalogue.windows import SegmentRollouts
 from robopolicy.core.registry import build
 from robopolicy.errors import UserError
 from robopolicy.recipe_files import read_recipe
-from robopolicy.spec import PolicySpec
-from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.rollouts.collector import INTERVENTIONS
 from robopolicy.text.rollouts.protocols import TEACHER, Task, require_capability, rewards_of
 from robopolicy.text.task import TextEpisode, TextTask, Turn, truncate
-from robopolicy.text.text_env import TextEnv, score
+from robopolicy.text.text_env import score
 from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import Calculator
 from robopolicy_tasks.text.grid import Grid
-
-
-def env_of(task, seed=0):
-    torch.manual_seed(seed)
-    spec = PolicySpec({"text": (task.prompt_bytes,)}, task.completion_bytes)
-    policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=160), spec)
-    return TextEnv(policy, task, torch.Generator().manual_seed(seed))
 
 
 def tasks(budget=3, keys=(5, 6), temperature=1.0):
