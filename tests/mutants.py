@@ -47,7 +47,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "robopolicy/algorithms/*.py": (ALGORITHMS,),  # and algorithms/common: `*` matches `/`
     "robopolicy/policies/density.py": ("tests/policies", ALGORITHMS),
     "robopolicy/policies/heads/*.py": ("tests/policies",),
-    "robopolicy/text/rollouts/*.py": ("tests/samplers", "tests/text/test_world.py"),
+    "robopolicy/text/rollouts/*.py": ("tests/rollout", "tests/text/test_text_env.py"),
     "robopolicy/contrib/text_catalogue/reward_*.py": ("tests/contrib/text_catalogue/test_rewards.py", RECIPES),
     "tasks/robopolicy_tasks/velocity/rewards.py": (
         "tests/tasks/test_velocity.py",

@@ -222,8 +222,8 @@ def _record_video(
     """Record the episodes; return video, still image and notes."""
     from contextlib import closing
 
-    from robopolicy.cli.policy_args import open_sim, sim_options, video_problem
-    from robopolicy.evaluation.video import record, write_strip, write_video
+    from robopolicy.cli.policy_args import open_sim, sim_options
+    from robopolicy.evaluation.video import record, rendering_problem, write_strip, write_video
 
     count = min(args.video, args.episodes)
     if count == 0:
@@ -231,7 +231,7 @@ def _record_video(
     options = sim_options(args, policy_entries, count, args.device, args.judge)
     with closing(open_sim(entry, options, policy_entries)) as sim:
         sim.reset(args.seed)
-        problem = video_problem(sim)
+        problem = rendering_problem(sim)
         if problem is not None:
             return None, None, [problem]
         seeds = range(args.seed, args.seed + count)

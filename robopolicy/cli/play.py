@@ -79,12 +79,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _record_video(args: argparse.Namespace, policy_entry: PolicyEntry, sim: VectorSim) -> None:
-    from robopolicy.cli.policy_args import video_problem
     from robopolicy.errors import UserError
-    from robopolicy.evaluation.video import record, write_video
+    from robopolicy.evaluation.video import record, rendering_problem, write_video
 
     sim.reset(args.seed)
-    problem = video_problem(sim)
+    problem = rendering_problem(sim)
     if problem is not None:
         raise UserError(problem)
     recording = record(

@@ -112,16 +112,6 @@ def open_sim(entry: TaskEntry, options: SimOptions, policy_entries: Sequence[Pol
     return sim
 
 
-def video_problem(sim: VectorSim) -> str | None:
-    """Return the reason why `sim`, after a reset, cannot be recorded; None if it can."""
-    from robopolicy.evaluation.video import rendering_problem
-
-    problem = rendering_problem(sim)
-    if problem == f"No video: {NotImplementedError.__name__}":
-        return f"No video: task {sim.spec.task} does not support rendering."
-    return problem
-
-
 def _policy_entry(name: str, label: str, entry: TaskEntry, loaded: dict[str, tuple[Policy, Manifest]]) -> PolicyEntry:
     if name == "random":
         return PolicyEntry(label, RandomActor)

@@ -57,6 +57,8 @@ def rendering_problem(sim: VectorSim) -> str | None:
     """Render `sim`, which must have been reset, once; return an error message of one line, or None."""
     try:
         sim.render(width=64, height=48)
+    except NotImplementedError:
+        return f"No video: task {sim.spec.task} does not support rendering."
     except Exception as error:  # GL stacks fail in every way there is: import, attribute, library and context errors
         first = str(error).strip().splitlines()
         return f"No video: {first[0] if first else type(error).__name__}"

@@ -8,6 +8,7 @@ source of its rollouts.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from robopolicy.text.recipe_trainer import TextRecipe
 
 
-class ScoringOption:
+class ScoringOption(ABC):
     """One key of `rollout`; every hook does nothing by default."""
 
     needs: Collection[str] = ()
@@ -32,9 +33,9 @@ class ScoringOption:
     rollouts in this process ("num_workers"), or a "vocabulary" small enough to store the support of every token."""
 
     @classmethod
+    @abstractmethod
     def parse(cls, value: Any) -> Self:
         """Build the option from a plain value; raise a ValueError if it is invalid."""
-        raise NotImplementedError
 
     def setup(self, learner: TextRecipe) -> None:
         """Set up the option for a learner."""

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import runpy
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,3 +106,10 @@ def test_structured_files_parse(suffixes, load):
                 load(read(path))
             except Exception as error:
                 pytest.fail(f"{path}: {error}")
+
+
+def test_mutation_runs_name_existing_files_and_tests():
+    table = runpy.run_path(str(ROOT / "tests" / "mutants.py"))["TABLE"]
+    empty = [pattern for pattern in table if not any(ROOT.glob(pattern))]
+    missing = {test for tests in table.values() for test in tests if not (ROOT / test).exists()}
+    assert not empty and not missing
