@@ -1,4 +1,4 @@
-"""Its place, beside the packages, is what puts `docs`, `recipes` and `benchmarks` on the import path of the tests."""
+"""Test configuration; its folder puts `docs`, `recipes` and `benchmarks` on the import path of the tests."""
 
 import gc
 import os
@@ -15,15 +15,15 @@ from hiding import THEMES, hidden
 
 from robopolicy.cli.main import main
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
-torch.set_num_threads(1)  # networks of tests are small, and threads of tests that run side by side wait for each other
-gc.set_threshold(20_000, 20, 50)  # a worker holds a million objects; freezing them as well saves no more
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # in processes that tests start
+torch.set_num_threads(1)  # test networks are small, and threads of parallel tests block each other
+gc.set_threshold(20_000, 20, 50)  # a worker holds a million objects; freezing them saves nothing further
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    # Under nohup: processes that tests start would ignore it, too; a handler, no less idle here, is not inherited.
+    # Under nohup, processes that tests start would also ignore SIGHUP; an empty handler is not inherited.
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 
-# On a build for CPUs alone, `torch.manual_seed` formats a stack for the GPUs that are not there: 0.4 ms a test.
+# On a CPU-only build, `torch.manual_seed` formats a stack trace for missing GPUs: 0.4 ms per test.
 seed_torch = torch.manual_seed if torch.accelerator.current_accelerator() else torch.default_generator.manual_seed
 
 
@@ -45,12 +45,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave `tests/contrib` out where contrib is hidden."""
+    """Ignore `tests/contrib` if contrib is hidden."""
     return True if config.getoption("--hide-contrib") and collection_path.is_relative_to(CONTRIB) else None
 
 
 def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
-    """Mark what lies in `tests/contrib`, and there the rules that themes share with the product."""
+    """Mark the tests in `tests/contrib`, and among them the rules that themes share with the product."""
     for item in items:
         if item.path.is_relative_to(CONTRIB):
             item.add_marker("contrib")
@@ -58,19 +58,19 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
                 item.add_marker("rules")
 
 
-MOST = 25.0  # [s] of CPU time for a test: several times what the longest needs, as processors are slow or shared
+MOST = 25.0  # [s] of CPU time for a test: several times the longest, for slow or shared processors
 UNLIMITED = {"slow", "gpu", "compiles"}
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of those it has waited for; wall time would tell how busy the machine is."""
+    """CPU time of this process and its finished children; wall time would depend on the machine's load."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Keep `make test` quick; what a fixture does for many tests is not counted."""
+    """Fail tests over the CPU time limit; the setup of fixtures is not counted."""
     start = cpu_seconds()
     result = yield
     spent = cpu_seconds() - start
@@ -81,7 +81,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.fixture(autouse=True)
 def fresh() -> None:
-    """Every test draws the same numbers and has one thread of torch, whatever ran before it."""
+    """Seed all generators and set one torch thread before every test."""
     torch.set_num_threads(1)
     random.seed(0)
     np.random.seed(0)
@@ -90,10 +90,10 @@ def fresh() -> None:
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs a command that must end with exit code 2 and print nothing but one line, which is returned."""
+    """Run a command that must exit with code 2 and print a single error line, which is returned."""
 
     def run(*argv: object) -> str:
-        capsys.readouterr()  # what was printed before
+        capsys.readouterr()  # discard earlier output
         assert main([str(word) for word in argv]) == 2
         printed = capsys.readouterr()
         error = printed.err

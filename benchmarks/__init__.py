@@ -1,1 +1,1 @@
-"""Side-by-side measurements against peers: `python -m benchmarks.NAME [--quick]`."""
+"""Benchmarks, run by `python -m benchmarks.NAME [--quick]`; many compare with other libraries."""

@@ -1,14 +1,14 @@
-"""Asynchronous play against synchronous: GRPO on additions with players on a thread or in processes, at equal updates.
+"""Asynchronous and synchronous rollouts of GRPO on additions, in a thread or in processes, at equal updates.
 
     python -m benchmarks.asynchronous --quick       # one seed, six updates, nothing written
     python -m benchmarks.asynchronous               # 3 seeds, about 2 CPU minutes a cell
     python -m benchmarks.asynchronous --updates 30 --seeds 1
 
 All cells start from the checkpoint of `benchmarks.text` and make the same number of updates with recipe
-`asyncflow`; they differ in who plays (this process in turns with learning, a thread, two processes, or two actors
-of Ray on this machine, where it is installed) and in how many updates old its weights may be. Seconds begin after the
-first update, when all players run. Cells run one at a time, as they are timed; times mean something on an idle machine
-alone. Finished cells are skipped.
+`asyncflow`. They differ in where rollouts are generated (in this process in turns with learning, in a thread, in two
+processes, or in two Ray actors on this machine, where Ray is installed) and in how many updates old the rollout weights
+may be. Timing starts after the first update, when all rollout workers run. Cells run one at a time, because they are
+timed; times are meaningful only on an idle machine. Finished cells are skipped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Key = tuple[str, int]  # mode, seed
 
 @dataclass(frozen=True)
 class Mode:
-    """Who plays, and how old the weights may be."""
+    """Where rollouts are generated, and how old their weights may be."""
 
     text: str
     staleness: int
@@ -127,7 +127,7 @@ def rows(cells: Sequence[dict[str, Any]]) -> list[dict[str, object]]:
 
 
 def _against(found: Sequence[dict[str, Any]], cells: Sequence[dict[str, Any]]) -> str:
-    """Mean of the ratios of tokens per second, seed by seed."""
+    """Mean ratio of tokens per second to the synchronous mode, paired by seed."""
     plain = {cell["seed"]: cell["tokens_per_second"] for cell in cells if cell["mode"] == "synchronous"}
     ratios = [cell["tokens_per_second"] / plain[cell["seed"]] for cell in found if cell["seed"] in plain]
     return f"{fmean(ratios):.2f}x" if ratios else "-"

@@ -1,18 +1,20 @@
-"""A trained policy over the bridge against itself in process, the loop's punctuality, a soak and damaged messages.
+"""A trained policy over the bridge compared with the same policy in process, tick timing, a soak test and a fuzz test.
 
     python -m benchmarks.bridge --policy CHECKPOINT --quick      # under 5 minutes, nothing written
     python -m benchmarks.bridge --policy CHECKPOINT              # about 55 minutes: 100 episodes, 30 minutes of soak
 
-`--policy` is a policy for manipulation/lift, by default what `make demo` trains. The parts:
+`--policy` is a policy for manipulation/lift, by default the output of `make demo`. The parts:
 
-* success: the same seeds in process, over DDS in lockstep at 20 Hz (which has to give the same, episode by episode) and
-  over DDS in real time at 50 Hz, against the simulated robot in a process of its own. `kept` is real time's share of
-  the successes in process, `low` and `high` those of the difference of paired rates (Newcombe), divided by the rate.
-* punctuality: periods without a tick, and |period - 20 ms| at p50 and p99, of all ticks in real time. `--priority`
-  gives the bridge and the robot real-time priority, as a robot's computer should.
-* soak: the control loop at 200 Hz on loopback with a simulated robot in the same process. Memory and the lateness of
-  ticks in the last third of the time against the second third; the first one warms up.
-* fuzz: `tests/deploy/fuzz_server.py`, damaged messages and frames for a policy server while another client asks.
+* success: the same seeds in process, over DDS in lockstep at 20 Hz (which must give identical episodes) and over DDS in
+  real time at 50 Hz, with the simulated robot in its own process. `kept` is the success rate over the bridge divided by
+  the rate in process; `low` and `high` are 1 plus the bounds of the difference of paired rates (Newcombe), divided by
+  the rate in process.
+* punctuality: periods without a tick, and |period - 20 ms| at p50 and p99, over all ticks in real time. `--priority`
+  gives the bridge and the robot real-time priority, as on a robot's computer.
+* soak: the control loop at 200 Hz on loopback with a simulated robot in the same process. It compares memory and tick
+  lateness in the last third of the time with the second third; the first third is warm-up.
+* fuzz: `tests/deploy/fuzz_server.py`, damaged messages and frames for a policy server while another client sends
+  requests.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ FUZZER = Path(__file__).parents[1] / "tests" / "deploy" / "fuzz_server.py"
 
 
 def in_process(policy: str, episodes: int) -> NDArray[np.bool_]:
-    """Success of every seed in an evaluation."""
+    """Success per seed of an evaluation in process."""
     sim = make_sim(TASK, SimOptions(num_envs=1))
     found = evaluate(load_policy(policy)[0], sim, episodes=episodes, seed=SEED, policy_batch=1)
     sim.close()
@@ -64,7 +66,7 @@ def in_process(policy: str, episodes: int) -> NDArray[np.bool_]:
 
 
 def over_the_bridge(policy: str, episodes: int, words: list[str]) -> dict[str, Any]:
-    """The report of `robopolicy deploy`."""
+    """Run `robopolicy deploy` and return its report."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "report.json"
         command = [sys.executable, "-m", "robopolicy", "deploy", "--robot", "sim_panda", "--policy", policy]
@@ -76,7 +78,7 @@ def over_the_bridge(policy: str, episodes: int, words: list[str]) -> dict[str, A
 
 
 def paired(first: NDArray[np.bool_], report: dict[str, Any]) -> dict[str, Any]:
-    """Successes over the bridge against those of the same seeds in process."""
+    """Success over the bridge compared with success in process, on the same seeds."""
     second = np.array([bool(each["success"]) for each in report["episodes"]])
     if len(second) != len(first):
         raise UserError(f"Only {len(second)} of {len(first)} episodes came to an end over the bridge.")
@@ -100,7 +102,7 @@ def paired(first: NDArray[np.bool_], report: dict[str, Any]) -> dict[str, Any]:
 
 
 class Swaying:
-    """Goes to and fro for ever, at no cost of computing."""
+    """A policy that moves back and forth at no computing cost."""
 
     takes_prefix = False
 
@@ -109,14 +111,14 @@ class Swaying:
         self._asked = 0
 
     def chunk(self, obs: Any, prefix: Any = None) -> NDArray[np.float32]:
-        """0.3 of full speed to one side, then to the other."""
+        """Move at 0.3 of full speed to one side, then to the other."""
         self._asked += 1
         chunk = np.zeros((8, 5), np.float32)
         chunk[:, 1], chunk[:, 4] = (0.3 if self._asked % 4 < 2 else -0.3), -1.0
         return chunk
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is open."""
 
 
 def memory() -> float:
@@ -126,14 +128,14 @@ def memory() -> float:
 
 
 def soak(seconds: float, domain: int = 77) -> dict[str, Any]:
-    """Run the loop at 200 Hz; how memory and lateness change."""
+    """Run the loop at 200 Hz; returns how memory and lateness change."""
     words = ["--transport", "loopback", "--domain", str(domain), "--rate", str(SOAK_RATE), "--task", TASK]
     node, over = build(node_parser().parse_args(words)), threading.Event()
     thread = threading.Thread(target=node.run, args=(over.is_set,), daemon=True)
     thread.start()
     robot, task = replace(load_robot("sim_panda"), rate=SOAK_RATE), task_of(TASK)
-    late: list[float] = []  # |period - 5 ms| [s] of the ticks of a part
-    lateness: list[tuple[float, float]] = []  # (p50, p99) [s] of a part of the time
+    late: list[float] = []  # |period - 5 ms| [s] of the ticks in the current part
+    lateness: list[tuple[float, float]] = []  # (p50, p99) [s] of each part
     sizes: list[float] = []
     part = max(seconds / 60.0, 1.0)
     before_now = time.monotonic()
@@ -179,14 +181,14 @@ def soak(seconds: float, domain: int = 77) -> dict[str, Any]:
 
 
 def fuzz(frames: int) -> dict[str, Any]:
-    """What the fuzzer says."""
+    """Run the fuzzer and return its result."""
     done = subprocess.run([sys.executable, str(FUZZER), str(frames)], capture_output=True, text=True, check=False)
     lines = done.stdout.strip().splitlines() or [""]
     return {"frames": frames, "survived": done.returncode == 0, "found": lines[0]}
 
 
 def rows_of(figures: dict[str, Any]) -> list[dict[str, object]]:
-    """The table."""
+    """Table rows."""
     rows: list[dict[str, object]] = []
     for name in MODES:
         if name in figures:
@@ -223,7 +225,7 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="*", choices=("success", "soak", "fuzz"), help="parts to run (default: all)")
     parser.add_argument("--minutes", type=float, default=30.0, help="duration of the soak test (default: 30)")
-    parser.add_argument("--priority", help="real-time priority of all but lockstep, see 'robopolicy deploy'")
+    parser.add_argument("--priority", help="real-time priority, except in lockstep; see 'robopolicy deploy'")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     wanted = arguments.only or ("success", "soak", "fuzz")
@@ -236,7 +238,7 @@ def main() -> None:
             figures[name] = paired(first, over_the_bridge(arguments.policy, episodes, [*words, *more]))
     if "fuzz" in wanted:
         figures["fuzz"] = fuzz(frames)
-    if "soak" in wanted:  # last, as its priority is for the rest of the process
+    if "soak" in wanted:  # last: the priority stays set for the rest of the process
         if arguments.priority:
             set_realtime_priority(int(arguments.priority))
         figures["soak"] = soak(seconds)

@@ -1,7 +1,7 @@
-"""What every benchmark shares: the table, the JSON last line, committed results and cells that survive interruptions.
+"""Shared parts of the benchmarks: table, JSON last line, committed results and cells that survive interruptions.
 
-Rows are dictionaries with the same keys, one per line of the table. Figures are what others quote: plain numbers,
-`low` and `high`, seeds. Versions and a description of the machine are added to everything that is written.
+Rows are dictionaries with the same keys, one per line of the table. Figures are the numbers to quote: plain numbers,
+`low` and `high`, seeds. Versions and a description of the machine are added to all written results.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Row = Mapping[str, object]
 
 
 def machine() -> dict[str, object]:
-    """Processor model, usable cores and memory: rates mean little without them."""
+    """Processor model, usable cores and memory; rates depend on them."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -95,18 +95,18 @@ def load_cell(name: str) -> dict[str, Any] | None:
 
 
 def finished_cells(names: Iterable[str]) -> list[dict[str, Any]]:
-    """Those of `names` that have run."""
+    """The cells of `names` that have run."""
     return [cell for cell in map(load_cell, names) if cell is not None]
 
 
 def cells_named(beginning: str) -> list[dict[str, Any]]:
-    """The finished cells whose names begin like this, in the order of their names."""
+    """The finished cells whose names start with `beginning`, sorted by name."""
     folder = RESULTS / "cells"
     return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{beginning}*.json"))]
 
 
 def save_cell(name: str, cell: Mapping[str, Any]) -> None:
-    """Keep a finished cell, so that an interrupted table goes on where it stopped."""
+    """Store a finished cell, so that an interrupted benchmark can continue."""
     path = RESULTS / "cells" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(_plain(cell), indent=2) + "\n")

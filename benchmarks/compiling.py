@@ -1,15 +1,16 @@
-"""What `torch.compile` and bfloat16 change about acting and updating, against plain float32, in one run.
+"""Speed of acting and updating with `torch.compile` and bfloat16, compared with plain float32 in one run.
 
     python -m benchmarks.compiling --quick                       # one network, short turns, nothing written
     python -m benchmarks.compiling                               # about 10 minutes, most of them spent compiling
-    python -m benchmarks.compiling --device cuda --rows 4096     # with CUDA graphs, rows as GPU simulators have them
+    python -m benchmarks.compiling --device cuda --rows 4096     # with CUDA graphs, as many rows as on GPU simulators
 
-Untrained policies see 32 numbers and act with 7. *act* draws the actions of all environments without gradients;
-*update* is loss, gradient and a step of Adam on a minibatch: PPO's for the Gaussian, imitation for the flow. The ways
-take turns in short slots and in changing order, so that a drift of the machine's speed touches all; `faster` is the
-median over the turns of plain float32's median time over that of the way (`low`, `high`: the extremes). On the CPU
-times are processor times of one thread. `start-up` is what compiling costs in wall time before the first result,
-`difference` the largest difference of the result from that of plain float32, relative to the largest entry.
+Untrained policies observe 32 numbers and have 7 action dimensions. *act* samples the actions of all environments
+without gradients; *update* is loss, gradient and a step of Adam on a minibatch: the PPO loss for the Gaussian, the
+imitation loss for the flow. The variants alternate in short slots in changing order, so that a drift of the machine's
+speed affects all of them; `faster` is the median over the turns of the median time of plain float32 divided by the
+median time of the variant (`low`, `high`: the extremes). On the CPU times are processor times of one thread.
+`start-up` is the wall time of compiling before the first result, `difference` the largest difference from the result of
+plain float32, relative to the largest entry.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Work = Callable[[], Tensor]
 
 @dataclass(frozen=True)
 class Contest:
-    """One network in one phase, each way."""
+    """One network in one phase, with every variant."""
 
     network: str
     phase: str
@@ -58,7 +59,7 @@ class Contest:
 
 
 def head(network: str, device: torch.device) -> Policy:
-    """An untrained policy in raw units; the same weights whatever it is used for."""
+    """An untrained policy in raw units, always with the same weights."""
     kind, settings = NETWORKS[network]
     torch.manual_seed(0)
     raw = {"normalization": "identity", "action_normalization": "identity"}
@@ -72,7 +73,7 @@ def head(network: str, device: torch.device) -> Policy:
 
 
 def acting(policy: Policy, rows: int, device: torch.device) -> Work:
-    """Draw the actions of `rows` environments; returns what the seed decides."""
+    """Sample the actions of `rows` environments; returns a result that the seed determines."""
     obs = {"state": torch.randn(rows, 1, 32, device=device)}
     noise = torch.randn(rows, *policy.noise_shape, device=device)
 
@@ -84,7 +85,7 @@ def acting(policy: Policy, rows: int, device: torch.device) -> Work:
 
 
 def loss_of(policy: Policy, rows: int, device: torch.device) -> Work:
-    """PPO's loss or that of imitation on a minibatch, always of the same draws."""
+    """PPO loss or imitation loss on a minibatch, always with the same random numbers."""
     obs = {"state": torch.randn(rows, 1, 32, device=device)}
     if policy.name == "gaussian":
         with torch.no_grad():
@@ -99,9 +100,9 @@ def loss_of(policy: Policy, rows: int, device: torch.device) -> Work:
 
 
 def updating(policy: Policy, loss: Work) -> Work:
-    """A step of Adam; returns the first gradient that is not zero everywhere."""
+    """A step of Adam; returns the flattened gradient."""
     parameters = [p for p in policy.parameters() if p.requires_grad]
-    optimizer = torch.optim.Adam(parameters, lr=0.0, fused=True)  # the weights stay, so that every way does the same
+    optimizer = torch.optim.Adam(parameters, lr=0.0, fused=True)  # fixed weights: all variants compute the same
 
     def work() -> Tensor:
         optimizer.zero_grad(set_to_none=True)
@@ -114,7 +115,7 @@ def updating(policy: Policy, loss: Work) -> Work:
 
 
 def prepare(network: str, phase: str, rows: int, device: torch.device) -> Contest:
-    """Build and warm up every way."""
+    """Build and warm up every variant."""
     works: dict[str, Work] = {}
     start_up: dict[str, float] = {}
     difference: dict[str, float] = {}
@@ -137,7 +138,7 @@ def prepare(network: str, phase: str, rows: int, device: torch.device) -> Contes
 
 
 def reduced(work: Work, device: torch.device) -> Work:
-    """The same under autocast to bfloat16."""
+    """`work` under autocast to bfloat16."""
 
     def inside() -> Tensor:
         with torch.autocast(device.type, torch.bfloat16):
@@ -161,7 +162,7 @@ def slot(work: Work, seconds: float, device: torch.device) -> float:
 
 
 def measure(contest: Contest, turns: int, seconds: float, device: torch.device) -> list[dict[str, object]]:
-    """A row per way."""
+    """Measure every variant; returns one row each."""
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for turn in range(-1, turns):  # turn -1 warms up and is not counted
         for way in WAYS if turn % 2 else WAYS[::-1]:

@@ -18,7 +18,7 @@ from examples import demo
 
 
 def run(seed: int) -> dict[str, Any]:
-    """The report of one demo."""
+    """Run one demo and return its report."""
     out = Path("runs") / f"demo_seed{seed}"
     demo.main(["--out", str(out), "--seed", str(seed), "--video", "0"])
     return json.loads((out / "report.json").read_text(encoding="utf-8"))

@@ -1,17 +1,17 @@
-"""Success against network calls: generative heads with few and with many sampler steps, imitating the same expert.
+"""Success over network calls: generative heads with few and with many sampler steps, imitating the same expert.
 
     python -m benchmarks.few_step --quick                       # one seed, little training, nothing written
     python -m benchmarks.few_step                               # 3 seeds, about 12 minutes each on one core
     python -m benchmarks.few_step --learners flow meanflow --seeds 0 1 2 3 4
 
-Task lift, 10 demonstrations of the scripted expert, 4000 updates of every learner (students train as long again as
-their teacher did), then 200 held-out episodes per sampler with the last, averaged weights. A cell is one learner with
-one seed; finished cells are skipped. Rows pool the episodes of all seeds (Wilson, 95 %); `by seed` shows how much the
-seeds differ, which the interval does not contain. Latency is that of one decision for one robot on this machine,
-spread over the actions it pays for.
+Task lift, 10 demonstrations of the scripted expert, 4000 updates of every learner (students train for as many updates
+as their teacher), then 200 held-out episodes per sampler with the last, averaged weights. A cell is one learner with
+one seed; finished cells are skipped. Rows pool the episodes of all seeds (Wilson, 95 %); `by seed` shows the spread
+over seeds, which the interval does not include. Latency is the time of one decision for one robot on this machine,
+divided by its number of executed actions.
 
-The expert is deterministic, so its data have nearly one mode: this table shows what few steps cost and save, not how
-heads tell modes apart.
+The expert is deterministic, so its data have nearly one mode: this table shows the cost and savings of few steps, not
+how well heads separate modes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from robopolicy.policies.registry import POLICIES, make_policy
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
 TASK, TASK_NAME = "manipulation/lift", "lift"
-HELD_OUT = 50_000  # first held-out seed; training plays none of them
+HELD_OUT = 50_000  # first held-out seed; training uses none of them
 Sampler = Mapping[str, Any]  # settings of the policy's configuration
 
 
@@ -60,7 +60,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Learner:
-    """A way to a policy, and the samplers it is judged with."""
+    """A training method, and the samplers of its evaluation."""
 
     samplers: Mapping[str, Sampler]  # label -> settings
     policy: str = ""  # head that is cloned; or
@@ -93,10 +93,10 @@ LEARNERS: dict[str, Learner] = {
 
 
 class EpisodeList(list[Episode]):
-    """Where `collect` puts what it records."""
+    """A list that stores the episodes of `collect`."""
 
     def add(self, episode: Episode) -> None:
-        """Keep one more."""
+        """Append an episode."""
         self.append(episode)
 
 
@@ -113,7 +113,7 @@ def demonstrations(seed: int, count: int) -> Episodes:
 
 @cache
 def train(name: str, seed: int, settings: Settings) -> tuple[Policy, float]:
-    """The trained policy of a learner and its seconds of training, those of its teacher included."""
+    """The trained policy of a learner and its training seconds, including its teacher's."""
     learner, data = LEARNERS[name], demonstrations(seed, settings.demonstrations)
     torch.manual_seed(seed)
     common = {"lr": settings.lr, "batch_size": settings.batch_size}
@@ -146,7 +146,7 @@ def with_sampler(policy: Policy, sampler: Sampler) -> Policy:
 
 
 def run_cell(name: str, seed: int, settings: Settings) -> dict[str, Any]:
-    """Train one learner and judge it with all of its samplers."""
+    """Train one learner and evaluate it with all of its samplers."""
     policy, seconds = train(name, seed, settings)
     results: dict[str, dict[str, Any]] = {}
     with closing(make_sim(TASK, SimOptions(num_envs=32))) as sim:

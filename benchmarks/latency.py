@@ -3,19 +3,19 @@
     python -m benchmarks.latency --quick      # a few heads in short turns, nothing written
     python -m benchmarks.latency              # about 20 minutes, most of them spent exporting
 
-Untrained policies of the default sizes on a vector of 32 numbers, chunks of 8 x 7 actions (tokens: 2 x 7, as every
-token unrolls the network once more, and 56 were not exported within six minutes on a loaded machine). Both draw their
-own noise as their users would have it. They take turns in short slots within one run, in changing order, so that a
-drift of the machine's speed touches both; finished policies are kept and skipped. `speedup` is the median over the
-turns of torch's median time over that of onnxruntime (`low`, `high`: the extremes). Parity is what `robopolicy export`
-measured. Cold start is the wall time from the start of a fresh Python process to its first chunk, memory what that
-process held at most.
+Untrained policies of the default sizes with a vector of 32 numbers as observation and chunks of 8 x 7 actions (tokens:
+2 x 7, because every token unrolls the network once more and 56 did not export within six minutes on a loaded machine).
+Both backends sample their own noise, as in normal use. They alternate in short slots within one run, in changing order,
+so that a drift of the machine's speed affects both; finished policies are stored and skipped. `speedup` is the median
+over the turns of torch's median time divided by onnxruntime's (`low`, `high`: the extremes). `robopolicy export`
+measures parity. Cold start is the wall time from the start of a fresh Python process to its first chunk, memory the
+peak of that process.
 
-Times are processor times of the process (`time.process_time`), which with one thread is what a chunk takes on an idle
-machine. Wall times would not do where others compute, too: what outlasts a time slice waits for its turn and what does
-not is let through, which flatters the faster side (DDIM in ten steps then looked 50 times faster, and is 12 times).
+Times are processor times of the process (`time.process_time`); with one thread they equal the time of a chunk on an
+idle machine. On a shared machine wall times favour the faster backend: a call that outlasts a time slice waits for
+other processes and a shorter call does not (DDIM in ten steps then appeared 50 times faster instead of 12 times).
 
-The bundle with rtc is asked for plain chunks and still pays for its guidance; torch does not.
+The bundle with rtc computes plain chunks here and still pays for its guidance; torch does not.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ COLD = {
     "bundle = open_bundle(sys.argv[1]); golden = read_golden(bundle.folder)\n"
     "bundle.chunk({k: golden[k][0] for k in bundle.spec.observation})\n",
 }
-"""What a fresh process does until its first chunk."""
+"""Program of a fresh process up to its first chunk."""
 PEAK = "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"
-"""Largest resident memory [KiB]; what getrusage reports begins with that of the process it was started from."""
+"""Program that prints the peak resident memory [KiB]; getrusage starts at the memory of the parent process."""
 
 
 def head(kind: str, spec: PolicySpec = SPEC, **settings: Any) -> Any:
@@ -74,7 +74,7 @@ def head(kind: str, spec: PolicySpec = SPEC, **settings: Any) -> Any:
 
 
 def best_of_16() -> Policy:
-    """A flow whose chunks a critic chooses among."""
+    """A flow with a critic that selects one of its chunks."""
     base = head("flow")
     return make_best_of_n(base, QEnsemble(CriticConfig(), base), candidates=16)
 
@@ -104,24 +104,24 @@ HEADS: dict[str, Callable[[], Policy]] = {
 
 @dataclass(frozen=True)
 class Contest:
-    """One policy both ways."""
+    """One policy in both backends."""
 
     policy: Policy
     bundle: Bundle
     obs: Mapping[str, NDArray[Any]]  # (To, ...)
 
     def torch(self) -> None:
-        """A chunk by torch, from numpy and back, as a robot needs it."""
+        """Compute a chunk in torch, from numpy and back to numpy, as a robot needs it."""
         obs = {key: torch.from_numpy(value)[None] for key, value in self.obs.items()}
         self.policy.act(obs, deterministic=True)[0].numpy()
 
     def onnxruntime(self) -> None:
-        """A chunk by the bundle."""
+        """Compute a chunk with the bundle."""
         self.bundle.chunk({key: value for key, value in self.obs.items() if key != "memory"})
 
 
 def prepare(name: str, folder: Path) -> tuple[Contest, dict[str, Any]]:
-    """Export a policy; the contest, and what the export, a cold start and memory cost."""
+    """Export a policy; returns the contest and the costs of export, cold start and memory."""
     torch.manual_seed(0)
     policy = HEADS[name]().eval()
     for part in policy.modules():
@@ -147,7 +147,7 @@ def prepare(name: str, folder: Path) -> tuple[Contest, dict[str, Any]]:
 
 
 def slot(play: Callable[[], None], seconds: float) -> NDArray[np.float64]:
-    """Processor times [ms] of the chunks computed within `seconds` of such time, at least five."""
+    """Processor times [ms] of the chunks computed within `seconds` of processor time, at least five."""
     times: list[float] = []
     end = time.process_time() + seconds
     while len(times) < 5 or time.process_time() < end:
@@ -158,7 +158,7 @@ def slot(play: Callable[[], None], seconds: float) -> NDArray[np.float64]:
 
 
 def measure(contest: Contest, turns: int, seconds: float) -> dict[str, list[NDArray[np.float64]]]:
-    """Times of both in every turn."""
+    """Times of both backends in every turn."""
     times: dict[str, list[NDArray[np.float64]]] = {"torch": [], "onnxruntime": []}
     for turn in range(-1, turns):  # turn -1 warms up and is not counted
         for way in sorted(times, reverse=bool(turn % 2)):

@@ -1,19 +1,20 @@
-"""Offline learning from data of mixed quality: seven learners on one dataset of a point mass, none of which may play.
+"""Offline learning from data of mixed quality: seven learners on one point-mass dataset, without interaction.
 
     python -m benchmarks.offline --quick            # three learners, one seed, few updates, nothing written
     python -m benchmarks.offline                    # everything missing; about half a CPU minute a cell, 10 in all
     python -m benchmarks.offline --seeds 0 1 2 --jobs 2
 
-600 episodes: a fifth steers to the goal, two fifths go to the opposite point, two fifths wander at random. The data
+600 episodes: one fifth steers to the goal, two fifths steer to the opposite point, two fifths act at random. The data
 holds the executed, noisy actions and the shaped reward: minus a tenth of the distance, plus 1 at the goal.
 Every learner sees the same dataset and trains a squashed Gaussian of the same size with chunks of two actions; seeds
-differ in weights and minibatches. The last checkpoints play the same 200 held-out episodes.
+differ in weights and minibatches. The last checkpoints are evaluated on the same 200 held-out episodes.
 
-Settings are the defaults, with small networks and batches for all. Besides: whatever imitates by likelihood does so by
-squared error instead, as many actions lie on their bounds; IQL has its published settings for stitching; Cal-QL has
-its weight for dense rewards, fewer samples and the actor's learning rate of the others; the critics of the three TD3s
-have LayerNorm. Reward and data (more of it, a larger good share) were chosen on seed 0, so that the learners differ.
-The task is small: the table shows that the parts work and what the regularisers change, not which learner is best.
+Settings are the defaults with small networks and batches for all, and these exceptions: squared error replaces the
+likelihood in imitation, because many actions are on their bounds; IQL has its published settings for stitching; Cal-QL
+has its weight for dense rewards, fewer samples and the other learners' actor learning rate; the critics of the three
+TD3 variants have LayerNorm. Reward and data (more of it, a larger good share) were chosen on seed 0, so that the
+learners differ. The task is small: the table shows that the parts work and the effect of the regularisers, not which
+learner is best.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ TASK = "toy/point_mass"
 WORK = Path("runs/offline")
 DATA = WORK / "mixed"
 OFFLINE = ("replay.offline_updates={updates}", "algorithm.critic.hidden=[128,128]")
-IMITATION = "policy.imitation=mse"  # many actions lie on their bounds, where the density of a tanh ends
+IMITATION = "policy.imitation=mse"  # many actions are on their bounds, where the tanh density ends
 METHODS: dict[str, tuple[str, ...]] = {
     "bc": (IMITATION,),
     "iql": (*OFFLINE, IMITATION, "algorithm.beta=10", "algorithm.implicit.expectile=0.9"),
@@ -58,9 +59,9 @@ METHODS: dict[str, tuple[str, ...]] = {
     "td3_bc": (*OFFLINE, "algorithm.critic.layer_norm=true"),
     **{name: tuple(settings) for name, settings in contributed("offline", "methods").items()},
 }
-"""Algorithm -> settings besides the shared ones; `{updates}` stands for the budget.
+"""Algorithm -> settings in addition to the shared ones; `{updates}` is the budget.
 
-Themes of contrib add some by `[offline.methods]`: name -> settings.
+Contrib themes add entries by `[offline.methods]`: name -> settings.
 """
 
 Key = tuple[str, int]  # method, seed
@@ -68,11 +69,11 @@ Key = tuple[str, int]  # method, seed
 
 @dataclass(frozen=True)
 class Behaviour:
-    """Who acts in a part of the data."""
+    """Behaviour policy of a part of the data."""
 
     name: str
     episodes: int
-    noise: float  # fraction of the range of the actions
+    noise: float  # fraction of the action range
     make: Callable[[], Any]
 
 
@@ -91,7 +92,7 @@ BEHAVIOURS = (
 
 
 def make_dataset() -> None:
-    """Collect the dataset; nothing if it is there."""
+    """Collect the dataset unless it exists."""
     if DATA.exists():
         return
     unfinished = DATA.with_name(f"{DATA.name}.unfinished")
@@ -108,7 +109,7 @@ def make_dataset() -> None:
 
 
 def run(key: Key, updates: int) -> dict[str, Any]:
-    """One cell."""
+    """Run one cell."""
     torch.set_num_threads(1)
     method, seed = key
     own = [setting.format(updates=updates) for setting in METHODS[method]]
@@ -183,7 +184,7 @@ def main() -> None:
         keep=not arguments.quick,
         prepare=lambda missing: make_dataset() if missing else None,
     )
-    if not arguments.quick:  # the table shows whatever is finished
+    if not arguments.quick:  # the table shows all finished cells
         cells = finished_cells(_name((method, seed)) for seed in range(100) for method in METHODS)
     figures = {"task": "point mass, mixed data", "held_out": HELD_OUT, "cells": cells}
     print_result("offline", rows(cells), figures)

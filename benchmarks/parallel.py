@@ -24,17 +24,17 @@ def run_cells(
     prepare: Callable[[Sequence[Key]], None] | None = None,
     current: Callable[[Cell], bool] = bool,
 ) -> list[Cell]:
-    """The cells of `keys`, those that are not there yet played in `jobs` processes; one that fails is left out.
+    """The cells of `keys`; missing cells run in `jobs` processes, and failed cells are left out.
 
     Args:
-        keys: Which cells.
-        run: Plays one; a function of an importable module, which `__main__` is not to another process.
+        keys: Keys of the cells.
+        run: Runs one cell; a function of an importable module, because other processes cannot import `__main__`.
         name: Place of a cell under `benchmarks/results/cells`.
         progress: One line about a finished cell.
-        jobs: Cells at a time.
-        keep: Take finished cells from their place, and write those that finish now.
-        prepare: Called with the keys of the missing cells, to make what they share.
-        current: Whether a finished cell is still what `run` would play; others are played anew.
+        jobs: Number of parallel cells.
+        keep: Load finished cells, and write new ones.
+        prepare: Called with the keys of the missing cells, to make their shared inputs.
+        current: Whether a finished cell is up to date; others run again.
     """
     found = {key: load_cell(name(key)) if keep else None for key in keys}
     cells = {key: cell if cell is not None and current(cell) else None for key, cell in found.items()}

@@ -1,16 +1,16 @@
-"""Parts that came from text methods, on a robot: each in the place of one part of GRPO, against GRPO's plain clip.
+"""Parts of text RL methods on a robot task: each replaces one part of GRPO and is compared with GRPO's plain clip.
 
     python -m benchmarks.parts --quick              # two rows, one seed, small budgets, nothing written
     python -m benchmarks.parts                      # everything missing; about a CPU minute a cell
     python -m benchmarks.parts --seeds 1 2 3 --jobs 2
 
 A flow is cloned from 6 demonstrations of lifting and fine-tuned on sparse reward by `algorithm=recipe` for 180,000
-environment steps, four epochs a rollout: then ratios leave 1, and what bounds them matters. All rows share bases, start
-states of training, and 200 held-out episodes per seed, on which they are compared pair by pair with the plain clip.
-Learning rate, epochs and the KL at which epochs end were set once, on seed 1 with 30,000 steps, for all rows alike:
-without that end the gradient-preserving clip fell from 70 to 24 % there, and the plain clip rose to 76 %. Two parts
-have a second row: what text methods set for tokens is far too tight, or too strong, for densities of 28 dimensions,
-whose log-ratios are larger by an order of magnitude; these settings were chosen in the same way, from two tries each.
+environment steps, with four epochs per rollout, so that ratios leave 1 and their bounds matter. All rows share bases,
+start states of training, and 200 held-out episodes per seed, which are paired with the episodes of the plain clip.
+Learning rate, epochs and the KL limit of the epochs were set once for all rows, on seed 1 with 30,000 steps: without
+the limit the gradient-preserving clip fell from 70 to 24 % there, and the plain clip rose to 76 %. Two parts have a
+second row: their settings for tokens are far too tight, or too strong, for densities of 28 dimensions, whose log-ratios
+are larger by an order of magnitude; the second settings were chosen in the same way, from two tries each.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PLAIN = "plain clip"
 
 @dataclass(frozen=True)
 class Part:
-    """What one row changes in the recipe of GRPO."""
+    """Change of one row to the recipe of GRPO."""
 
     source: str
     estimator: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -81,7 +81,7 @@ PARTS: dict[str, Part] = {
     "stopped-gradient weights": Part(
         "CISPO", {"bounds": {"name": "constant", "low": 1.0, "high": 0.28}, "surrogate": "cispo"}
     ),
-    # mean of the others in the group, spread left alone
+    # mean of the other group members, no division by the spread
     "sibling baseline": Part("LOOP, Chen et al. 2025", taken={"advantage": "rloo"}),
 }
 
@@ -96,7 +96,7 @@ def recipe(part: str) -> dict[str, Any]:
 
 
 def run(key: Key, steps: int) -> dict[str, Any]:
-    """One cell."""
+    """Run one cell."""
     torch.set_num_threads(1)
     part, seed = key
     name = f"{part.replace(' ', '_')}-{seed}-{steps}"
@@ -148,7 +148,7 @@ def rows(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
 
 
 def _against(found: Sequence[Mapping[str, Any]], cells: Sequence[Mapping[str, Any]]) -> str:
-    """The difference to the plain clip on the seeds that both have."""
+    """The difference from the plain clip on the common seeds."""
     plain = {cell["seed"]: cell for cell in cells if cell["part"] == PLAIN}
     shared = [cell for cell in found if cell["seed"] in plain]
     if not shared:
@@ -193,7 +193,7 @@ def main() -> None:
         keep=not arguments.quick,
         prepare=partial(_prepare, jobs=arguments.jobs),
     )
-    if not arguments.quick:  # the table shows whatever is finished
+    if not arguments.quick:  # the table shows all finished cells
         cells = finished_cells(_name((part, seed)) for seed in range(100) for part in PARTS)
     print_result("parts", rows(cells), {"cells": cells})
     if not arguments.quick:

@@ -5,8 +5,8 @@
     python -m benchmarks.pixels --seeds 0 1 2 3 4 --jobs 2
 
 40 demonstrations, `experiment=lift_image_flow_bc`, then 120,000 steps of `experiment=lift_image_reinflow`, whose critic
-sees the state. Base and last checkpoint play the same 200 held-out episodes. The presets were chosen on seed 0, which
-the default leaves out. Finished cells are skipped.
+sees the state. Base and last checkpoint are evaluated on the same 200 held-out episodes. The presets were chosen on
+seed 0, which is not among the default seeds. Finished cells are skipped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FULL = {"demonstrations": 40, "cloning": 2500, "updates": 30}
 
 
 def run(seed: int, size: dict[str, int], folder: Path) -> dict[str, Any]:
-    """One cell: demonstrations, cloned base, fine-tuning, and both judged."""
+    """One cell: demonstrations, cloned base, fine-tuning, and the evaluation of both."""
     data, tuned = folder / f"data-{seed}", folder / f"finetuned-{seed}"
     if not data.exists():
         episodes = ("--episodes", str(size["demonstrations"]), "--seed", str(100_000 + 1_000 * seed))

@@ -4,8 +4,9 @@
     python -m benchmarks.ppo_vs_sb3              # HalfCheetah-v5 and Hopper-v5, 10 seeds each, about 35 minutes
 
 Both learners get N environments, the same rollout length, minibatches, epochs, network, running observation and
-reward normalisation. Seeds alternate between the two, so that a drift of the machine's speed touches both. The final
-policy of each is judged by the same 20 deterministic episodes. `wall_ratio` is our training time over theirs.
+reward normalisation. Seeds alternate between the two, so that a drift of the machine's speed affects both. The final
+policies are evaluated on the same 20 deterministic episodes. `wall_ratio` is our training time divided by
+Stable-Baselines3's.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Settings:
     hidden: tuple[int, ...] = (64, 64)
     grad_clip: float = 0.5
     value_coef: float = 0.5
-    episodes: int = 20  # of the final judgement
+    episodes: int = 20  # of the final evaluation
 
 
 def train_ours(env_id: str, seed: int, settings: Settings) -> tuple[Callable[[Tensor], Tensor], float]:
@@ -145,7 +146,7 @@ def main() -> None:
     settings = Settings(steps=200_000) if arguments.quick else Settings()
     tasks = ["HalfCheetah-v5"] if arguments.quick else list(TASKS)
     seeds = range(1 if arguments.quick else arguments.seeds)
-    for train in LEARNERS.values():  # imports and the first touch of the model files are nobody's training time
+    for train in LEARNERS.values():  # warm-up: imports and model files are not training time
         for env_id in tasks:
             train(env_id, 0, replace(settings, steps=settings.num_envs * settings.rollout))
     cells: list[dict[str, Any]] = []

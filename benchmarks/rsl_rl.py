@@ -4,15 +4,15 @@
     python -m benchmarks.rsl_rl                          # cart-pole to the end, Go1 for the time: 30 minutes
     python -m benchmarks.rsl_rl --device cuda --envs 4096
 
-Hyper-parameters and network are those that mjlab ships for the task. Both learners act in mjlab's own environment
-object, whose `step` and `reset` are timed inside it: everything else is the learner's time, adapters included. The
-learners take turns, seed by seed. Final policies are judged in the same simulator by their mean actions. torch has one
-thread; our learner computes the critic's gradient beside the actor's on a second one where that pays. So rsl_rl plays a
-second time with a thread per core, and the ratio is that to the faster of its two runs.
+Hyper-parameters and network are mjlab's own for the task. Both learners act in mjlab's own environment object. Its
+`step` and `reset` are timed; all other time counts as the learner's, including adapters. The learners alternate seed by
+seed. Final policies are evaluated in the same simulator with their mean actions. torch has one thread; where it pays,
+our learner computes the critic's gradient on a second thread, in parallel with the actor's. Therefore rsl_rl also runs
+with a thread per core, and the ratio is relative to the faster of its two runs.
 
-`benchmarks.rsl_rl_profile` shows which operations the time of an update goes to.
+`benchmarks.rsl_rl_profile` splits the time of an update by operation.
 
-The cart-pole's return counts 1000 steps of at most 1 each. Go1 learns nothing in the few iterations that a CPU affords.
+The cart-pole's return counts 1000 steps of at most 1 each. Go1 learns nothing in the few iterations that fit on a CPU.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.vector_env import core_count
 
-BOUND = 1e6  # of actions, which rsl_rl leaves unbounded
+BOUND = 1e6  # of actions; rsl_rl leaves them unbounded
 
 Act = Callable[[Mapping[str, Tensor]], Tensor]
 
@@ -53,7 +53,7 @@ class Contest:
     env_id: str
     iterations: int
     seeds: int
-    judged: bool = True  # long enough to compare returns
+    judged: bool = True  # trained long enough to compare returns
 
 
 CONTESTS = (
@@ -86,7 +86,7 @@ class Stopwatch:
 
 @dataclass
 class Trained:
-    """What a learner leaves."""
+    """Result of a training run."""
 
     act: Act  # observations by group -> mean actions (N, A)
     simulating: float  # [s] per iteration
@@ -95,12 +95,12 @@ class Trained:
 
     @property
     def outside(self) -> float:
-        """[s] per iteration that the simulator is not to blame for."""
+        """Time per iteration outside the simulator [s]."""
         return self.wall - self.simulating
 
 
 def train_ours(contest: Contest, seed: int, num_envs: int, device: str, updating: Stopwatch | None = None) -> Trained:
-    """Our PPO with mjlab's settings for the task; `updating` watches its updates."""
+    """Our PPO with mjlab's settings for the task; `updating` times its updates."""
     torch.manual_seed(seed)
     settings = _settings(contest.env_id)
     theirs, actor, critic = settings["algorithm"], settings["actor"], settings["critic"]
@@ -159,7 +159,7 @@ def train_ours(contest: Contest, seed: int, num_envs: int, device: str, updating
 
 
 def train_theirs(contest: Contest, seed: int, num_envs: int, device: str, updating: Stopwatch | None = None) -> Trained:
-    """rsl_rl's runner with mjlab's settings for the task; `updating` watches its updates."""
+    """rsl_rl's runner with mjlab's settings for the task; `updating` times its updates."""
     from mjlab.envs import ManagerBasedRlEnv
     from mjlab.rl import MjlabOnPolicyRunner, RslRlVecEnvWrapper
     from tensordict import TensorDict
@@ -188,7 +188,7 @@ def train_theirs(contest: Contest, seed: int, num_envs: int, device: str, updati
 
 
 def judge(act: Act, env_id: str, device: str, episodes: int = 32) -> float:
-    """Mean return of as many first episodes, steps of each until it ends."""
+    """Mean return of the first episode in each of `episodes` environments."""
     sim = make_mjlab(env_id, SimOptions(episodes, device=device), action_bound=BOUND)
     obs = sim.reset(10_000)
     total, alive = torch.zeros(episodes, device=device), torch.ones(episodes, dtype=torch.bool, device=device)
@@ -202,7 +202,7 @@ def judge(act: Act, env_id: str, device: str, episodes: int = 32) -> float:
 
 
 def train_theirs_on_all_cores(contest: Contest, seed: int, num_envs: int, device: str) -> Trained:
-    """rsl_rl's runner with one thread of torch per core."""
+    """rsl_rl's runner with one torch thread per core."""
     torch.set_num_threads(core_count())
     try:
         return train_theirs(contest, seed, num_envs, device)
@@ -251,7 +251,7 @@ def main() -> None:
 
 
 def summarise(cells: list[dict[str, Any]]) -> tuple[list[dict[str, object]], dict[str, Any]]:
-    """Table rows, and the ratio of our time outside the simulator to the faster of theirs, paired by seed."""
+    """Table rows, and the ratio of our time outside the simulator to the faster rsl_rl run, paired by seed."""
     rows: list[dict[str, object]] = []
     figures: dict[str, Any] = {}
     for env_id in dict.fromkeys(cell["env_id"] for cell in cells):
@@ -302,7 +302,7 @@ def _per_iteration(contest: Contest, act: Act, simulating: Stopwatch, updating: 
 
 
 def _settings(env_id: str) -> dict[str, Any]:
-    """Settings that mjlab ships for rsl_rl's runner."""
+    """Mjlab's settings for rsl_rl's runner."""
     import mjlab.tasks  # noqa: F401 - registers the environments
     from mjlab.tasks.registry import load_rl_cfg
 

@@ -1,12 +1,12 @@
-"""Where the time of an update goes, in our PPO and in rsl_rl's, on the environments of `benchmarks.rsl_rl`.
+"""Profile of an update in our PPO and in rsl_rl's PPO, on the environments of `benchmarks.rsl_rl`.
 
     python -m benchmarks.rsl_rl_profile --quick      # the cart-pole alone, nothing written
     python -m benchmarks.rsl_rl_profile              # 2 minutes
 
-Both learners play a few iterations with mjlab's settings and one thread of torch, and torch's profiler looks at the
-later updates. Milliseconds of a kind of operation are those of both of our threads together (the critic's gradient is
-computed on a second one), so that they may add up to more than the time that passes. What is left of it where they add
-up to less is Python and torch's dispatch. The profiler itself makes small operations look dearer than they are.
+Both learners run a few iterations with mjlab's settings and one torch thread; torch's profiler records the later
+updates. Milliseconds of a kind of operation are summed over both of our threads (the second one computes the critic's
+gradient), so the sum may exceed the wall time. Where the sum is smaller, the rest is Python and torch's dispatch. The
+profiler itself adds time to small operations.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.common import print_result, write_result
 from benchmarks.rsl_rl import CONTESTS, OURS, Contest, Stopwatch, train_ours, train_theirs
 
-ENVS, WARM, WATCHED = 64, 2, 4  # environments; updates before the profiler looks, and those that it looks at
-KINDS = {  # by what the name of an operation contains; the first that fits
+ENVS, WARM, WATCHED = 64, 2, 4  # environments; updates before profiling; profiled updates
+KINDS = {  # by substring of the operation name; the first match counts
     "optimiser": ("adam", "optimizer"),
     "matrix products": ("mm", "addmv", "linear"),
     "activations": ("elu", "tanh", "sigmoid", "silu"),
@@ -32,7 +32,7 @@ OTHER = "other small operations"
 
 
 class ProfiledUpdates(Stopwatch):
-    """Profiles the calls of `update` after the first ones; advantages, which rsl_rl computes apart, are not in them."""
+    """Profiles the later calls of `update`, without advantages, which rsl_rl computes separately."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class ProfiledUpdates(Stopwatch):
 
 
 def kind_of(operation: str) -> str:
-    """Which of `KINDS` an operation is."""
+    """The entry of `KINDS` for an operation."""
     name = operation.lower()
     return next((kind for kind, parts in KINDS.items() if any(part in name for part in parts)), OTHER)
 

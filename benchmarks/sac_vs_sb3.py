@@ -1,15 +1,15 @@
-"""SAC against Stable-Baselines3's SAC: gradient updates per second, and return after equally many steps.
+"""SAC against Stable-Baselines3's SAC: gradient updates per second, and return after equal numbers of steps.
 
     python -m benchmarks.sac_vs_sb3 --quick      # the rates, and 3000 steps of the pendulum with one seed
     python -m benchmarks.sac_vs_sb3 --rates      # the rates alone, on an idle machine: 2 minutes
     python -m benchmarks.sac_vs_sb3              # InvertedPendulum-v5 and HalfCheetah-v5, 5 seeds each, 2 CPU hours
 
 Both get the same networks, batch, learning rates, discount, warm-up and one gradient step per environment step, on one
-thread of the CPU; an update includes drawing its batch. Repetitions of the rates alternate between the learners, so
-that a drift of the machine's speed touches all; the runs are for the returns. A ratio is our rate over theirs, in
-float32 or with matrix products in half precision, which is worth while where the processor computes them natively;
-rates of every processor that was measured stay in the table. The final policy of each run is judged by the same 20
-deterministic episodes.
+CPU thread; an update includes sampling its batch. Repetitions of the rates alternate between the learners, so that a
+drift of the machine's speed affects all; the runs measure returns. A ratio is our rate divided by Stable-Baselines3's,
+in float32 or with half-precision matrix products, which help where the processor computes them natively. The table
+shows the rates of every measured processor. The final policies of all runs are evaluated on the same 20 deterministic
+episodes.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ OBSERVATION, ACTION = 17, 6  # dimensions of HalfCheetah, at which the rates are
 
 @dataclass(frozen=True)
 class Settings:
-    """Hyper-parameters both learners share: Stable-Baselines3's defaults but for the warm-up."""
+    """Hyper-parameters of both learners: Stable-Baselines3's defaults except for the warm-up."""
 
     steps: tuple[int, ...] = (10_000, 20_000)  # environment steps per run, one per task
-    warmup: int = 1_000  # first steps, played at random
+    warmup: int = 1_000  # first steps, with random actions
     capacity: int = 100_000
     batch_size: int = 256
     lr: float = 3e-4
     gamma: float = 0.99
     tau: float = 0.005
     hidden: tuple[int, ...] = (256, 256)
-    episodes: int = 20  # of the final judgement
+    episodes: int = 20  # of the final evaluation
 
 
 def make_ours(spec: PolicySpec, low: list[float], high: list[float], settings: Settings, precision: str) -> SAC:
@@ -118,7 +118,7 @@ def make_theirs(env: Any, settings: Settings, seed: int = 0) -> Any:
 
 
 def updaters(settings: Settings) -> dict[str, Callable[[int], None]]:
-    """One function per learner that draws and learns `n` batches, from a memory of the same random steps."""
+    """One function per learner that samples and trains on `n` batches, from a buffer of the same random steps."""
     import gymnasium
     from stable_baselines3.common.logger import Logger
 
@@ -167,7 +167,7 @@ def measure_rates(settings: Settings, repetitions: int, updates: int) -> dict[st
 
 
 def rates_by_processor(settings: Settings, *, again: bool) -> dict[str, dict[str, list[float]]]:
-    """Rates on this processor, measured if they were not or `again`, and on all that were measured before."""
+    """Rates of all measured processors; measures this one if it is missing or with `again`."""
     processor = str(machine()["cpu"])
     name = RATES + re.sub("[^a-z0-9]+", "-", processor.lower()).strip("-")
     if again or load_cell(name) is None:

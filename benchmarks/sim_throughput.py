@@ -3,11 +3,11 @@
     python -m benchmarks.sim_throughput --quick      # under a minute
     python -m benchmarks.sim_throughput              # about 4 minutes
 
-Everyone simulates the same model with the same observation, reward and automatic resets, driven by the same random
-actions. The contestants take turns in short slots within one run, in rotating order, so that a drift of the machine's
-speed touches all of them; `vs_*` is the median over the turns of our rate over theirs (`low`, `high`: the extremes).
-Ours receives and returns torch tensors, the others numpy arrays, each as its user would. Run it on an idle machine: a
-foreign program that takes a core costs the parallel contestants half their speed and SyncVectorEnv nothing.
+All backends simulate the same model with the same observation, reward and automatic resets, driven by the same random
+actions. They alternate in short slots within one run, in rotating order, so that a drift of the machine's speed affects
+all of them; `vs_*` is the median over the turns of our rate divided by the other (`low`, `high`: the extremes). Our
+backend receives and returns torch tensors, the others numpy arrays, as in normal use. Run it on an idle machine: a
+program that occupies a core halves the speed of the parallel backends and does not affect SyncVectorEnv.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OURS = "robopolicy rollout"
 RIVALS = {"vs_envpool": "EnvPool", "vs_sync": "SyncVectorEnv", "vs_async": "AsyncVectorEnv"}
 
 Play = Callable[[int], None]
-"""Advance all environments by one step, with the actions number i."""
+"""Advance all environments by one step, with action batch i."""
 
 
 def native(num_envs: int, actions: NDArray[np.float32], backend: str) -> tuple[Play, Callable[[], object]]:
@@ -43,7 +43,7 @@ def native(num_envs: int, actions: NDArray[np.float32], backend: str) -> tuple[P
 
 
 def envpool(num_envs: int, actions: NDArray[np.float32]) -> tuple[Play, Callable[[], object]]:
-    """EnvPool itself, one thread a core."""
+    """EnvPool with one thread per core."""
     import envpool
 
     pool = envpool.make(ENV_ID, env_type="gymnasium", num_envs=num_envs, num_threads=core_count(), seed=0)
@@ -66,7 +66,7 @@ def void(_: object) -> None:
 
 
 def measure(num_envs: int, turns: int, seconds: float) -> dict[str, NDArray[np.float64]]:
-    """Env steps per second of every contestant in every turn."""
+    """Env steps per second of every backend in every turn."""
     actions = np.random.default_rng(0).uniform(-1, 1, (128, num_envs, ACTION_DIM)).astype(np.float32)
     contestants = {
         OURS: native(num_envs, actions, "mujoco"),
@@ -83,7 +83,7 @@ def measure(num_envs: int, turns: int, seconds: float) -> dict[str, NDArray[np.f
 
 
 def take_turns(plays: Mapping[str, Play], num_envs: int, turns: int, seconds: float) -> dict[str, NDArray[np.float64]]:
-    """Env steps per second of every contestant in every turn, in rotating order."""
+    """Env steps per second of every entry of `plays` in every turn, in rotating order."""
     names = list(plays)
     rates = {name: np.zeros(turns) for name in names}
     for turn in range(-1, turns):  # turn -1 warms up and is not counted
@@ -95,7 +95,7 @@ def take_turns(plays: Mapping[str, Play], num_envs: int, turns: int, seconds: fl
 
 
 def run_slot(play: Play, num_envs: int, seconds: float) -> float:
-    """Play for `seconds` and return env steps per second."""
+    """Step for `seconds` and return env steps per second."""
     steps, start = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds:
         play(steps)

@@ -1,9 +1,9 @@
-"""Rows that themes of contrib add to the tables of benchmarks, by name: `contrib/<theme>/benchmarks.toml`.
+"""Rows that contrib themes add to benchmark tables, by name: `contrib/<theme>/benchmarks.toml`.
 
     [control.methods]
     symphony = {family = "off-policy", policy = "swaddled", settings = ["algorithm.utd=1"]}
 
-Which tables there are, and what a row holds, is written where each is read.
+The modules that read the tables document them and the fields of their rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from robopolicy import plugins
 
 
 def contributed(benchmark: str, table: str) -> dict[str, Any]:
-    """Name -> row of everything that themes add to a table of a benchmark; imports nothing.
+    """Name -> row of all entries of themes for a table of a benchmark; imports nothing.
 
     Raises:
         ValueError: Two themes use one name.

@@ -1,12 +1,13 @@
-"""Wall time of an update of the fine-tuners that learn from rollouts, beside DPPO's: equal steps, network and epochs.
+"""Wall time per update of the on-policy fine-tuners, compared with DPPO: equal steps, network and epochs.
 
     python -m benchmarks.update_time --quick      # the narrow network, few turns, nothing written
     python -m benchmarks.update_time              # on an idle machine: 6 minutes
 
 Every learner has the settings of its row in `benchmarks.finetune` (eight chunk decisions of 64 environments on lift,
-ten epochs) and never stops early. It learns one rollout of its own untrained policy again and again; an update is all
-that follows a rollout: advantages, and the steps of actor and critic. The learners take turns, so that a drift of the
-machine's speed touches all. One thread of torch, the critic beside the actor on a second one, as in training.
+ten epochs) and never stops early. It trains repeatedly on one rollout of its own untrained policy. An update is
+everything after a rollout: advantages, and the steps of actor and critic. The learners alternate, so that a drift of
+the machine's speed affects all. torch has one thread; the critic runs on a second one in parallel with the actor, as in
+training.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LEARNERS = (  # rows of `benchmarks.finetune`
     *("reinflow-flow-1", "reinflow-flow-2", "reinflow", "reinflow-flow-10", "reinflow-shortcut-2", "flow_sde"),
     *("fpo", "fpo_pp", "awm", "policyflow"),
 )
-WIDTHS = (128, 512)  # of the three hidden layers: that of the table of fine-tuners, and the published one
+WIDTHS = (128, 512)  # of the three hidden layers: as in `benchmarks.finetune`, and as published
 RAW = ("policy.normalization=identity", "policy.action_normalization=identity", "policy.action_clip=1.0")
 
 
@@ -50,7 +51,7 @@ def parts_of(name: str, width: int) -> RunComponents:
 
 
 def updates_of(parts: RunComponents) -> Callable[[], float]:
-    """A function that learns the same rollout once more and returns the seconds it took."""
+    """A function that trains on the same rollout again and returns the seconds."""
     rollout = parts.source.next(parts.algorithm)
 
     def update() -> float:
@@ -62,7 +63,7 @@ def updates_of(parts: RunComponents) -> Callable[[], float]:
 
 
 def measure(width: int, learners: tuple[str, ...], turns: int) -> dict[str, list[float]]:
-    """Seconds of every learner in every turn, the first of which warms up and is left out."""
+    """Seconds of every learner in every turn, after one warm-up turn."""
     made = {name: parts_of(name, width) for name in learners}
     updates = {name: updates_of(parts) for name, parts in made.items()}
     seconds: dict[str, list[float]] = {name: [] for name in learners}

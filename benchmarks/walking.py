@@ -1,12 +1,12 @@
-"""How well a trained quadruped follows velocity commands, and what it bears: tables, intervals and a video.
+"""Velocity tracking and robustness of a trained quadruped: tables, intervals and a video.
 
     python -m benchmarks.walking --quick                                        # few episodes, nothing written
     python -m benchmarks.walking runs/go1_ppo/checkpoints/best                  # about 10 minutes
 
-Two tables over held-out episodes of 20 s, actions without noise. *Commands*: one command for the whole episode on the
-nominal robot; the first second is not counted. *Robustness*: random commands while one thing differs from the nominal
-robot, up to values that training has not seen. Errors are means over an episode, with a bootstrap interval over
-episodes; an episode succeeds as the task says: no fall and a mean velocity error below 0.25 m/s.
+Two tables over held-out episodes of 20 s with deterministic actions. *Commands*: one command for the whole episode on
+the nominal robot; the first second is not counted. *Robustness*: random commands while one parameter differs from the
+nominal robot, up to values outside the training range. Errors are means over an episode, with a bootstrap interval over
+episodes; as in the task, an episode succeeds with no fall and a mean velocity error below 0.25 m/s.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Walk:
 
 
 def walk(policy: Policy, task: Go1, episodes: int) -> Walk:
-    """Play the first `episodes` held-out episodes of `task`."""
+    """Run the first `episodes` held-out episodes of `task`."""
     with closing(make_mujoco(task, SimOptions(num_envs=episodes))) as sim:
         obs, alive = sim.reset(SEED), torch.ones(episodes, dtype=torch.bool)
         sums = {key: torch.zeros(episodes) for key in ("velocity_error", "turning_error", "power", "rate", "jerk")}
@@ -116,14 +116,14 @@ def _smoothness(actions: Sequence[Tensor], dt: float) -> tuple[Tensor, Tensor]:
 
 
 def film(policy: Policy, path: Path) -> Path:
-    """Film one episode of random commands of the nominal robot."""
+    """Record a video of one episode with random commands on the nominal robot."""
     with closing(make_mujoco(Go1("velocity/go1", "sparse"), SimOptions(num_envs=1))) as sim:
         clips = record(policy, sim, [SEED], camera="front", width=640, height=480)
     return write_video([clips], path)
 
 
 def row(name: str, found: Walk) -> tuple[dict[str, object], dict[str, Any]]:
-    """Line of a table, and the same numbers for programs."""
+    """Row of a table, and the same numbers for programs."""
     success, falls = wilson(int(found.success.sum()), len(found.success)), int(found.fallen.sum())
     velocity, turning = bootstrap_mean(found.velocity_error), bootstrap_mean(found.turning_error)
     line: dict[str, object] = {
@@ -143,7 +143,7 @@ def row(name: str, found: Walk) -> tuple[dict[str, object], dict[str, Any]]:
 
 
 def main() -> None:
-    """Play everything, then print and write the tables and the video."""
+    """Run all episodes, then print and write the tables and the video."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", nargs="?", default="runs/go1_ppo/checkpoints/best")
     parser.add_argument("--quick", action="store_true", help="few episodes and commands, no results written")

@@ -1,14 +1,15 @@
-"""Predicted frames per second of the embedded world models, beside the simulators that they stand in for.
+"""Predicted frames per second of the embedded world models, compared with the simulators that they replace.
 
     python -m benchmarks.world_throughput --quick             # under a minute, nothing written
     python -m benchmarks.world_throughput                     # about 10 minutes; run it on an idle machine
     python -m benchmarks.world_throughput --device cuda       # where there is a GPU
 
-A frame is one control step of one environment: what the network predicts, decoded, judged, and handed out as an
-observation. The simulators play the same random actions in the same number of environments, with and without drawing
-the frame that the world model predicts. Contestants take turns in short slots within one run, in rotating order; a
-cell is the median over the turns, [low, high] are the extremes, and `cost` is how much longer a frame takes than in the
-simulator without pictures (`cost, drawn`: with them). Weights are random, which costs the same as trained ones.
+A frame is one control step of one environment: the prediction of the network, decoded, checked for success, and
+returned as an observation. The simulators run the same random actions in the same number of environments, with and
+without rendering the frame that the world model predicts. All of them alternate in short slots within one run, in
+rotating order; a cell is the median over the turns, [low, high] are the extremes, and `cost` is the time of a frame
+relative to the simulator without rendering (`cost, drawn`: with rendering). Weights are random, which costs the same as
+trained weights.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from robopolicy.worldmodel.latent import PRESETS, LatentWorldModel, LatentWorldM
 
 @dataclass(frozen=True)
 class Shown:
-    """A task as the world models of the other benchmark see it."""
+    """A task with the camera and proprioception of its world models in `benchmarks.worldmodel`."""
 
     task: str
     camera: str
@@ -42,12 +43,12 @@ class Shown:
 
 
 TASKS = (Shown("toy/push", "top", ("gripper", "block")), Shown("manipulation/lift", "front", ("state",)))
-MODELS = (("smoke", 32), ("tiny", 64), ("small", 64))  # presets with their pixels
+MODELS = (("smoke", 32), ("tiny", 64), ("small", 64))  # presets with their image sizes
 SIMULATOR, DRAWN = "simulator", "simulator, drawn"
 
 
 def world(shown: Shown, config: LatentWorldModelConfig, pixels: int, num_envs: int, device: str) -> WorldSim:
-    """A world model of random weights as a simulator."""
+    """A world model with random weights as a simulator."""
     real = make_sim(shown.task, SimOptions(num_envs=1, cameras=(shown.camera,), image_size=pixels))
     size = sum(int(np.prod(real.spec.observation[name].shape)) for name in shown.proprio)
     spec = WorldSpec(
@@ -64,7 +65,7 @@ def world(shown: Shown, config: LatentWorldModelConfig, pixels: int, num_envs: i
 
 
 def contestants(shown: Shown, num_envs: int, models: Sequence[tuple[str, int]], device: str) -> dict[str, VectorSim]:
-    """The simulator, blind and seeing, and the world models in its place; on a GPU they predict all films at once."""
+    """The simulator without and with rendering, and the world models; on a GPU they predict all rows at once."""
     views = {"cameras": (shown.camera,), "image_size": 64}
     found = {
         SIMULATOR: make_sim(shown.task, SimOptions(num_envs=num_envs)),
@@ -90,7 +91,7 @@ def _play(sim: VectorSim, ring: torch.Tensor, i: int) -> None:
 
 
 def rows_of(rates: dict[str, np.ndarray], **what: object) -> list[dict[str, object]]:
-    """One row per contestant."""
+    """One row per simulator or world model."""
     return [
         {
             **what,

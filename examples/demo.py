@@ -1,12 +1,12 @@
 """`make demo`: demonstrations -> flow policy -> RL fine-tuning -> evaluation -> verified checkpoint, in one command.
 
-Every step is a `robopolicy` command, printed before it runs, so that the demo is also the list of what to type:
+Every step is a `robopolicy` command, printed before it runs, so that the demo also lists the commands to type:
 
 1. collect demonstrations of the scripted expert (few, so that imitation alone is not enough),
 2. clone them into a flow policy (the base),
 3. fine-tune it with ReinFlow on the sparse success reward,
-4. evaluate both on the same held-out seeds, film them, write plots and a report,
-5. verify the fine-tuned checkpoint: it still computes what it computed when it was saved.
+4. evaluate both on the same held-out seeds, record videos, write plots and a report,
+5. verify the fine-tuned checkpoint: its outputs are the same as at the time of saving.
 
     python -m examples.demo --out runs/demo --seed 0
 
@@ -32,11 +32,11 @@ TASK = "manipulation/lift"
 EXPERIMENT = "lift"
 DEMONSTRATIONS = 7
 EPISODES = 200  # held-out seeds
-HELD_OUT = 50_000  # first held-out seed; training evaluates on 10000 and onwards and plays from a million
+HELD_OUT = 50_000  # first held-out seed; training evaluates from seed 10000 and collects from seed 1000000
 
 
 def run(*words: str) -> None:
-    """Show a command and run it; its failure ends the demo with its exit code."""
+    """Print a command and run it; if it fails, the demo ends with its exit code."""
     print(f"\n$ robopolicy {shlex.join(words)}", flush=True)
     code = robopolicy(list(words))
     if code != 0:
@@ -44,7 +44,7 @@ def run(*words: str) -> None:
 
 
 def improve(out: Path, seed: int, settings: Sequence[str], video: int) -> None:
-    """Steps 1 to 5."""
+    """Run steps 1 to 5."""
     base, finetuned = out / "base", out / "finetuned"
     best = [str(folder / "checkpoints" / "best") for folder in (base, finetuned)]
     common = [f"out={out}", f"seed={seed}", *settings]

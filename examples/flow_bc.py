@@ -1,8 +1,8 @@
 """A flow-matching policy from demonstrations, on one page.
 
-A scripted expert shows the task a few times. A network then learns the velocity that carries noise to the expert's
-action chunks (conditional flow matching), and Euler steps along it draw chunks for the robot. Read this file from top
-to bottom first, then `examples/reinflow.py`, which improves the result by reinforcement learning.
+A scripted expert demonstrates the task a few times. A network then learns the velocity that carries noise to the
+expert's action chunks (conditional flow matching), and Euler steps along it generate chunks for the robot. Read this
+file from top to bottom first, then `examples/reinflow.py`, which improves the result by reinforcement learning.
 
     python -m examples.flow_bc                       # manipulation/lift, under a minute on a laptop
     python -m examples.flow_bc --quick               # the same path in seconds, to see that it runs
@@ -43,7 +43,7 @@ class Config:
     task: str = "manipulation/lift"  # `robopolicy list` shows all
     demos: int = 10  # successful demonstrations; few, so that `reinflow.py` has something to improve
     horizon: int = 8  # H, actions per chunk
-    action_horizon: int = 8  # Ta, actions played before the policy looks again
+    action_horizon: int = 8  # Ta, actions executed before the next observation
     flow_steps: int = 4  # K, Euler steps from noise to chunk
     hidden: int = 256  # width of the three hidden layers
     updates: int = 3000  # gradient steps
@@ -61,7 +61,7 @@ EVAL_SEED = 10_000  # first held-out episode
 
 
 def first_episode(seed: int) -> int:
-    """Seed of the first training episode of a run: never a held-out one, and other runs see other episodes."""
+    """Seed of the first training episode of a run; never held out, and different for every run."""
     return 1_000_000 + 100_000 * seed
 
 
@@ -69,12 +69,12 @@ def first_episode(seed: int) -> int:
 
 
 def vector(obs: Observation) -> Tensor:
-    """All vector observations side by side, `(..., D)`; cameras are left to the library."""
+    """All vector observations concatenated, `(..., D)`; only the library handles cameras."""
     return torch.cat([obs[key].float() for key in sorted(obs) if not key.startswith("image.")], -1)
 
 
 def demonstrate(sim: VectorSim, expert: Expert, demos: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Let the expert play until `demos` episodes succeeded; returns (observations `(L, D)`, actions `(L, A)`) each."""
+    """Run the expert until `demos` episodes succeed; returns (observations `(L, D)`, actions `(L, A)`) each."""
     episodes: list[tuple[Tensor, Tensor]] = []
     running: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(sim.num_envs)]  # steps of the current episodes
     success = torch.zeros(sim.num_envs, dtype=torch.bool)
@@ -85,7 +85,7 @@ def demonstrate(sim: VectorSim, expert: Expert, demos: int, seed: int) -> list[t
             steps.append((state, played))
         step = sim.step(action)
         success |= step.info["success"]
-        for i in step.done.nonzero().flatten().tolist():  # these episodes ended, `step.obs` is already a new one
+        for i in step.done.nonzero().flatten().tolist():  # these episodes ended; `step.obs` is from the next one
             if success[i]:
                 states, actions = zip(*running[i], strict=True)
                 episodes.append((torch.stack(states), torch.stack(actions)))
@@ -117,7 +117,7 @@ class Flow(nn.Module):
         super().__init__()
         self.shape = (config.horizon, action_dim)
         self.steps = config.flow_steps
-        self.state_norm = Normalizer(state_dim, "minmax")  # to [-1, 1]; a part of the weights
+        self.state_norm = Normalizer(state_dim, "minmax")  # to [-1, 1]; stored with the weights
         self.action_norm = Normalizer(action_dim, "minmax")
         self.time = SinusoidalEmbedding(32)
         size = config.horizon * action_dim
@@ -129,7 +129,7 @@ class Flow(nn.Module):
         return self.net(inputs).unflatten(1, self.shape)
 
     def loss(self, state: Tensor, chunk: Tensor) -> Tensor:
-        """Conditional flow matching: at a random point of a straight line, predict where the line leads."""
+        """Conditional flow matching: at a random point of a straight line, predict its direction."""
         data = self.action_norm.normalize(chunk)  # (B, H, A)
         noise = torch.randn_like(data)
         t = torch.rand(len(data))  # (B,)
@@ -160,7 +160,7 @@ def train(flow: Flow, states: Tensor, chunks: Tensor, config: Config) -> None:
         loss.backward()
         optimizer.step()
         schedule.step()
-        decay = min(0.999, 1 - (1 + update) ** -0.75)  # a moving average of the weights acts better than the last ones
+        decay = min(0.999, 1 - (1 + update) ** -0.75)  # averaged weights perform better than the last ones
         for mean, parameter in zip(average, flow.parameters(), strict=True):
             mean.lerp_(parameter.detach(), 1 - decay)
         if update % max(1, config.updates // 10) == 0:
@@ -175,7 +175,7 @@ def train(flow: Flow, states: Tensor, chunks: Tensor, config: Config) -> None:
 
 @torch.no_grad()
 def evaluate(flow: Flow, sim: VectorSim, action_horizon: int, episodes: int) -> Interval:
-    """Success on held-out seeds with its 95 % Wilson interval. Each environment plays one episode per round."""
+    """Success on held-out seeds with its 95 % Wilson interval. Each environment runs one episode per round."""
     chunked = ChunkedSim(sim, action_horizon=action_horizon)
     success: list[bool] = []
     while len(success) < episodes:
@@ -185,10 +185,10 @@ def evaluate(flow: Flow, sim: VectorSim, action_horizon: int, episodes: int) -> 
         succeeded = torch.zeros(sim.num_envs, dtype=torch.bool)
         decision = 0
         while running.any():
-            # Noise that depends on the episode and on the decision alone: the result is the same for any `num_envs`.
+            # Noise depends only on the episode and the decision, so the result is the same for any `num_envs`.
             noise = PerRowGenerator(seeds, [decision] * sim.num_envs).normal((sim.num_envs, *flow.shape))
             step = chunked.step(flow.decode(vector(obs)[:, -1], noise))
-            succeeded |= running & step.info["success"]  # an episode counts once, what follows it does not
+            succeeded |= running & step.info["success"]  # an episode counts once; later steps do not count
             running &= ~step.done
             obs, decision = step.obs, decision + 1
         success += succeeded.tolist()
@@ -221,7 +221,7 @@ def save(flow: Flow, config: Config, path: Path) -> None:
 
 
 def load(path: Path) -> tuple[Flow, Config]:
-    """Read what `save` wrote."""
+    """Read a file of `save`."""
     with safe_open(path, "pt") as file:
         config = Config(**json.loads(file.metadata()["config"]))
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, the file is not a dict

@@ -1,8 +1,8 @@
 """ReinFlow on one page: a flow policy improved by reinforcement learning (Zhang et al. 2025).
 
-A flow policy draws its chunk by K Euler steps from noise, which leaves no probability for a policy gradient to work on.
+A flow policy generates its chunk by K Euler steps from noise, which gives no probability for a policy gradient.
 ReinFlow adds a little learned Gaussian noise to every step. The chain of K steps then has an exact log-probability, and
-PPO raises that of chains that did better than expected. Afterwards the noise is thrown away: the robot gets the flow.
+PPO raises it for chains with a better result than expected. Afterwards the noise is removed: the robot gets the flow.
 
     python -m examples.reinflow                      # a few minutes; runs examples/flow_bc.py first where needed
     python -m examples.reinflow --quick              # the same path in seconds, to see that it runs
@@ -93,7 +93,7 @@ def transition(flow: Flow, noise_net: NoiseNet, state: Tensor, x: Tensor, k: int
 
 @torch.no_grad()
 def sample_chain(flow: Flow, noise_net: NoiseNet, state: Tensor) -> Tensor:
-    """Draw chains `(B, K + 1, H, A)` from noise to chunk, in normalised units."""
+    """Sample chains `(B, K + 1, H, A)` from noise to chunk, in normalised units."""
     chain = [torch.randn(len(state), *flow.shape)]
     for k in range(flow.steps):
         chain.append(transition(flow, noise_net, state, chain[-1], k).sample())
@@ -103,7 +103,7 @@ def sample_chain(flow: Flow, noise_net: NoiseNet, state: Tensor) -> Tensor:
 def score_chain(flow: Flow, noise_net: NoiseNet, state: Tensor, chain: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probability and entropy `(B,)` of chains, averaged over the K steps and all H * A numbers.
 
-    The first noise is drawn from a fixed distribution and cancels in every ratio.
+    The first noise is sampled from a fixed distribution and cancels in every ratio.
     """
     steps = [transition(flow, noise_net, state, chain[:, k], k) for k in range(flow.steps)]
     logp = torch.stack([step.log_prob(chain[:, k + 1]) for k, step in enumerate(steps)], 1)  # (B, K, H, A)
@@ -118,8 +118,8 @@ def score_chain(flow: Flow, noise_net: NoiseNet, state: Tensor, chain: Tensor) -
 class Rollout:
     """T chunk decisions of N environments."""
 
-    state: Tensor  # (T, N, D) what the policy saw
-    chain: Tensor  # (T, N, K + 1, H, A) how it chose
+    state: Tensor  # (T, N, D) observation of the policy
+    chain: Tensor  # (T, N, K + 1, H, A) from noise to chunk
     value: Tensor  # (T, N) critic before the chunk
     next_value: Tensor  # (T, N) critic after it, at the true last observation where an episode ended
     reward: Tensor  # (T, N) discounted sum over the executed steps
@@ -133,7 +133,7 @@ class Rollout:
 def collect(
     sim: ChunkedSim, obs: Observation, flow: Flow, noise_net: NoiseNet, critic: Critic, decisions: int
 ) -> tuple[Rollout, Observation]:
-    """Play `decisions` chunks in every environment, exploring with the noisy chain."""
+    """Execute `decisions` chunks in every environment, exploring with the noisy chain."""
     rows: list[tuple[Tensor, ...]] = []
     for _ in range(decisions):
         state = vector(obs)[:, -1]  # (N, D)
@@ -163,7 +163,7 @@ class Critic(nn.Module):
 def advantages(rollout: Rollout, lam: float) -> Tensor:
     """Generalised advantage estimation `(T, N)`.
 
-    A terminated episode has no future; one cut by the time limit does, but what follows it belongs to the next one.
+    A terminated episode has no future. A truncated episode has one, but the next rows belong to another episode.
     """
     future = rollout.next_value * ~rollout.terminated
     residual = rollout.reward + rollout.discount * future - rollout.value

@@ -1,11 +1,11 @@
-"""Mutation run: change one thing in a loss, target, return, reward or mask, and see whether a test fails.
+"""Mutation run: apply one mutation to a loss, target, return, reward or mask, and check whether a test fails.
 
     python tests/mutants.py --files 'robopolicy/core/*' --sample 60 --seed 0
 
-One process collects the tests of each row of `TABLE` and records which of them execute which lines. A fork of it per
-mutant replaces the code of one function in memory, no file of the tree, and runs the tests of the changed line until
-the first failure. Functions are mutated, their defaults and constants of modules are not. `tests/mutants.json` holds,
-per file, the numbers of the last run and its survivors.
+One process collects the tests of each row of `TABLE` and records which tests execute which lines. A fork per mutant
+replaces the code of one function in memory, without changing files, and runs the tests of the changed line until the
+first failure. Functions are mutated; their defaults and module constants are not. `tests/mutants.json` contains, per
+file, the numbers of the last run and its survivors.
 """
 
 import argparse
@@ -59,23 +59,23 @@ TABLE: dict[str, tuple[str, ...]] = {
     "tasks/robopolicy_tasks/text/*.py": ("tests/text/test_graded_tasks.py", "tests/text/test_verify.py"),
     "tasks/robopolicy_tasks/toy/*.py": ("tests/tasks/test_push.py",),
 }
-"""Patterns of files -> the tests that cover them; the first pattern that matches counts."""
+"""File patterns -> tests that cover the files; the first matching pattern applies."""
 
 
 class Runner:
-    """Runs mutants in forks of the process that has collected the tests."""
+    """Runs mutants in forks of the process that collects the tests."""
 
     def __init__(self, mutants: Sequence[Mutant], seconds: float) -> None:
-        """Store the mutants and the CPU time [s] that the tests of one may take."""
+        """Store the mutants and the CPU time limit [s] for the tests of one mutant."""
         self.mutants, self.seconds = mutants, seconds
-        self.lines: dict[tuple[str, int], list[str]] = defaultdict(list)  # tests by line
-        self.spent: dict[str, float] = {}  # [s] by test
-        self.sound: dict[str, bool] = {}  # whether a test that has failed passes unchanged and alone
+        self.lines: dict[tuple[str, int], list[str]] = defaultdict(list)  # line -> tests
+        self.spent: dict[str, float] = {}  # test -> [s]
+        self.sound: dict[str, bool] = {}  # failed test -> whether it passes alone on the unchanged code
         self.outcomes: list[str] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Record the tests of every line, then run the mutants."""
+        """Record the tests that execute each line, then run the mutants."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "lines.json"
             status = forked(lambda: self.record(session.items, file))
@@ -97,8 +97,8 @@ class Runner:
         return True
 
     def chosen(self, mutant: Mutant) -> list[str]:
-        """Tests of the line, one of each function first, the quick ones before the slow, within the time."""
-        path = str(Path(mutant.file).resolve())  # an expression over several lines may have its code on an earlier one
+        """Tests of the line within the time limit: one per test function first, then the others, fast before slow."""
+        path = str(Path(mutant.file).resolve())  # a multi-line expression may have its code on an earlier line
         held = next(
             (self.lines[path, line] for line in range(mutant.line, mutant.start, -1) if (path, line) in self.lines), []
         )
@@ -118,7 +118,7 @@ class Runner:
         return kept
 
     def record(self, items: Sequence[pytest.Item], file: Path) -> int:
-        """Write the tests of every line and their CPU times; what fails unchanged is left out."""
+        """Write the tests of every line and their CPU times, without tests that fail on the unchanged code."""
         files = {str(Path(mutant.file).resolve()) for mutant in self.mutants}
         hits: set[tuple[str, int]] = set()
 
@@ -146,7 +146,7 @@ class Runner:
         return 0
 
     def outcome(self, mutant: Mutant, items: Sequence[pytest.Item], killer: Path) -> str:
-        """What the tests say of a mutant; a test that fails alone and unchanged says nothing."""
+        """Outcome of a mutant; ignores tests that fail alone on the unchanged code."""
         if not items:
             return "uncovered"
         limit = 10.0 + 5.0 * sum(self.spent[item.nodeid] for item in items)
@@ -158,11 +158,11 @@ class Runner:
             )
             if not self.sound[failed]:
                 return self.outcome(mutant, [item for item in items if item.nodeid != failed], killer)
-        return {0: "survived", 2: "skipped"}.get(code, "killed")  # a child that runs out of time has a negative code
+        return {0: "survived", 2: "skipped"}.get(code, "killed")  # a child that exceeds its time has a negative code
 
 
 def first_failure(items: Sequence[pytest.Item], file: Path) -> int:
-    """Run tests until one fails: 1, and its name in a file; otherwise 0."""
+    """Run tests until one fails: return 1 and write its name to a file; otherwise return 0."""
     for item, following in zip(items, [*items[1:], None], strict=True):
         if any(report.failed for report in runtestprotocol(item, nextitem=following, log=False)):
             file.write_text(item.nodeid)
@@ -171,7 +171,7 @@ def first_failure(items: Sequence[pytest.Item], file: Path) -> int:
 
 
 def forked(work: Callable[[], int], limit: float = 0.0, *, quiet: bool = True) -> int:
-    """Exit code of `work` in a fork, which ends after `limit` seconds of CPU time; 0: unlimited."""
+    """Exit code of `work` in a fork, which is killed after `limit` seconds of CPU time; 0: unlimited."""
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
@@ -179,7 +179,7 @@ def forked(work: Callable[[], int], limit: float = 0.0, *, quiet: bool = True) -
         try:
             if limit:
                 resource.setrlimit(resource.RLIMIT_CPU, (int(limit) + 1, int(limit) + 1))
-                signal.alarm(10 * int(limit))  # [s] of wall time, where it waits for ever
+                signal.alarm(10 * int(limit))  # [s] of wall time, if it hangs
             if quiet:
                 silence = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(silence, 1)
@@ -209,7 +209,7 @@ def run(mutants: Sequence[Mutant], tests: Sequence[str], seconds: float) -> list
 
 
 def summary(results: Sequence[tuple[Mutant, str]]) -> dict[str, Any]:
-    """Per file: numbers of mutants and of killed ones, and the others by line."""
+    """Per file: number of mutants, number of killed mutants, and the survivors by line."""
     entries: dict[str, Any] = {}
     for mutant, outcome in results:
         entry = entries.setdefault(mutant.file, {"mutants": 0, "killed": 0, "survivors": []})
@@ -222,13 +222,13 @@ def summary(results: Sequence[tuple[Mutant, str]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run the mutants of the files that were asked for."""
+    """Run the mutants of the requested files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", default="*", help="pattern of paths, e.g. 'robopolicy/core/*'")
-    parser.add_argument("--sample", type=int, default=0, help="mutants drawn at random; 0: all")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--seconds", type=float, default=20.0, help="CPU time that the tests of one mutant may take")
-    parser.add_argument("--out", default="tests/mutants.json", help="summary; entries of other files are kept")
+    parser.add_argument("--sample", type=int, default=0, help="number of randomly sampled mutants; 0: all")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
+    parser.add_argument("--seconds", type=float, default=20.0, help="CPU time limit for the tests of one mutant")
+    parser.add_argument("--out", default="tests/mutants.json", help="summary file; entries of other files stay")
     given = parser.parse_args()
     every: list[tuple[tuple[str, ...], Mutant]] = []
     for file in sorted(str(path) for folder in ("robopolicy", "tasks") for path in Path(folder).rglob("*.py")):

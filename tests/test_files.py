@@ -1,4 +1,4 @@
-"""Files and folders appear complete or not at all, and a replacement never loses the old one."""
+"""Tests of file writing: files and folders appear complete or not at all; a replacement never loses the old one."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def test_a_folder_replaces_the_old_one_as_a_whole(tmp_path):
     assert names(tmp_path / "x") == ["second"]
 
 
-def test_a_folder_that_fails_half_way_disappears(tmp_path):
+def test_partly_written_folder_is_removed_on_failure(tmp_path):
     with pytest.raises(ZeroDivisionError), atomic_folder(tmp_path / "x") as folder:
         (folder / "part").write_text("half")
         1 / 0  # noqa: B018
@@ -52,7 +52,7 @@ def test_a_crash_before_the_old_one_was_deleted_is_cleaned_up(tmp_path):
     assert names(tmp_path) == ["x"]
 
 
-def test_what_dead_writers_left_behind_is_removed_by_the_next_one(tmp_path):
+def test_partial_folders_of_dead_writers_are_removed(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     for name in (f".x.writing-{dead.pid}", f".x.writing-{os.getppid()}", f".xy.writing-{dead.pid}", ".x.writing-me"):
@@ -72,7 +72,7 @@ def test_text_replaces_the_old_file_and_failure_is_one_clear_line(tmp_path):
     assert names(tmp_path) == ["x.txt"]
 
 
-def test_a_free_place_takes_the_next_number_and_keeps_its_suffix(tmp_path):
+def test_next_free_path_takes_the_next_number_and_keeps_the_suffix(tmp_path):
     for place, second, third in (("x", "x_2", "x_3"), ("x.mp4", "x_2.mp4", "x_3.mp4")):
         assert next_free_path(tmp_path / place) == tmp_path / place
         (tmp_path / place).mkdir()
@@ -80,7 +80,7 @@ def test_a_free_place_takes_the_next_number_and_keeps_its_suffix(tmp_path):
         assert next_free_path(tmp_path / place) == tmp_path / third
 
 
-def test_a_folder_is_replaced_only_if_it_is_one_of_ours_and_somebody_asks_for_it(tmp_path):
+def test_folder_is_replaced_only_if_marked_and_overwrite_is_set(tmp_path):
     ours, other, empty, file = (tmp_path / name for name in ("ours", "other", "empty", "file"))
     for folder in (ours, other, empty):
         folder.mkdir()
@@ -102,7 +102,7 @@ def test_a_folder_is_replaced_only_if_it_is_one_of_ours_and_somebody_asks_for_it
     assert names(tmp_path) == ["empty", "file", "other", "ours"]
 
 
-def test_a_file_is_replaced_only_if_somebody_asks_for_it(tmp_path):
+def test_file_is_replaced_only_if_overwrite_is_set(tmp_path):
     (tmp_path / "x.mp4").write_text("")
     check_new_file(tmp_path / "new" / "y.mp4", ".mp4", ".gif")
     check_new_file(tmp_path / "x.mp4", ".mp4", overwrite=True)
@@ -135,20 +135,20 @@ DEEP = 20_000
         ("a: \0", "characters are not allowed"),
     ],
 )
-def test_text_that_is_no_yaml_gives_one_line(text, message):
+def test_invalid_yaml_is_reported_in_one_line(text, message):
     with pytest.raises(ValueError, match=message) as refusal:
         parse_yaml(text)
     assert "\n" not in str(refusal.value)
 
 
-def test_deep_json_gives_one_line():
+def test_deep_json_is_reported_in_one_line():
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_json("[" * 200_000)
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_link_stays_and_what_it_points_to_is_replaced_as_often_as_wanted(tmp_path: Path, there: bool) -> None:
-    """A link to a larger disk: a second replacement used to fail, and with it whatever had been computed."""
+def test_link_stays_and_its_target_is_replaced_repeatedly(tmp_path: Path, there: bool) -> None:
+    """With a link to a larger disk, a second replacement used to fail and lose the computed data."""
     disk, here = tmp_path / "disk", tmp_path / "here"
     for folder in (disk, here):
         folder.mkdir()

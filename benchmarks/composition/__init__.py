@@ -1,1 +1,1 @@
-"""Composed policies against their parents: weights searched on some episodes, reported on others."""
+"""Composed policies compared with their parents; weights are searched and evaluated on different episodes."""

@@ -1,4 +1,4 @@
-"""Compositions of two parents against each of them, with weights searched on other episodes: a table and a curve.
+"""Compositions of two parent policies compared with each parent: a table and a curve over the weight.
 
     python -m benchmarks.composition --quick                   # lift, one seed, small budgets, nothing written
     python -m benchmarks.composition                           # everything missing; about 15 CPU minutes a cell
@@ -6,12 +6,12 @@
     python -m benchmarks.composition --table                   # only rewrite the tables from the finished cells
 
 A cell is one task with one seed: demonstrations, two parents cloned from different halves of them, the weights of the
-convex and of the OR compositions searched on a grid with 50 episodes each, and 200 episodes of both parents and all
-compositions that neither training nor search has played. Seeds are pooled (Wilson, 95 %); differences are paired by
-episode (Newcombe; McNemar's exact test). Finished cells are skipped, so the tables grow over many runs; an interrupted
-cell goes on from what it left in `runs/composition`. Meta-World has 50 starts per task, so its held-out seeds repeat
-starts that the demonstrations have shown; what is drawn anew is the noise of the policies. On PushT clones hardly ever
-reach the coverage that counts as success, so weights and policies are compared by the largest coverage, the return.
+convex and OR compositions from a grid search with 50 episodes each, and 200 episodes of both parents and all
+compositions that neither training nor search uses. Seeds are pooled (Wilson, 95 %); differences are paired by episode
+(Newcombe; McNemar's exact test). Finished cells are skipped, so the tables grow over many runs; an interrupted cell
+continues from its files in `runs/composition`. Meta-World has 50 starts per task, so its held-out seeds repeat starts
+of the demonstrations; only the noise of the policies is new. On PushT clones rarely reach the coverage that counts as
+success, so weights and policies are compared by the largest coverage, the return.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COMMAND = "python -m benchmarks.composition"
 
 
 def main() -> None:
-    """Run what is missing, then print and write the tables."""
+    """Run the missing cells, then print and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one small cell, no results written")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))

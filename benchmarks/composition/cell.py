@@ -1,4 +1,4 @@
-"""One cell: demonstrations -> two parents -> searched weights -> everybody judged on the same held-out seeds."""
+"""One cell: demonstrations -> two parents -> searched weights -> evaluation of all on the same held-out seeds."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ OPERATORS: dict[str, Operator] = {
     "and": And(sampler="ode"),
     "and, sde": And(sampler="sde"),
 }
-SEARCHED = ("convex", "or", "or, sde")  # operators whose weights are searched; those of AND follow from the densities
-SEARCH, HELD_OUT = 20_000, 50_000  # first episode seeds; a cell moves them by 1000 seed
+SEARCHED = ("convex", "or", "or, sde")  # operators with searched weights; AND weights follow from the densities
+SEARCH, HELD_OUT = 20_000, 50_000  # first episode seeds; a cell adds 1000 * seed
 ENVS = 32
 
 
@@ -45,12 +45,12 @@ class Settings:
     search_episodes: int = 50  # per weight
     divisions: int = 5  # weights are multiples of 1 / divisions
     episodes: int = 200  # held out
-    updates: int = 0  # of the parents; 0 takes those of the task
+    updates: int = 0  # of the parents; 0: the task's number
     rounds: int = 30  # of the timing
 
 
 def run_cell(task: PairTask, seed: int, settings: Settings) -> dict[str, Any]:
-    """Everything the table needs of one task with one seed; whatever is finished is kept and not done again."""
+    """All table data of one task with one seed; finished parts are stored and reused."""
     start, shift = time.process_time(), 1000 * seed
     task = _shortened(task, settings.updates)
     folder = WORK / f"{task.name}-{seed}-{_digest(task, settings)}"
@@ -74,7 +74,7 @@ def run_cell(task: PairTask, seed: int, settings: Settings) -> dict[str, Any]:
         seeds = range(HELD_OUT + shift, HELD_OUT + shift + settings.episodes)
         results = evaluate_held_out(policies, SimEvaluator(sim), seeds, log=_ledger(folder / "held_out.jsonl"))
         obs = {key: value.unsqueeze(1) for key, value in sim.reset(SEARCH).items()}
-    # Timed with fixed weights in the middle: the chosen ones may leave a single parent.
+    # Timed with fixed weights in the middle: chosen weights may select a single parent.
     timed = {**policies, **{name: compose(parents, operator) for name, operator in OPERATORS.items()}}
     return {
         "task": task.name,
@@ -89,9 +89,9 @@ def run_cell(task: PairTask, seed: int, settings: Settings) -> dict[str, Any]:
 
 
 def latency(policies: Mapping[str, Policy], parents: Sequence[str], obs: Observation, rounds: int) -> dict[str, Any]:
-    """Milliseconds of one batched decision of everybody, taken in turns, and those of compositions per parents' sum.
+    """Milliseconds of one batched decision of every policy, and the ratios of compositions to the sum of their parents.
 
-    Each ratio is the median over rounds of the composition's time divided by the sum of its parents' in that round.
+    Policies take turns. Each ratio is the median over rounds of the composition's time divided by its parents' sum.
     """
     times: dict[str, list[float]] = {name: [] for name in policies}
     batch = len(next(iter(obs.values())))
@@ -120,7 +120,7 @@ def _shortened(task: PairTask, updates: int) -> PairTask:
 
 
 def _digest(task: PairTask, settings: Settings) -> str:
-    """Names what a cell's intermediate results depend on, so that those of other settings are never taken for them."""
+    """Hash of the settings of a cell, so that intermediate results of other settings are not reused."""
     return hashlib.sha256(repr((task, settings)).encode()).hexdigest()[:8]
 
 
@@ -129,6 +129,6 @@ def _ledger(path: Path) -> SearchLog:
 
 
 def _outcomes(result: EvalResult) -> dict[str, Any]:
-    """What pooling and pairing need: one entry per episode."""
+    """Values for pooling and pairing, one per episode."""
     success = {} if result.success is None else {"success": result.success.astype(int).tolist()}
     return {**success, "return": np.round(result.returns, 4).tolist()}

@@ -1,4 +1,4 @@
-"""Demonstrations of a task, and a parent cloned from its half of them; both are made once and kept."""
+"""Demonstrations of a task, and parents that are cloned from one half each; both are made once and stored."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from robopolicy.sim.contract import SimSpec
 from robopolicy.sim.registry import get_task, make_sim
 from robopolicy.training.checkpoint import load_policy, save_checkpoint
 
-DEMONSTRATIONS = 100_000  # first episode seed; a cell moves it by 1000 seed
+DEMONSTRATIONS = 100_000  # first episode seed; a cell adds 1000 * seed
 
 
 def demonstrations(task: PairTask, seed: int, folder: Path) -> Episodes:
-    """Successful episodes of the scripted expert for both parents: the first half is the first one's."""
+    """Successful episodes of the scripted expert for both parents; the first half is for the first parent."""
     if not folder.exists():
         with closing(make_sim(task.task, task.options(16))) as sim:
             expert = get_task(task.task).require_expert()()
@@ -59,6 +59,6 @@ def train_parent(task: PairTask, side: int, data: Episodes, sim: SimSpec, seed: 
 
 
 def seen_by(parent: Parent, data: Episodes) -> Episodes:
-    """The episodes without what the parent does not see."""
+    """The episodes with only the observations of the parent."""
     arrays = {key: data.arrays[key] for key in (*parent.keys, "action")}
     return Episodes(arrays, data.ends, data.tasks, data.seeds, data.control_dt)

@@ -1,4 +1,4 @@
-"""What processes run for the table, which import this module; `__main__` they could not."""
+"""Cell functions that worker processes import; they cannot import `__main__`."""
 
 from __future__ import annotations
 

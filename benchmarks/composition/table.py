@@ -1,4 +1,4 @@
-"""From cells to tables: parents and compositions with intervals, paired tests, the curve over the weight."""
+"""Tables from cells: parents and compositions with intervals, paired tests, the curve over the weight."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
 
 
 def curve_rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
-    """One row per task, operator and weight of the first parent, on the episodes of the search."""
+    """One row per task, operator and weight of the first parent, on the search episodes."""
     return [
         {
             "task": task,
@@ -118,7 +118,7 @@ def returns(runs: Sequence[Cell], name: str) -> Interval:
 
 
 def better_parent(runs: Sequence[Cell]) -> str:
-    """The parent that does better on held-out episodes: no composition may be compared with the weaker one alone."""
+    """The parent with the better held-out result, which compositions are compared with."""
     return max(runs[0]["parents"], key=lambda name: _pooled(runs, name, _measure(runs)).mean())
 
 
@@ -156,7 +156,7 @@ def _by_task(cells: Sequence[Cell]) -> dict[str, list[Cell]]:
 
 
 def _measure(runs: Sequence[Cell]) -> str:
-    """What policies of a task are compared by: success or return."""
+    """Measure that compares the policies of a task: success or return."""
     return TASKS[runs[0]["task"]].measure
 
 

@@ -1,8 +1,8 @@
-"""Where compositions compete: tasks, and pairs of parents that differ in head, in what they see and in their data.
+"""Tasks of the composition benchmark, and pairs of parents that differ in head, observations and data.
 
-Data and training are kept so short that parents fail often: between parents that always or never succeed nothing can be
-gained. Nor is there much to gain where one parent is far better than the other, so how long each trains was chosen to
-make them equally good, by their successes alone and with a seed that the table does not use.
+Data and training are short, so that parents fail often: a composition cannot improve on parents that always or never
+succeed. It gains little where one parent is far better than the other, so the training lengths make them equally good.
+The lengths were chosen by the parents' success alone, with a seed that the table does not use.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ class Parent:
 
 @dataclass(frozen=True)
 class PairTask:
-    """One part of the table. The first parent is shown one half of the demonstrations, the second the other half."""
+    """One part of the table. Each parent is trained on its own half of the demonstrations."""
 
-    name: str  # short name, also of the cells
+    name: str  # short name, also in cell names
     task: str  # registered task
     demonstrations: int  # episodes of the scripted expert for each parent
-    horizon: int  # actions of a chunk, all of which are played
+    horizon: int  # actions of a chunk, all of them executed
     first: Parent
     second: Parent
-    cameras: tuple[str, ...] = ()  # whose images a parent sees
+    cameras: tuple[str, ...] = ()  # cameras of the observations
     image_size: int = 48  # pixels, square
     reward: str = "sparse"  # of the returns in the table
-    measure: str = "success"  # what weights are chosen and policies compared by; `return` where success is too rare
-    mode: tuple[str, int] | None = None  # observation and its element by whose first value demonstrations are sorted
+    measure: str = "success"  # measure of search and comparison; `return` where success is too rare
+    mode: tuple[str, int] | None = None  # observation key and element that sort demonstrations by their first value
 
     @property
     def parents(self) -> tuple[Parent, Parent]:
-        """Both."""
+        """Both parents."""
         return self.first, self.second
 
     def options(self, num_envs: int) -> SimOptions:
-        """How to build the simulator that both parents fit."""
+        """Simulator options with the observations of both parents."""
         return SimOptions(num_envs=num_envs, cameras=self.cameras, image_size=self.image_size, reward=self.reward)
 
 

@@ -1,1 +1,1 @@
-"""Control from scratch: every learner from rollouts and from replay against Stable-Baselines3's PPO and SAC."""
+"""Training from scratch: every on-policy and off-policy learner against Stable-Baselines3's PPO and SAC."""

@@ -1,15 +1,15 @@
-"""Control from scratch: every learner against Stable-Baselines3's PPO or SAC, at equal environment steps.
+"""Training from scratch: every learner against Stable-Baselines3's PPO or SAC, at equal environment steps.
 
     python -m benchmarks.control --quick                  # hopper, two learners and two baselines, nothing written
     python -m benchmarks.control                          # everything missing, 5 seeds: about 12 CPU hours
     python -m benchmarks.control --tasks hopper --methods sb3_ppo bpo --seeds 0 1 2 --jobs 2
     python -m benchmarks.control --table                  # only rewrite table and curves from the finished cells
 
-Hopper, HalfCheetah and Walker2d in the same simulator for all: 102,400 environment steps of the learners from rollouts
-(about 75 CPU seconds), 30,000 of those from replay (about 180); `methods.py` has the sizes. A cell is one learner on
-one task with one seed; its score is the mean return of the last policy in 50 held-out episodes, actions without noise,
-between the reference returns of `tasks.py`; a run that diverges scores 0. Finished cells are skipped unless their
-environment steps are not those of today, so the table grows over many runs.
+Hopper, HalfCheetah and Walker2d in the same simulator for all: 102,400 environment steps of the on-policy learners
+(about 75 CPU seconds), 30,000 of the off-policy learners (about 180); `methods.py` has the sizes. A cell is one learner
+on one task with one seed. Its score is the mean return of the last policy in 50 held-out episodes with deterministic
+actions, scaled by the reference returns of `tasks.py`; a run that diverges scores 0. Finished cells are skipped unless
+their environment steps differ from the current budget, so the table grows over many runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUICK = ("sb3_ppo", "bpo", "sb3_sac", "dsac_t")
 
 
 def main() -> None:
-    """Run what is missing, then print and write the table and the curves."""
+    """Run the missing cells, then print and write the table and the curves."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one task, one seed, few steps, no results written")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))

@@ -1,4 +1,4 @@
-"""One cell: a learner trained from scratch on one task with one seed, with its curve, judged on held-out episodes."""
+"""One cell: a learner trained from scratch on one task with one seed, its curve, and its held-out evaluation."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from robopolicy.training.make_source import FIRST_EPISODE
 
 WORK = Path("runs/control")
 EPISODES = 50
-HELD_OUT = 50_000  # first held-out seed; training evaluates on 10000 and onwards and plays from a million
-CURVE_EPISODES = 10  # of each of the ten evaluations while training
+HELD_OUT = 50_000  # first held-out seed; training evaluates from seed 10000 and collects from seed 1000000
+CURVE_EPISODES = 10  # of each of the ten evaluations during training
 CURVE_SEED = 10_000
 
 Point = tuple[int, float]  # environment steps, mean return
 
 
 def run_cell(method: Method, task: ControlTask, seed: int, *, steps: int | None = None) -> dict[str, Any]:
-    """Everything the table needs of one learner on one task with one seed; one that diverges plays as at random."""
+    """All table data of one learner on one task with one seed; a diverged run has the return of random actions."""
     if steps is not None:
         method = replace(method, family=replace(method.family, env_steps=steps))
     learn = train_baseline if method.is_baseline else train_ours
@@ -55,17 +55,17 @@ def train_ours(method: Method, task: ControlTask, seed: int) -> tuple[Policy, li
     """Last policy, learning curve and seconds of one of our learners.
 
     Raises:
-        TrainingDiverged: A number stopped being finite.
+        TrainingDiverged: A value is not finite.
     """
     folder = WORK / f"{method.name}-{task.name}-{method.family.env_steps}-{seed}"
-    shutil.rmtree(folder, ignore_errors=True)  # what an earlier run left
+    shutil.rmtree(folder, ignore_errors=True)  # output of an earlier run
     start_run(compose_config([*settings(method, task, seed), f"out={folder.parent}", f"name={folder.name}"])).train()
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
     return load_policy(folder / "checkpoints" / "last")[0], _curve(folder), report["seconds"]
 
 
 def settings(method: Method, task: ControlTask, seed: int) -> tuple[str, ...]:
-    """What `robopolicy train` is called with for one of our learners."""
+    """Arguments of `robopolicy train` for one of our learners."""
     family = method.family
     return (
         *(f"task={task.task}", f"policy={method.policy or family.policy}", f"algorithm={method.name}"),
@@ -90,7 +90,7 @@ def train_baseline(method: Method, task: ControlTask, seed: int) -> tuple[Policy
     """Last policy, learning curve and seconds of Stable-Baselines3, in the same simulator.
 
     Raises:
-        TrainingDiverged: What the policy says stopped being finite.
+        TrainingDiverged: The policy's output is not finite.
     """
     from robopolicy.interop.sb3_actor import from_model
     from robopolicy.interop.stable_baselines3 import SimVecEnv
@@ -100,11 +100,11 @@ def train_baseline(method: Method, task: ControlTask, seed: int) -> tuple[Policy
         sim = stack.enter_context(closing(make_sim(task.task, SimOptions(num_envs=family.num_envs))))
         judge = stack.enter_context(closing(make_sim(task.task, SimOptions(num_envs=CURVE_EPISODES))))
         make = make_ppo if family.rollout else make_sac
-        model = make(SimVecEnv(sim), family, FIRST_EPISODE * (1 + seed))  # the seed is also that of the first episode
+        model = make(SimVecEnv(sim), family, FIRST_EPISODE * (1 + seed))  # also the seed of the first episode
         curve: list[Point] = []
         try:
             model.learn(family.env_steps, callback=_judge(judge, curve, family.env_steps // 10, from_model))
-        except ValueError as error:  # how torch's distributions refuse what is not finite
+        except ValueError as error:  # torch's distributions raise it for non-finite parameters
             if "constraint" not in str(error):
                 raise
             raise TrainingDiverged(f"Training diverged after {model.num_timesteps} steps.") from error
@@ -134,7 +134,7 @@ def make_sac(env: Any, family: Family, seed: int) -> Any:
 
 
 def _judge(sim: VectorSim, curve: list[Point], every: int, policy_of: Callable[[Any], Policy]) -> Any:
-    """Callback that evaluates the model every so many environment steps, as `robopolicy train` does."""
+    """Callback that evaluates the model every `every` environment steps, as `robopolicy train` does."""
     from stable_baselines3.common.callbacks import BaseCallback
 
     class Judge(BaseCallback):

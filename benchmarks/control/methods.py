@@ -1,8 +1,8 @@
-"""The rows of the table: two families of learners, each with one budget and with one baseline of Stable-Baselines3.
+"""Rows of the table: two families of learners, each with one budget and one Stable-Baselines3 baseline.
 
-Every row has the defaults of its algorithm, but for what this budget and these tasks ask of it, which is below. The
-sizes that a family shares are Stable-Baselines3's defaults, but for the number of environments, batches of 128 and, of
-the learners from replay, networks of two layers of 128. Themes of contrib add rows by `[control.methods]` (`family`,
+Every row has the defaults of its algorithm, except for the settings below that this budget and these tasks need. The
+shared sizes of a family are Stable-Baselines3's defaults, except for the number of environments, batches of 128 and,
+for off-policy learners, networks of two layers of 128. Contrib themes add rows by `[control.methods]` (`family`,
 `policy`, `settings`, `note`) and reasons by `[control.left_out]`.
 """
 
@@ -16,7 +16,7 @@ from benchmarks.themes import contributed
 
 @dataclass(frozen=True)
 class Family:
-    """What the rows of a family have in common."""
+    """Shared settings of the rows of a family."""
 
     name: str
     baseline: str  # row of Stable-Baselines3
@@ -25,13 +25,13 @@ class Family:
     num_envs: int
     batch_size: int  # decisions per gradient step
     rollout: int = 0  # decisions per environment and rollout
-    warmup: int = 0  # first steps, played at random
-    capacity: int = 0  # steps in the replay memory
-    hidden: tuple[int, ...] = ()  # widths of the networks of learners from replay; those of the others are their own
+    warmup: int = 0  # first steps, with random actions
+    capacity: int = 0  # steps in the replay buffer
+    hidden: tuple[int, ...] = ()  # network widths of off-policy learners; others have their own
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """The same for `robopolicy train`."""
+        """The settings as arguments of `robopolicy train`."""
         common = (f"sim.num_envs={self.num_envs}", f"algorithm.batch_size={self.batch_size}")
         if self.rollout:
             return (*common, f"algorithm.num_steps={self.rollout}")
@@ -58,13 +58,13 @@ class Method:
 
     name: str
     family: Family
-    policy: str = ""  # preset; empty is the family's
+    policy: str = ""  # preset; empty: the family's
     settings: tuple[str, ...] = ()  # on top of the family's
-    note: str = ""  # what a line below the table says of it
+    note: str = ""  # text of a line below the table
 
     @property
     def is_baseline(self) -> bool:
-        """Whether Stable-Baselines3 learns it."""
+        """Whether Stable-Baselines3 trains it."""
         return self.name == self.family.baseline
 
 
@@ -77,8 +77,8 @@ LEFT_OUT = {
 
 def _methods() -> tuple[Method, ...]:
     gorl = ("algorithm.stages=[20,10]", "algorithm.decoder_updates=10")  # two decoders within 50 rollouts
-    flow = ("algorithm.epochs=10", "algorithm.lr=3e-4", "algorithm.critic_lr=3e-4")  # as the others of the family
-    # ASPO as published; the clip of fine-tuning, 0.02, hardly moves; the best of 0.1, 0.2 and 0.3 with other seeds.
+    flow = ("algorithm.epochs=10", "algorithm.lr=3e-4", "algorithm.critic_lr=3e-4")  # as in the rest of the family
+    # ASPO as published. The fine-tuning clip of 0.02 hardly learns; 0.1 is the best of 0.1, 0.2, 0.3 on other seeds.
     from_scratch = ("algorithm.trust_region=aspo", "algorithm.clip=0.1")
     return (
         *(Method(family.baseline, family) for family in FAMILIES),
@@ -94,7 +94,7 @@ def _methods() -> tuple[Method, ...]:
 
 
 def _row(name: str, family: str, policy: str = "", settings: Sequence[str] = (), note: str = "") -> Method:
-    """A row of `benchmarks.toml`, whose family is given by its name."""
+    """A row of `benchmarks.toml`, with the name of its family."""
     return Method(name, {each.name: each for each in FAMILIES}[family], policy, tuple(settings), note)
 
 
@@ -102,6 +102,6 @@ METHODS = {method.name: method for method in _methods()}
 
 
 def notes() -> list[str]:
-    """Lines below the table: who has no row and why, and who decides less often than the others."""
+    """Lines below the table: learners without a row, with the reason, and notes on rows."""
     left_out = [f"- `{name}` has no row: {reason}." for name, reason in LEFT_OUT.items()]
     return [*left_out, *(f"- `{name}` {method.note}." for name, method in METHODS.items() if method.note)]

@@ -1,4 +1,4 @@
-"""What processes run for the table, which import this module; `__main__` they could not."""
+"""Cell functions that worker processes import; they cannot import `__main__`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run_all(keys: Sequence[Key], *, jobs: int, steps: dict[str, int], keep: bool
 
 
 def current(cell: dict[str, Any]) -> bool:
-    """Whether a finished cell has the environment steps of its family; one of an earlier budget is not comparable."""
+    """Whether a finished cell has the environment steps of its family; other budgets are not comparable."""
     return cell["env_steps"] == METHODS[cell["method"]].family.env_steps
 
 

@@ -1,9 +1,9 @@
-"""From cells to the table: scores over tasks and seeds with intervals, and who is ahead of the baseline.
+"""Table from cells: scores over tasks and seeds with intervals, and comparisons with the baseline.
 
-Scores are normalised per task (`tasks.py`), and every task that a learner has played counts as much as any other, by
-the seeds that all of them have. A run that diverged scores 0, as does play at random. A learner is compared with its
-baseline on the tasks that both have played: ahead where the interval of its probability of improvement (Agarwal et al.
-2021) lies above one half, behind where it lies below.
+Scores are normalised per task (`tasks.py`), and all tasks with runs of a learner have the same weight, over the seeds
+that these tasks share. A run that diverged scores 0, as do random actions. A learner is compared with its baseline on
+their common tasks: ahead where the interval of its probability of improvement (Agarwal et al. 2021) is above one half,
+behind where it is below.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from robopolicy.evaluation.plots import curve_grid
 
 Cell = dict[str, Any]
 Runs = dict[str, list[Cell]]  # of one method, by task
-ENOUGH = 3  # runs on every task, below which a bootstrap says nothing
+ENOUGH = 3  # runs per task; fewer are too few for a bootstrap
 
 
 def figures(cells: Sequence[Cell]) -> dict[str, Any]:
-    """What the table shows, by family and method, for programs."""
+    """The numbers of the table by family and method, for programs."""
     references = {task.name: {"0": task.random, "1": task.expert} for task in TASKS.values()}
     result: dict[str, Any] = {"seeds": sorted({cell["seed"] for cell in cells}), "references": references}
     for family in FAMILIES:
@@ -82,7 +82,7 @@ def equal(runs: Runs) -> Runs:
 
 
 def improvement(runs: Runs, baseline: Runs, name: str) -> Interval | None:
-    """Probability that a run beats one of the baseline; None for itself, and with too few runs to say."""
+    """Probability that a run beats one of the baseline; None for the baseline itself and with too few runs."""
     common = [task for task in TASKS if task in runs and task in baseline]
     if (
         METHODS[name].is_baseline
@@ -100,7 +100,7 @@ def verdict(better: Interval | None) -> str:
 
 
 def plot(cells: Sequence[Cell], family: Family, path: Path) -> Path | None:
-    """Draw the curves of every method beside those of the baseline, one column per method and one row per task."""
+    """Plot the curves of every method and of the baseline, one column per method and one row per task."""
     methods = _methods(cells, family)
     baseline = methods.pop(family.baseline, {})
     if not methods:
@@ -136,7 +136,7 @@ def _scores(runs: Runs) -> list[list[float]]:
 
 
 def _curves(runs: Sequence[Cell]) -> list[list[dict[str, float]]]:
-    played = [run["curve"] for run in runs if run["curve"]]  # one that diverged may have none
+    played = [run["curve"] for run in runs if run["curve"]]  # a diverged run may have none
     return [[{"environment steps": steps, "return": value} for steps, value in curve] for curve in played]
 
 

@@ -1,4 +1,4 @@
-"""Where the learners compete, and the scale of their returns."""
+"""Tasks of the control benchmark, and the scale of their returns."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class ControlTask:
         return f"locomotion/{self.name}"
 
     def score(self, value: float) -> float:
-        """A return as share of the way from random to expert."""
+        """A return on the scale from 0 (random) to 1 (expert)."""
         return (value - self.random) / (self.expert - self.random)
 
 
-# Reference returns of D4RL (Fu et al. 2020), on which normalised scores of these robots are commonly stated.
+# Reference returns of D4RL (Fu et al. 2020), the usual scale of normalised scores for these robots.
 TASKS = {
     task.name: task
     for task in (

@@ -6,9 +6,9 @@
     python -m benchmarks.finetune --table                      # only rewrite the table from the finished cells
 
 A cell is one method on one task with one seed: demonstrations, cloned base, fine-tuning, and 200 held-out episodes of
-the base, of the best checkpoint by the run's own eleven evaluations, which play other episodes and start before the
-first update, and of the last checkpoint. A run whose best falls short of its base in fresh episodes leaves the base in
-its place, as `robopolicy train` always does. Finished cells are skipped, so the table grows over many runs.
+the base, the best checkpoint and the last checkpoint. The run's own eleven evaluations choose the best checkpoint; they
+use other episodes and start before the first update. If the best checkpoint falls short of the base in fresh episodes,
+the base replaces it, as in every `robopolicy train`. Finished cells are skipped, so the table grows over many runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.finetune.tasks import TASKS
 
 
 def main() -> None:
-    """Run what is missing, then print and write the table."""
+    """Run the missing cells, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two methods, one seed, few steps, no results written")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))

@@ -1,4 +1,4 @@
-"""One cell: demonstrations -> base policy -> fine-tuning -> both judged on the same held-out seeds."""
+"""One cell: demonstrations -> base policy -> fine-tuning -> evaluation of both on the same held-out seeds."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from robopolicy.training.manifest import read_manifest
 
 WORK = Path("runs/finetune")
 EPISODES = 200
-HELD_OUT = 50_000  # first held-out seed; training evaluates on 10000 and onwards and plays from a million
+HELD_OUT = 50_000  # first held-out seed; training evaluates from seed 10000 and collects from seed 1000000
 GOAL = 0.9  # success whose first crossing is reported
 
 
 class Failed(RuntimeError):
-    """A step of a cell did not work."""
+    """A step of a cell failed."""
 
 
 def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = None) -> dict[str, Any]:
-    """Everything the table needs of one method on one task with one seed; intermediate results are kept and shared."""
+    """All table data of one method on one task with one seed; intermediate results are stored and shared."""
     data = demonstrations(task, seed)
     name = f"{method.name}-{task.name}-{seed}"
     settings = [f"experiment={method.preset}", f"task={task.task}", "evaluation.every=0", *method.settings]
@@ -90,13 +90,13 @@ def base_policy(base: Base, task: BenchTask, seed: int, data: Path) -> Path:
 
 
 def train_once(folder: Path, *settings: str) -> Path:
-    """Last checkpoint of a run in `folder` that cells share, trained unless it is complete already."""
+    """Last checkpoint of a shared run in `folder`, trained unless it is complete."""
     last = folder / "checkpoints" / "last"
     return last if (folder / "report.json").exists() else train_anew(folder, *settings)
 
 
 def train_anew(folder: Path, *settings: str) -> Path:
-    """Last checkpoint of a run in `folder`, which replaces what an earlier one has left there."""
+    """Last checkpoint of a new run in `folder`, which replaces an earlier run."""
     shutil.rmtree(folder, ignore_errors=True)
     run_command("train", *settings, f"out={folder.parent}", f"name={folder.name}")
     return folder / "checkpoints" / "last"
@@ -108,7 +108,7 @@ def judge(checkpoint: Path | None, task: str) -> dict[str, Any] | None:
 
 
 def held_out(checkpoint: Path, task: str) -> EvalResult:
-    """What a checkpoint does on the held-out seeds, played once for every policy: the best is often base or last."""
+    """Evaluation on the held-out seeds, run once per policy: the best checkpoint is often the base or the last."""
     kept = WORK / "held_out" / f"{task.replace('/', '_')}-{_fingerprint(checkpoint)}.json"
     if not kept.exists():
         policy, _ = load_policy(checkpoint)
@@ -120,7 +120,7 @@ def held_out(checkpoint: Path, task: str) -> EvalResult:
 
 
 def _fingerprint(checkpoint: Path) -> str:
-    """The same for checkpoints that hold the same policy."""
+    """A hash that is equal for checkpoints of the same policy."""
     manifest = read_manifest(checkpoint)
     what = [manifest.policy, manifest.config, manifest.spec, manifest.files[MODEL]]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:32]
@@ -147,10 +147,10 @@ def _first_crossing(folder: Path) -> float | None:
 
 
 def _pace(settings: Sequence[str], steps: int, task: BenchTask, before: dict[str, Any] | None) -> list[str]:
-    """Budget in environment steps, and how they are played: environments and rollouts, or critic steps per decision.
+    """Settings of the budget in environment steps: environments and rollout length, or critic steps per decision.
 
-    Groups play whole episodes: their budget is the updates that play as many steps while episodes are as long as the
-    base's.
+    Group methods collect whole episodes: their budget is the number of updates that have as many steps at the episode
+    length of the base.
     """
     data_source = ALGORITHMS[compose_config(settings).algorithm["name"]].data_source
     if data_source == "replay":
@@ -167,7 +167,7 @@ def run_command(*words: str) -> None:
     """Run `robopolicy WORDS`.
 
     Raises:
-        Failed: It refused.
+        Failed: The command failed.
     """
     if robopolicy(list(words)) != 0:
         raise Failed(f"robopolicy {' '.join(words)}")

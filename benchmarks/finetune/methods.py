@@ -1,7 +1,7 @@
-"""The rows of the table: which preset fine-tunes which base policy.
+"""Rows of the table: presets, and the base policies that they fine-tune.
 
 The presets `configs/experiment/lift_*.yaml` and the settings here were chosen on lift with seed 0, which the table does
-not use; the other tasks run with the same ones.
+not use; the other tasks use the same settings.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ class Method:
     """One row."""
 
     name: str
-    preset: str  # experiment of which algorithm and simulator settings are taken
-    base: Base | None = FLOW  # None learns from scratch
+    preset: str  # experiment with the algorithm and simulator settings
+    base: Base | None = FLOW  # None: trained from scratch
     demonstrations: bool = False  # also learns from the demonstrations
     settings: tuple[str, ...] = ()  # on top of the preset
-    times: int = 1  # how often the environment steps of the task: with more, to see when a method gets there
-    variant: bool = False  # of a method that has a row already: runs on lift alone unless asked for
+    times: int = 1  # multiple of the environment steps of the task; more steps show when a method reaches the goal
+    variant: bool = False  # a variant of another row: runs only on lift unless requested
 
 
-FREQUENT = ("algorithm.epochs=10",)  # the presets play 800,000 steps; with so much fewer, more epochs pay
-LIGHT = ("algorithm.batch_size=128",)  # every row of a batch costs many candidates and their ascent
+FREQUENT = ("algorithm.epochs=10",)  # the presets use 800,000 steps; with far fewer steps, more epochs help
+LIGHT = ("algorithm.batch_size=128",)  # every row of a batch needs many candidates and their gradient ascent
 
 
 def _reinflow(base: Base, low: float, high: float) -> Method:
-    """ReinFlow on a head of other calls, whose noise adds up to that of the preset's four."""
+    """ReinFlow on a head with another number of calls and the total noise of the preset's four calls."""
     noise = (f"algorithm.noise.std_min={low}", f"algorithm.noise.std_max={high}")
     return Method(f"reinflow-{base.name}", "lift_reinflow", base, settings=(*FREQUENT, *noise), variant=True)
 
 
 def _long(method: Method) -> Method:
-    """The same with five times the steps."""
+    """The method with five times the steps."""
     settings = (*method.settings, "evaluation.every=3")
     return replace(method, name=f"{method.name}-long", settings=settings, times=5, variant=True)
 
@@ -129,7 +129,7 @@ METHODS = {method.name: method for method in _methods()}
 
 
 def standard(task: str) -> list[str]:
-    """The methods that run on `task` unless others are asked for."""
+    """The methods that run on `task` by default."""
     return [
         name
         for name, method in METHODS.items()
@@ -138,6 +138,6 @@ def standard(task: str) -> list[str]:
 
 
 def notes() -> list[str]:
-    """Lines below the table: which methods have no row on a task, and what a task shows."""
+    """Lines below the table: methods without a row on a task, and notes on tasks."""
     left_out = [f"- `{method}` has no row on {task}: {reason}." for (method, task), reason in LEFT_OUT.items()]
     return [*left_out, ZERO_NOISE, PUSH, CUBE, CALLS, STEPS, LAST_WORD, SECONDS]

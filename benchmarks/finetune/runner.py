@@ -1,4 +1,4 @@
-"""What processes run for the table, which import this module; `__main__` they could not."""
+"""Cell functions that worker processes import; they cannot import `__main__`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Shared = tuple[str, int, tuple[Base, ...]]  # task, seed, bases
 
 
 def run_all(keys: Sequence[Key], *, jobs: int, steps: int | None, keep: bool) -> list[dict[str, Any]]:
-    """Run the missing cells: first what they share, then the cells."""
+    """Run the missing cells: first their shared inputs, then the cells."""
     run, prepare = partial(_run, steps=steps), partial(_prepare, jobs=jobs)
     return run_cells(keys, run, name=cell_name, progress=_progress, jobs=jobs, keep=keep, prepare=prepare)
 
@@ -39,7 +39,7 @@ def _prepare(keys: Sequence[Key], jobs: int) -> None:
 
 
 def make_shared(shared: Sequence[Shared], *, jobs: int) -> None:
-    """Collect the demonstrations and clone the bases that are not there yet; those of one dataset in one process."""
+    """Collect missing demonstrations and clone missing bases, in one process per dataset."""
     for _, future in parallel_map(_make_shared, shared, jobs=jobs):
         future.result()
 

@@ -1,4 +1,4 @@
-"""From cells to the table: success (or return) before and after with intervals over seeds and episodes."""
+"""Table from cells: success (or return) before and after with intervals over seeds and episodes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _grouped(cells: Sequence[Cell]) -> dict[tuple[str, str], list[Cell]]:
 def _interval(runs: Sequence[Cell], stage: str) -> tuple[float, float, float] | None:
     """Pooled success with its Wilson interval, or the interquartile mean of the returns over seeds.
 
-    A return of one seed alone has the interval of its episodes.
+    With one seed, the interval of a return is over its episodes.
     """
     summaries = [run[stage] for run in runs if run[stage] is not None]
     if not summaries:
@@ -101,7 +101,7 @@ def _number(runs: Sequence[Cell], value: float) -> str:
 
 
 def _steps(runs: Sequence[Cell]) -> str:
-    """Median over the seeds, of which those that never got there count as infinite, and how many got there."""
+    """Median steps to the goal over seeds (infinite if not reached), and the number of seeds that reach it."""
     if runs[0]["finetuned"]["success"] is None:
         return "-"
     found = [math.inf if run["steps_to_goal"] is None else run["steps_to_goal"] for run in runs]

@@ -1,4 +1,4 @@
-"""Where the fine-tuners compete: tasks, their demonstrations and the budget of environment steps."""
+"""Tasks of the fine-tuning benchmark, with their demonstrations and the budget of environment steps."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 class BenchTask:
     """One part of the table."""
 
-    name: str  # short name, also of the cells
+    name: str  # short name, also in cell names
     task: str  # registered task
     demonstrations: int  # episodes of the scripted expert, or of the half-trained policy
     env_steps: int  # of every fine-tuner
-    horizon: int  # actions of a chunk, all of which are played
+    horizon: int  # actions of a chunk, all of them executed
     cloning_updates: int = 2000  # of the base policy
-    evaluated: int = 100  # episodes of each evaluation while training, of which there are ten
-    steps_per_update: int = 8  # environment steps for every critic step of the replay learners
-    num_envs: int = 64  # environments of the learners from rollouts and groups
-    rollout: int = 32  # control steps of each of them per rollout: half an episode or more, or all is early successes
-    source_steps: int = 0  # train SAC for so long and take its episodes; 0 takes those of the scripted expert
+    evaluated: int = 100  # episodes of each of the ten evaluations during training
+    steps_per_update: int = 8  # environment steps per critic step of off-policy learners
+    num_envs: int = 64  # environments of on-policy and group methods
+    rollout: int = 32  # control steps per environment and rollout; below half an episode, data has only early successes
+    source_steps: int = 0  # steps of the SAC run that provides the episodes; 0: scripted expert
 
     @property
     def utd(self) -> float:
-        """Critic steps of the replay learners per decision."""
+        """Critic steps of off-policy learners per decision."""
         return self.horizon / self.steps_per_update
 
     @property

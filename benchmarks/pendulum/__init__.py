@@ -1,1 +1,1 @@
-"""What each learner with a replay memory claims beyond return, measured on Pendulum."""
+"""Claims of off-policy learners beyond return, measured on Pendulum."""

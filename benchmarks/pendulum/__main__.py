@@ -1,12 +1,12 @@
-"""Learners from replay on Pendulum: return, jerk, bias of the values, and what slower decisions cost.
+"""Off-policy learners on Pendulum: return, jerk, bias of the values, and the cost of slower decisions.
 
     python -m benchmarks.pendulum --quick                      # one seed, 600 steps, nothing written
     python -m benchmarks.pendulum                              # everything missing, 3 seeds: about 1.5 CPU hours
     python -m benchmarks.pendulum --rows sac --seeds 0 1 2
     python -m benchmarks.pendulum --table                      # only rewrite the table from the finished cells
 
-8,000 environment steps of one pendulum, a gradient step for each, then 50 held-out episodes
-without noise in the actions. A verdict compares two rows seed by seed, with Student's interval of the mean difference.
+8,000 environment steps of one pendulum with one gradient step each, then 50 held-out episodes with deterministic
+actions. A verdict compares two rows paired by seed, with Student's interval of the mean difference.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ SEEDS = (0, 1, 2)
 
 @dataclass(frozen=True)
 class Claim:
-    """That a row has less of something than another, or, as `level`, the same return."""
+    """The claim that a row has a smaller figure than another row or, with `level`, an equal one."""
 
     row: str
     figure: str
     against: str = "sac"
-    level: float = 0.0  # largest difference, in units of the figure, that counts as none; 0 claims less
+    level: float = 0.0  # largest difference that counts as equal, in units of the figure; 0 claims less
 
 
 CLAIMS = tuple(Claim(row, **claim) for row, claims in contributed("pendulum", "claims").items() for claim in claims)
-"""Those of themes of contrib by `[pendulum.claims]`: row -> list of the other fields of `Claim`."""
+"""Claims of contrib themes by `[pendulum.claims]`: row -> list of the other fields of `Claim`."""
 
 
 def main() -> None:
-    """Run what is missing, then print and write the table."""
+    """Run the missing cells, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed, few steps, no results written")
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))

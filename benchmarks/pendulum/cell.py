@@ -1,4 +1,4 @@
-"""One cell: a learner trained from scratch with one seed, and what it is judged by."""
+"""One cell: a learner trained from scratch with one seed, and its evaluation."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Key = tuple[str, int]  # row, seed
 
 @dataclass(frozen=True)
 class Row:
-    """A learner with what makes it different from the others."""
+    """A learner with its own settings."""
 
     algorithm: str
     policy: str = "squashed_gaussian"
@@ -58,7 +58,7 @@ ROWS = {
         for name, row in contributed("pendulum", "rows").items()
     },
 }
-"""Row -> learner; themes of contrib add some by `[pendulum.rows]`, whose keys are the fields of `Row`."""
+"""Row -> learner; contrib themes add rows by `[pendulum.rows]`, with the fields of `Row` as keys."""
 
 
 def run_all(keys: Sequence[Key], *, jobs: int, keep: bool, env_steps: int = ENV_STEPS) -> list[dict[str, Any]]:
@@ -78,18 +78,18 @@ def progress(cell: dict[str, Any]) -> str:
 
 
 def run_short(key: Key) -> dict[str, Any]:
-    """A cell of few steps, to see whether all runs."""
+    """A cell of few steps, as a smoke test."""
     return run_cell(key, 600)
 
 
 def run_cell(key: Key, env_steps: int = ENV_STEPS) -> dict[str, Any]:
-    """Everything the table needs of one learner with one seed."""
+    """All table data of one learner with one seed."""
     register()
     torch.set_num_threads(1)
     name, seed = key
     row = ROWS[name]
     folder = WORK / f"{cell_name(key).split('/')[1]}-{env_steps}"
-    shutil.rmtree(folder, ignore_errors=True)  # what an earlier run left
+    shutil.rmtree(folder, ignore_errors=True)  # output of an earlier run
     trainer = start_run(compose_config([*settings(row, seed, env_steps), f"out={WORK}", f"name={folder.name}"]))
     report = trainer.train()
     algorithm = trainer.algorithm
@@ -105,7 +105,7 @@ def run_cell(key: Key, env_steps: int = ENV_STEPS) -> dict[str, Any]:
 
 
 def settings(row: Row, seed: int, env_steps: int) -> tuple[str, ...]:
-    """What `robopolicy train` is called with."""
+    """Arguments of `robopolicy train`."""
     return (
         *(f"task={row.task}", f"policy={row.policy}", f"algorithm={row.algorithm}", "chunk.horizon=1"),
         *("chunk.action_horizon=1", "policy.normalization=identity", f"budget.env_steps={env_steps}", f"seed={seed}"),
@@ -128,7 +128,7 @@ def curve(folder: Path) -> list[tuple[int, float]]:
 
 
 class Recorder(ActionRepeatActor):
-    """An actor whose chunks are kept."""
+    """An actor that records its chunks."""
 
     def __init__(self, actor: Actor) -> None:
         super().__init__(actor, actor.action_horizon)
@@ -143,7 +143,7 @@ class Recorder(ActionRepeatActor):
 
 
 def judge(policy: Policy, sim: VectorSim) -> dict[str, Any]:
-    """Return, jerk and the returns of slower decisions, without noise in the actions."""
+    """Return, jerk and the returns of slower decisions, with deterministic actions."""
     with as_actor(policy, sim, deterministic=True) as actor:
         recorder = Recorder(actor)
         result = evaluate(recorder, sim, episodes=EPISODES, seed=HELD_OUT, policy_batch=EPISODES)
@@ -163,9 +163,9 @@ def jerk(played: Tensor) -> float:
 
 @torch.no_grad()
 def value_bias(algorithm: SAC, sim: VectorSim) -> float:
-    """Value of the first draws less what they really earned: rewards and entropy, the critic's word for what is left.
+    """Value of the first sampled actions minus their return: rewards, entropy and a final value of the critic.
 
-    Values are those from which the critic's targets are made.
+    Values are `min_q`, as in the targets of the critic.
     """
     gamma, alpha = algorithm.config.gamma, float(algorithm.temperature.value)
     generator = torch.Generator().manual_seed(HELD_OUT)

@@ -1,1 +1,1 @@
-"""Every online recipe from the same imitated checkpoints, at equal generated tokens."""
+"""Every online recipe from the same imitated checkpoints, at equal numbers of generated tokens."""

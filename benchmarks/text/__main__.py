@@ -1,16 +1,16 @@
-"""All online recipes on two generated tasks, some on those that grade what they are about, at equal tokens: one table.
+"""All online recipes on two generated tasks, some on tasks that grade their specific goal, at equal tokens: one table.
 
     python -m benchmarks.text --quick                        # two recipes, one task, few tokens, nothing written
     python -m benchmarks.text                                # everything missing; a CPU minute a cell or less
     python -m benchmarks.text --tasks arithmetic --recipes grpo dapo --seeds 1 2 3 --jobs 2
     python -m benchmarks.text --table                        # only rewrite table and picture from the finished cells
 
-A cell is one recipe on one task with one seed. All cells of a task start from one checkpoint, which `text_sft` has
-trained, play the same number of tokens (to within a batch) and take four gradient steps per batch, or one if they are
-plain policy gradients, which know no ratio, or ask for it. They are judged on held-out prompts: accuracy of the
-likeliest answers, pass@k, entropy, length, form and tool calls of sampled ones. A recipe that asks for what a task does
-not record is listed below the table with that reason. Every recipe claims something (`claims.py`), and gets a verdict
-on it. Finished cells are skipped, so the table grows over many runs.
+A cell is one recipe on one task with one seed. All cells of a task start from one checkpoint trained by `text_sft`,
+generate the same number of tokens (to within a batch) and take four gradient steps per batch. Plain policy gradients,
+which have no ratio, and recipes that request it take one step. Cells are evaluated on held-out prompts: accuracy of the
+most likely answers, pass@k, entropy, length, form and tool calls of sampled answers. A recipe that needs data that a
+task does not record is listed below the table with that reason. Every recipe has a claim (`claims.py`) and gets a
+verdict on it. Finished cells are skipped, so the table grows over many runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.text.table import figures, refusals, rows
 
 
 def main() -> None:
-    """Run what is missing, then print and write the table."""
+    """Run the missing cells, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two recipes, one task, few tokens, no results written")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))

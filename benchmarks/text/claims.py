@@ -1,7 +1,7 @@
-"""What each recipe claims to improve, over which recipe, and whether the cells show it.
+"""Claims of the recipes: a quantity that improves over another recipe, and the verdict from the cells.
 
 A claim names one quantity of a cell. For every seed the recipe is compared with another one on the same task from the
-same checkpoint; the interval is that of Student over the seeds, so that three of them say little about small effects.
+same checkpoint; the interval is Student's over the seeds, so that three seeds do not resolve small effects.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from robopolicy.evaluation.intervals import Interval, student_mean
 from robopolicy.text.evaluation import pass_at_k
 
 Cell = Mapping[str, Any]
-HARD = 1  # most successes of the base at a hard prompt, of all its samples
+HARD = 1  # largest number of solved base samples on a hard prompt
 SEEDS = 3  # for a verdict
 GRADES = ("efficiency", "advantage", "safe", "grounding", "legal", "analysis", "consistency", "verdict", "refined")
 CONFIRMED, UNSEEN, OPPOSITE = "confirmed", "not seen at this scale", "the opposite at this scale"
@@ -40,7 +40,7 @@ def _pass_at(k: int) -> Callable[[Cell], float]:
 
 
 def _hard(cell: Cell) -> float | None:
-    """pass@1 where the base succeeds almost never."""
+    """pass@1 on prompts where the base almost never succeeds."""
     wins = [after for before, after in zip(cell["base"]["wins"], cell["after"]["wins"], strict=True) if before <= HARD]
     return _solved(wins, cell["after"]["samples"], 1) if wins else None
 
@@ -66,10 +66,10 @@ QUANTITIES: dict[str, Callable[[Cell], float | None]] = {
 }
 """Name -> its value in a cell, None where the cell has none.
 
-Held-out prompts: accuracy of the likeliest answers, pass@k, pass@1 of hard prompts (of which the base solved one sample
-at most), entropy [nats per token], tokens and tool calls per answer, share of well-formed answers, what tasks grade
-beside them (`GRADES`). Training, as means over the updates: rows with an advantage that is not 0, groups whose verdicts
-are all equal, clipped decisions, and KL of the ratios [nats per decision].
+Held-out prompts: accuracy of the most likely answers, pass@k, pass@1 of hard prompts (where the base solves at most one
+sample), entropy [nats per token], tokens and tool calls per answer, share of well-formed answers, further grades of the
+tasks (`GRADES`). Training, as means over the updates: rows with a nonzero advantage, groups with equal verdicts,
+clipped decisions, and KL of the ratios [nats per decision].
 """
 
 
@@ -86,7 +86,7 @@ class Claim:
 
 
 BETTER = Claim("accuracy")
-"""Of recipes that promise nothing else."""
+"""Claim of recipes without another claim."""
 
 CLAIMS: dict[str, Claim] = {
     "grpo": Claim("accuracy", against="reinforce"),
@@ -100,16 +100,16 @@ CLAIMS: dict[str, Claim] = {
     "reinforce": Claim("accuracy", against="rft"),
     **{name: Claim(**row) for name, row in contributed("text", "claims").items()},
 }
-"""Recipe -> its claim; themes of contrib add some by `[text.claims]`, whose keys are the fields of `Claim`."""
+"""Recipe -> its claim; contrib themes add claims by `[text.claims]`, with the fields of `Claim` as keys."""
 
 
 def claim_of(recipe: str) -> Claim:
-    """The claim that is judged."""
+    """The claim of a recipe."""
     return CLAIMS.get(recipe, BETTER)
 
 
 def difference(claim: Claim, own: Sequence[Cell], other: Sequence[Cell]) -> Interval | None:
-    """Mean over the seeds that both have played, own minus other; None where no seed has the quantity in both."""
+    """Mean over the common seeds, own minus other; None where no seed has the quantity in both."""
     measure = QUANTITIES[claim.quantity]
     theirs = {cell["seed"]: measure(cell) for cell in other}
     pairs = [(measure(cell), theirs.get(cell["seed"])) for cell in own]
@@ -118,7 +118,7 @@ def difference(claim: Claim, own: Sequence[Cell], other: Sequence[Cell]) -> Inte
 
 
 def verdict(claim: Claim, gap: Interval | None) -> str:
-    """Confirmed where the whole interval lies on the claimed side, of `SEEDS` seeds at least."""
+    """Confirmed where the whole interval is on the claimed side, with at least `SEEDS` seeds."""
     if gap is None:
         return "not measured"
     if gap.n < SEEDS:

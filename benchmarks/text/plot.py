@@ -1,4 +1,4 @@
-"""The table as a picture: accuracy of every recipe on the tasks that all play, and what came of its claim."""
+"""Plot of the table: accuracy of every recipe on the common tasks, and the verdict on its claim."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plot(figures: Mapping[str, Any], path: Path) -> Path:
     """Draw a row per recipe and a column per task, the best of the first task on top.
 
     Args:
-        figures: What `table.figures` gives.
+        figures: Result of `table.figures`.
         path: PNG to write.
     """
     tasks = [name for name, task in TASKS.items() if not task.recipes and name in figures]

@@ -1,4 +1,4 @@
-"""What processes run for the table, which import this module; `__main__` they could not."""
+"""Cell functions that worker processes import; they cannot import `__main__`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Key = tuple[str, str, int]  # recipe, task, seed
 
 
 def run_all(keys: Sequence[Key], *, jobs: int, tokens: int | None, keep: bool) -> list[dict[str, Any]]:
-    """Run the missing cells: first the checkpoints they share, then the cells."""
+    """Run the missing cells: first their shared checkpoints, then the cells."""
     run = partial(_run, tokens=tokens)
     return run_cells(keys, run, name=cell_name, progress=_progress, jobs=jobs, keep=keep, prepare=_prepare)
 

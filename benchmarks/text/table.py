@@ -1,4 +1,4 @@
-"""From cells to the table: accuracy, pass@k, entropy and dead groups with intervals, and a verdict on every claim."""
+"""Table from cells: accuracy, pass@k, entropy and dead groups with intervals, and a verdict on every claim."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
 
 
 def refusals(cells: Sequence[Cell]) -> list[str]:
-    """One line per recipe that no task can play, or not all that were tried: where, where else, and why."""
+    """One line per recipe that some tasks do not support: these tasks, the tasks that do, and the reason."""
     lines: list[str] = []
     for recipe in dict.fromkeys(cell["recipe"] for cell in cells):
         own = [cell for cell in cells if cell["recipe"] == recipe]
@@ -70,7 +70,7 @@ def figures(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _base(inside: Sequence[Cell]) -> Cell:
-    """What all cells of a task start from, in the form of a cell."""
+    """The shared base of the cells of a task, in the form of a cell."""
     return {**inside[0], "after": inside[0]["base"]}
 
 
@@ -84,7 +84,7 @@ def _gap(recipe: str, inside: Sequence[Cell]) -> Interval | None:
 
 
 def twin(recipe: str, inside: Sequence[Cell]) -> str | None:
-    """A recipe before this one that left the same policy with every seed: what tells the two apart, the task lacks."""
+    """An earlier recipe with the same result on every common seed: the task does not distinguish the two."""
     names = sorted({cell["recipe"] for cell in inside}, key=by_source)
     played = {run["seed"]: run["after"] for run in _played(inside, recipe)}
     for other in names[: names.index(recipe)]:

@@ -1,1 +1,1 @@
-"""GRPO side by side with TRL's trainer: same model, prompts, group size and settings, one process each."""
+"""GRPO compared with TRL's trainer: same model, prompts, group size and settings, one process each."""

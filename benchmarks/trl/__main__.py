@@ -4,10 +4,10 @@
     python -m benchmarks.trl              # 3 seeds, 60 updates each; about 12 minutes on 2 cores
     python -m benchmarks.trl --updates 20 --seeds 1
 
-Every run is a process of its own on one thread, ours and TRL's in turn. Tokens per second count every answer token
-twice, once generated and once trained, over the time between the ends of the first and the last update; memory is the
-largest resident set of the process. Held-out accuracy of both results is measured by the same code. Needs TRL, which
-the extra `trl` brings; without it the benchmark says so and ends.
+Every run is a separate process with one thread; our runs and TRL's alternate. Tokens per second count every answer
+token twice, once generated and once trained, over the time between the ends of the first and the last update; memory is
+the largest resident set of the process. The same code measures held-out accuracy of both results. The benchmark needs
+TRL (extra `trl`) and exits with a message without it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from robopolicy.evaluation.intervals import Interval, paired_difference, wilson
 
 Run = dict[str, Any]
 SIDES = ("robopolicy", "trl")
-TARGET_SPEED, TARGET_MEMORY = 1.5, 0.8  # ours over theirs
+TARGET_SPEED, TARGET_MEMORY = 1.5, 0.8  # ours divided by TRL's
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def run_side(side: str, base: Path, setting: Setting, place: Path) -> Run:
-    """One run in a process of its own."""
+    """One run in a separate process."""
     out = place / f"{side}-{setting.seed}.json"
     words = [sys.executable, "-m", "benchmarks.trl.sides", side, str(base), str(out)]
     words += [str(setting.seed), str(setting.updates)]
@@ -83,7 +83,7 @@ def rows(runs: Sequence[Run]) -> list[dict[str, object]]:
 
 
 def figures(runs: Sequence[Run]) -> dict[str, Any]:
-    """Ratios of ours to theirs, seed by seed and on average, and whether rewards agree."""
+    """Ratios of ours to TRL's, per seed and on average, and whether rewards agree."""
     ours, theirs = ([run for run in runs if run["side"] == side] for side in SIDES)
     speed = [a["tokens_per_s"] / b["tokens_per_s"] for a, b in zip(ours, theirs, strict=True)]
     memory = [a["memory_mib"] / b["memory_mib"] for a, b in zip(ours, theirs, strict=True)]
@@ -105,7 +105,7 @@ def figures(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _accuracy(runs: Sequence[Run]) -> Interval:
-    """Of the likeliest answers to held-out prompts, pooled over the seeds."""
+    """Accuracy of the most likely answers to held-out prompts, pooled over the seeds."""
     answers = [bool(value) for run in runs for value in run["correct"]]
     return wilson(sum(answers), len(answers))
 

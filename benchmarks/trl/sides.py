@@ -33,19 +33,19 @@ PROMPTS, GROUP, BUDGET = 32, 8, 6  # per update; attempts per prompt; tokens per
 LR, CLIP, GRAD_CLIP, BETAS = 2e-4, 0.2, 1.0, (0.9, 0.99)
 POOL = 2000  # different prompts
 HELD_OUT, JUDGED = 500_000, 200
-IMITATION = 160  # updates before either begins
+IMITATION = 160  # imitation updates before both sides
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What differs between runs."""
+    """Settings that differ between runs."""
 
     seed: int
     updates: int
 
 
 def make_base(folder: Path, updates: int) -> None:
-    """A small Llama on bytes, imitated for a while, as a folder that both sides read."""
+    """Train a small byte-level Llama by imitation and save it as a folder that both sides read."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -70,7 +70,7 @@ def make_base(folder: Path, updates: int) -> None:
 
 
 def ours(base: Path, setting: Setting) -> tuple[TextPolicy, list[float], list[float], int]:
-    """GRPO by the recipe; the policy, a time and a mean reward per update, and the tokens after the first one."""
+    """GRPO by the recipe; returns policy, time and mean reward per update, and the tokens after the first update."""
     policy = _policy(base)
     adam = {"lr": LR, "beta1": BETAS[0], "beta2": BETAS[1], "warmup": 0, "grad_clip": GRAD_CLIP}
     config = TextRecipeConfig(recipe="grpo", prompts_per_update=PROMPTS, group_size=GROUP, num_prompts=POOL, **adam)
@@ -86,14 +86,14 @@ def ours(base: Path, setting: Setting) -> tuple[TextPolicy, list[float], list[fl
 
 
 def theirs(base: Path, setting: Setting) -> tuple[TextPolicy, list[float], list[float], int]:
-    """GRPO by TRL with the same numbers."""
+    """GRPO by TRL with the same settings and results."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
     datasets, trl = require("datasets", "trl"), require("trl", "trl")
     task = _sim().task
     seeds = range(2_000_000 + 10_000 * setting.seed, 2_000_000 + 10_000 * setting.seed + POOL)
     tokenizer = AutoTokenizer.from_pretrained(base)
-    start = tokenizer.eos_token  # which our prompts begin with too, as there is no other
+    start = tokenizer.eos_token  # our prompts start with it too: there is no other such token
     data = datasets.Dataset.from_list([{"prompt": start + task.episode(seed).prompt, "key": seed} for seed in seeds])
     counts: list[int] = []
     rewards: list[float] = []
@@ -153,7 +153,7 @@ def theirs(base: Path, setting: Setting) -> tuple[TextPolicy, list[float], list[
 
 
 def judged(policy: TextPolicy) -> list[int]:
-    """Which held-out prompts the likeliest answer solves."""
+    """Whether the most likely answer solves each held-out prompt."""
     with closing(make_sim(TASK, SimOptions(num_envs=32))) as sim:
         result = evaluate(policy.eval(), sim, episodes=JUDGED, seed=HELD_OUT)
     assert result.success is not None
@@ -167,12 +167,12 @@ SIDES: dict[str, Callable[[Path, Setting], tuple[TextPolicy, list[float], list[f
 
 
 def main() -> None:
-    """Play one side and write its figures."""
+    """Run one side and write its figures."""
     side, base, out, seed, updates = sys.argv[1:]
     torch.set_num_threads(1)
     torch.manual_seed(int(seed))
     policy, times, rewards, tokens = SIDES[side](Path(base), Setting(int(seed), int(updates)))
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # before judging, in MiB
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # before the evaluation [MiB]
     figures = {
         "side": side,
         "seed": int(seed),

@@ -1,1 +1,1 @@
-"""Policies of graded quality, judged in a learned world model, in the simulator and from logs."""
+"""Policies of graded quality, evaluated in a learned world model, in the simulator and from logs."""

@@ -1,15 +1,16 @@
-"""A dozen policies of graded quality: their order in a learned world model, by FQE, and in the simulator.
+"""A dozen policies of graded quality: their ranking in a learned world model, by FQE, and in the simulator.
 
     python -m benchmarks.worldmodel --quick                # six policies, one small world, nothing written
     python -m benchmarks.worldmodel                        # everything missing; see below
     python -m benchmarks.worldmodel --tasks push --seeds 0 --jobs 2
     python -m benchmarks.worldmodel --table                # only rewrite the table from the finished cells
-    python -m benchmarks.worldmodel --tasks push-few push-narrow    # ablations of push: fewer films, two behaviours
+    python -m benchmarks.worldmodel --tasks push-few push-narrow    # ablations of push: less data, two behaviours
 
 A cell is one policy on one task with one seed: 100 held-out starts in the simulator and in the world model, and its
-value by FQE on the films that the world model learnt from. Films, world model and policies are made first and kept.
-No policy of the table is in the films. On one idle core an update of the autoencoder takes 0.08 s and one of the
-denoiser 0.43 s, so a task wants an hour for films, world model and policies, and about five minutes a cell.
+value by FQE on the recorded episodes that trained the world model. Recordings, world model and policies are made first
+and stored. The recordings contain none of the ranked policies. On one idle core an update of the autoencoder takes
+0.08 s and an update of the denoiser 0.43 s, so a task needs an hour for recordings, world model and policies, and about
+five minutes per cell.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from benchmarks.worldmodel.tasks import ABLATIONS, SMALL, TASKS
 
 
 def main() -> None:
-    """Run what is missing, then print and write the table."""
+    """Run the missing cells, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="six policies, one small world, no results written")
     parser.add_argument("--tasks", nargs="+", choices=[*TASKS, *ABLATIONS], default=list(TASKS))

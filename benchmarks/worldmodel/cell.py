@@ -1,4 +1,4 @@
-"""One cell: a policy on fixed starts, in the simulator and in the world model, and its value by FQE on the films."""
+"""One cell: a policy on fixed starts, in the simulator and the world model, and its FQE value on the recordings."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.world_sims import load_world, world_sim
 
 WORK = Path("runs/worldmodel")
-HELD_OUT = 50_000  # first seed of the starts; films and demonstrations start below it
+HELD_OUT = 50_000  # first seed of the starts; recordings and demonstrations use other seeds
 GAMMA = 0.99  # discount of FQE, whose values are discounted returns
 
 Key = tuple[str, str, int]  # task, player, seed
 
 
 class Failed(RuntimeError):
-    """A step of a cell did not work."""
+    """A step of a cell failed."""
 
 
 def run_all(keys: Sequence[Key], *, jobs: int, keep: bool) -> list[dict[str, Any]]:
-    """Run the missing cells: first films, world models and policies, one after the other, then the cells."""
+    """Run the missing cells: first recordings, world models and policies in sequence, then the cells."""
     return run_cells(keys, _run, name=cell_name, progress=_progress, jobs=jobs, keep=keep, prepare=_prepare)
 
 
@@ -44,7 +44,7 @@ def cell_name(key: Key) -> str:
 
 
 def run_cell(task: BenchTask, player: str, seed: int) -> dict[str, Any]:
-    """Outcomes of one policy on both sides, start by start."""
+    """Outcomes of one policy per start, in the simulator and in the world model."""
     folder = world(task, seed)
     model, manifest = load_world(folder)
     manifest.require(folder)
@@ -63,7 +63,7 @@ def run_cell(task: BenchTask, player: str, seed: int) -> dict[str, Any]:
 
 
 def films(task: BenchTask, seed: int) -> Path:
-    """What the world model learns from."""
+    """Recorded episodes that train the world model."""
     folder = WORK / f"{task.name}-{seed}" / "films"
     if not folder.exists():
         views = ["--render", "--cameras", task.camera, "--image-size", str(task.size)]
@@ -77,7 +77,7 @@ def world(task: BenchTask, seed: int) -> Path:
     folder = WORK / f"{task.name}-{seed}" / "world"
     if (folder / "report.json").exists():
         return folder / "checkpoints" / "best"
-    if (folder / "checkpoints" / "last").exists():  # it was interrupted
+    if (folder / "checkpoints" / "last").exists():  # an interrupted run
         _run_command("worldmodel", "train", "--resume", str(folder))
     else:
         shutil.rmtree(folder, ignore_errors=True)
@@ -106,7 +106,7 @@ def cloned(task: BenchTask, name: str, seed: int) -> Path:
 
 
 def fitted(task: BenchTask, checkpoint: Path, noise: float, seed: int) -> float:
-    """Discounted return by fitted Q-evaluation on the films."""
+    """Discounted return by fitted Q-evaluation on the recordings."""
     policy, _ = load_policy(checkpoint)
     episodes = read_lerobot(films(task, seed)).without_closing_frames()
     logs = Logs(episodes, policy.spec, GAMMA)

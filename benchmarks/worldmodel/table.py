@@ -1,4 +1,4 @@
-"""From cells to the table: how well the world model, and FQE beside it, order the policies."""
+"""Table from cells: how well the world model and FQE rank the policies."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def figures(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def by_horizon(members: Sequence[Cell]) -> dict[str, dict[str, float | None]]:
-    """Pearson and bias of success within a quarter, half and all of the longest episode, for tasks that end with it."""
+    """Pearson and bias of success within a quarter, half and all of the longest episode, if success ends it."""
     both = [[EvalResult.from_dict(cell[kind]) for cell in members] for kind in ("real", "predicted")]
     longest = max(int(result.lengths.max()) for side in both for result in side)
     found: dict[str, dict[str, float | None]] = {}
@@ -71,7 +71,7 @@ def by_horizon(members: Sequence[Cell]) -> dict[str, dict[str, float | None]]:
 
 
 def _fqe(members: Sequence[Cell]) -> tuple[float, float, float] | None:
-    """Pearson, Spearman and MMRV of FQE; its values are discounted returns, so MMRV looks at their order alone."""
+    """Pearson, Spearman and MMRV of FQE; its values are discounted returns, so MMRV uses only their order."""
     if any(cell["fqe"] is None for cell in members):
         return None
     real = np.array([cell["real"]["summary"]["success"] for cell in members])

@@ -1,4 +1,4 @@
-"""Tasks of the benchmark: films, world model, and the policies that are ranked, none of which is in the films."""
+"""Tasks of the benchmark: recordings, world model, and the ranked policies, which the recordings do not contain."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from robopolicy.nets.vision import VisionConfig
 
 @dataclass(frozen=True)
 class BenchTask:
-    """One world and who is ranked in it."""
+    """One world model and the policies ranked in it."""
 
     name: str
     task: str  # registered task id
     camera: str
     size: int  # pixels
-    behaviours: tuple[str, ...]  # who is filmed
-    films: int  # episodes of all of them together
+    behaviours: tuple[str, ...]  # recorded behaviour policies
+    films: int  # recorded episodes of all behaviours together
     preset: str  # of the world model
     settings: tuple[str, ...]  # of its training
-    cloned: tuple[tuple[str, int], ...] = ()  # head and updates of each; none ranks the scripted expert instead
-    noises: tuple[float, ...] = (0.0, 0.3, 0.6)  # disturbances, with each of which every policy is ranked
-    demonstrations: int = 200  # episodes that are cloned
+    cloned: tuple[tuple[str, int], ...] = ()  # head and updates of each; empty: the scripted expert
+    noises: tuple[float, ...] = (0.0, 0.3, 0.6)  # action noise; every policy is ranked with each
+    demonstrations: int = 200  # cloned episodes
     policy: tuple[str, ...] = ()  # settings of the cloning
-    episodes: int = 100  # of every policy on both sides
+    episodes: int = 100  # per policy, in the simulator and in the world model
     fqe: FQEConfig = field(default_factory=FQEConfig)
-    drawn: int = 4  # actions of the policy at every frame of the films, for FQE
+    drawn: int = 4  # actions of the policy at every recorded frame, for FQE
     base: str = ""  # of an ablation: the task whose policies it ranks
 
     @property
     def players(self) -> list[str]:
-        """Names of those that are ranked."""
+        """Names of the ranked policies."""
         who = [f"{head}-{updates}" for head, updates in self.cloned] or ["expert"]
         return [name + (f"+{noise:g}" if noise else "") for name in who for noise in self.noises]
 
@@ -66,7 +66,7 @@ TASKS = {
             cloned=(("flow", 50), ("flow", 200), ("gaussian", 800), ("diffusion", 2500)),
             policy=("task.obs_keys=[image.top,gripper]", "algorithm.batch_size=32"),
             drawn=1,
-            fqe=FQEConfig(  # it learns from pictures, too
+            fqe=FQEConfig(  # it also learns from images
                 steps=1500, batch_size=32, critic=CriticConfig(members=8, hidden=(128, 128), vision=SEEING)
             ),
         ),
@@ -87,7 +87,7 @@ TASKS = {
 }
 ABLATIONS = {
     task.name: task
-    for task in (  # what the source studies: diversity of the data, and pretrained weights
+    for task in (  # ablations of the source: data diversity, and pretrained weights
         replace(TASKS["push"], name="push-few", base="push", films=300),
         replace(TASKS["push"], name="push-narrow", base="push", behaviours=("expert", "random")),
         replace(TASKS["push"], name="push-pretrained", base="push", settings=("pretrained.source=models/wan",)),

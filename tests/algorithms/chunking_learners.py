@@ -1,4 +1,4 @@
-"""Small QC, FQL and DQC on the chunk bandit."""
+"""Small QC, FQL and DQC learners on the chunk bandit."""
 
 from collections.abc import Callable
 from typing import Any

@@ -71,7 +71,7 @@ def bandit(
 
 
 def prepared(algorithm: Any, rollout: Rollout) -> RolloutBatch:
-    """Rows as the first epoch sees them."""
+    """Rows as in the first epoch."""
     rows = compute_advantages(rollout, algorithm.critic, gamma=0.99, gae_lambda=0.95)
     return completed(algorithm, rows)
 

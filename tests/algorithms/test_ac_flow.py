@@ -1,4 +1,4 @@
-"""AC-Flow: weights from the intermediate critic, the invariance behind them, warm-up, and the pull to the reference."""
+"""Tests of AC-Flow: weights from the intermediate critic, baseline invariance, warm-up, and the reference penalty."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,14 +26,14 @@ def weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def test_an_infinite_penalty_freezes_the_policy_at_its_reference() -> None:
-    algorithm = tuner("ac_flow", critic_warmup=0, w2_coef=1e300, **SMALL)  # beside it the loss rounds to 0
+    algorithm = tuner("ac_flow", critic_warmup=0, w2_coef=1e300, **SMALL)  # the loss rounds to 0 in comparison
     before = weights(algorithm.policy)
     for seed in range(2):
         algorithm.update(bandit(algorithm.policy, 64, seed=seed))
     assert all(torch.equal(before[key], value) for key, value in algorithm.policy.state_dict().items())
 
 
-def test_a_stronger_penalty_keeps_the_policy_nearer_to_its_reference() -> None:
+def test_a_stronger_penalty_reduces_the_distance_to_the_reference() -> None:
     distances = []
     for w2_coef in (0.0, 1.0, 10.0):
         algorithm = tuner("ac_flow", critic_warmup=0, w2_coef=w2_coef, lr=1e-3, lr_final=1e-3, epochs=10, **SMALL)
@@ -51,19 +51,19 @@ def test_weights_are_exponentials_of_clipped_advantages() -> None:
 
 
 def test_any_function_of_the_point_may_be_the_baseline() -> None:
-    """Several targets meet in one point; scaling their weights alike leaves the best velocity there."""
+    """The best velocity at a point with several targets does not change if all weights are scaled by one factor."""
     torch.manual_seed(0)
     outcome, target = torch.randn(50, 1), torch.randn(50, 3)
 
     def best(baseline: float) -> torch.Tensor:
         weight = critic_weights(outcome - baseline, clip=100.0, temperature=0.7)
-        return (weight * target).sum(0) / weight.sum()  # where the weighted squared error is least
+        return (weight * target).sum(0) / weight.sum()  # minimum of the weighted squared error
 
     torch.testing.assert_close(best(0.0), best(1.3))
     assert not torch.allclose(best(0.0), target.mean(0))
 
 
-def test_the_gradient_is_that_of_the_weighted_loss_and_the_penalty() -> None:
+def test_the_gradient_equals_the_weighted_loss_plus_the_penalty() -> None:
     algorithm = tuner("ac_flow", w2_coef=0.5, **SMALL)
     rows = rows_of(algorithm)
     torch.manual_seed(3)
@@ -112,7 +112,7 @@ def test_warmup_trains_both_critics_and_not_the_actor() -> None:
     assert "actor/loss" not in metrics and "critic/loss" in metrics
 
 
-def test_a_step_of_the_critics_is_one_towards_the_outcomes_at_the_stored_pairs() -> None:
+def test_a_critic_step_regresses_the_outcomes_at_the_stored_pairs() -> None:
     algorithm = tuner("ac_flow", **SMALL)
     rows = rows_of(algorithm)
     error = algorithm.intermediate_value(rows) - rows.record["outcome"].unsqueeze(1)
@@ -122,7 +122,7 @@ def test_a_step_of_the_critics_is_one_towards_the_outcomes_at_the_stored_pairs()
     torch.testing.assert_close(found, expected)
 
 
-def test_the_critics_learn_what_observations_tell_about_the_outcome() -> None:
+def test_the_critics_learn_the_outcome_from_observations() -> None:
     algorithm = tuner("ac_flow", critic_lr=1e-2, critic=ValueConfig(hidden=(32,)), **SMALL)
     rows = rows_of(algorithm)
     outcome = rows.obs["state"][:, 0, 0].sign()
@@ -136,7 +136,7 @@ def test_the_critics_learn_what_observations_tell_about_the_outcome() -> None:
 
 
 def test_the_intermediate_critic_learns_what_a_point_tells_about_the_outcome() -> None:
-    """With the first action as outcome, nothing is known at time 0 and everything at time 1."""
+    """With the action as outcome, the critic predicts its mean 0 at time 0 and the outcome itself at time 1."""
     torch.manual_seed(0)
     spec = PolicySpec({"state": (1,)}, action_dim=1)
     critic = IntermediateValue(IntermediateConfig(hidden=(32, 32), activation="silu", normalization="identity"), spec)
@@ -155,7 +155,7 @@ def test_the_intermediate_critic_learns_what_a_point_tells_about_the_outcome() -
     assert float((end - x.flatten()).abs().max()) < 0.3
 
 
-def test_the_intermediate_critic_has_no_setting_that_it_does_not_read(tmp_path: Path, refused: Any) -> None:
+def test_unused_settings_of_the_intermediate_critic_are_refused(tmp_path: Path, refused: Any) -> None:
     command = ("train", "task=point_mass", "policy=flow", "algorithm=ac_flow", "budget.updates=1", f"out={tmp_path}")
     for setting in ("residual=true", "bias=3", "orthogonal_init=false", "privileged_obs={state:2}"):
         assert setting.split("=")[0] in refused(*command, f"algorithm.intermediate.{setting}")

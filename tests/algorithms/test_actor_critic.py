@@ -1,4 +1,4 @@
-"""What the frame of on-policy control shares, on PPO, and the closed forms of its surrogates."""
+"""Tests of the shared on-policy learner, with PPO, and of the closed forms of its surrogates."""
 
 from typing import Any
 
@@ -54,10 +54,10 @@ def test_bounded_targets_are_a_policy_that_is_nowhere_worse_on_random_decision_p
         improved, _ = values(transition, reward, policy * ratio)
         assert (improved - v).min() > -1e-12
         worst = max(worst, float(((policy * best_ratio(q - v[:, None], 0.7, 1.3, 1e-3)).sum(1) - 1).abs().max()))
-    assert 0.2 < worst < 0.3  # the mean in place of the median is no distribution
+    assert 0.2 < worst < 0.3  # with the mean in place of the median it is not a distribution
 
 
-def test_the_target_is_a_step_in_the_limit_and_its_slope_that_of_the_sigmoid() -> None:
+def test_the_best_ratio_is_a_scaled_sigmoid_and_a_step_in_the_limit() -> None:
     returns = torch.tensor([-1.0, -1e-4, 1e-4, 1.0])
     torch.testing.assert_close(best_ratio(returns, 0.8, 1.2, 1e-6), torch.tensor([0.8, 0.8, 1.2, 1.2]))
     x = torch.linspace(-3, 3, 7)
@@ -117,14 +117,14 @@ def test_running_statistics_move_when_the_epochs_are_over(monkeypatch: pytest.Mo
     check_moves_statistics_when_the_epochs_are_over("ppo", monkeypatch)
 
 
-def test_the_linear_rate_ends_at_nothing() -> None:
+def test_the_linear_schedule_lowers_the_learning_rate_in_equal_steps() -> None:
     learner: PPO = algorithm("ppo", lr=1e-3, lr_schedule="linear")
     sampler = tools.sampler_for(learner)
     rates = [learner.update(sampler.collect(learner.act))["actor/lr"] for _ in range(3)]
     assert rates == pytest.approx([1e-3, 0.95e-3, 0.9e-3])
 
 
-def test_a_clipped_value_counts_the_larger_error() -> None:
+def test_the_clipped_value_loss_takes_the_larger_error() -> None:
     rows = RolloutBatch({}, {}, torch.zeros(3), torch.zeros(3), torch.tensor([1.0, 1.0, 1.0]), torch.zeros(3))
     value = torch.tensor([0.1, 0.5, 3.0], requires_grad=True)
     loss = value_loss(value, rows, clip=0.2)
@@ -143,5 +143,5 @@ def test_impossible_settings_are_refused(settings: dict[str, Any], reason: str) 
         algorithm("ppo", **settings)
 
 
-def test_a_critic_that_normalises_as_the_policy_takes_its_statistics() -> None:
+def test_a_critic_with_the_normalisation_of_the_policy_copies_its_statistics() -> None:
     check_takes_the_statistics_of_the_policy("ppo")

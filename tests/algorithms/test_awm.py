@@ -1,4 +1,4 @@
-"""AWM: the gradient of advantage-weighted matching, its limits, its penalties, and its relation to FPO."""
+"""Tests of AWM: the gradient of advantage-weighted matching, its limits, its penalties, and its relation to FPO."""
 
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,7 @@ def rows_of(algorithm: Any, count: int = 64) -> Any:
     return prepared(algorithm, bandit(algorithm.policy, count))
 
 
-def shake(policy: Any, scale: float = 0.05) -> None:
+def perturb(policy: Any, scale: float = 0.05) -> None:
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -52,7 +52,7 @@ def test_the_first_gradient_is_advantage_weighted_matching() -> None:
 def test_zero_advantages_leave_the_gradient_of_the_penalties_alone() -> None:
     algorithm = tuner("awm", ref_coef=0.5, ema_coef=2.0)
     rows = rows_of(algorithm)
-    shake(algorithm.policy)
+    perturb(algorithm.policy)
     rows = replace(rows, advantage=torch.zeros(64))
     found = gradient(algorithm.loss(rows)[0], algorithm.policy)
     assert bool(found.any())
@@ -76,7 +76,7 @@ def test_fpos_ratio_is_the_geometric_mean_of_the_ratios_of_awm() -> None:
     matching = tuner("awm", num_mc_samples=8, **FREE)
     rows = rows_of(matching)
     fpo = tuner("fpo", num_mc_samples=8)
-    shake(matching.policy)
+    perturb(matching.policy)
     fpo.policy.load_state_dict(matching.policy.state_dict())
     ratio = (matching.logp(rows) - rows.logp).detach().exp()  # (B, N)
     one = (fpo.logp(rows) - rows.logp).detach().mean(1).exp()
@@ -84,7 +84,7 @@ def test_fpos_ratio_is_the_geometric_mean_of_the_ratios_of_awm() -> None:
     assert bool((ratio.mean(1) >= one).all())
 
 
-def test_the_gradient_points_to_the_reward_on_a_gaussian_bandit() -> None:
+def test_the_gradient_matches_its_closed_form_on_a_gaussian_bandit() -> None:
     policy = GaussianFlow(0.3, 0.5)
     algorithm = tuner("awm", policy, **FREE)
     torch.manual_seed(0)
@@ -105,7 +105,7 @@ def test_penalties_are_zero_at_their_anchors_and_mean_squares_elsewhere() -> Non
     rows = rows_of(algorithm)
     penalty, info = algorithm.penalties(rows)
     assert float(penalty.detach()) == 0.0 == float(info["ref_distance"].detach())
-    shake(algorithm.policy)
+    perturb(algorithm.policy)
     penalty, info = algorithm.penalties(rows)
     now, old = (algorithm.policy.velocities(h, rows.obs, rows.record) for h in (algorithm.policy.head, algorithm.base))
     distance = (now - old).square().mean()
@@ -117,9 +117,9 @@ def test_penalties_are_zero_at_their_anchors_and_mean_squares_elsewhere() -> Non
 def test_each_penalty_pulls_to_its_own_anchor() -> None:
     algorithm = tuner("awm", ref_coef=0.5, ema_coef=2.0)
     rows = rows_of(algorithm)
-    shake(algorithm.policy, 0.05)
+    perturb(algorithm.policy, 0.05)
     algorithm.average.module.load_state_dict(algorithm.policy.head.state_dict())
-    shake(algorithm.policy, 0.02)
+    perturb(algorithm.policy, 0.02)
     penalty, info = algorithm.penalties(rows)
     now, base, average = (
         algorithm.policy.velocities(head, rows.obs, rows.record)
@@ -164,7 +164,7 @@ def test_every_weighting_starts_at_ratio_one(weighting: str) -> None:
     assert float(info["ratio_max"]) < 1e-5
 
 
-def test_advantages_are_cut_and_scaled_to_one() -> None:
+def test_advantages_are_clipped_and_scaled_to_one() -> None:
     algorithm = tuner("awm", advantage_clip=2.0, **FREE)
     rows = rows_of(algorithm)
     outlier = rows.advantage.clone()

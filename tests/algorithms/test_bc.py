@@ -1,4 +1,4 @@
-"""Behaviour cloning: what a batch teaches, how fast, and which weights are deployed."""
+"""Tests of behaviour cloning: loss, learning rate, gradient clipping, and deployed weights."""
 
 import math
 from typing import Any
@@ -21,7 +21,7 @@ def cloning(updates: int = 20, **config: Any) -> BC:
 
 
 def demonstrations() -> ChunkBatch:
-    """Eight chunks, two of them with an end, of different importance."""
+    """Eight chunks with different weights; two of them are padded."""
     generator = torch.Generator().manual_seed(1)
     mask = torch.ones(8, 4)
     mask[3, 2:], mask[5, 1:] = 0, 0
@@ -29,12 +29,12 @@ def demonstrations() -> ChunkBatch:
     return ChunkBatch({"state": state}, chunk, mask, torch.linspace(0, 2, 8))
 
 
-def test_the_loss_is_the_weighted_mean_over_the_steps_that_were_played() -> None:
+def test_the_loss_is_the_weighted_mean_over_unpadded_steps() -> None:
     policy, batch = cloning().policy, demonstrations()
     generators = [torch.Generator().manual_seed(3) for _ in range(2)]
     loss, _ = bc_loss(policy, batch, generators[0])
     steps = policy.training_loss(policy.encode(batch.obs), batch.chunk, generators[1])  # type: ignore[operator]
-    rows = torch.stack([row[played.bool()].mean() for row, played in zip(steps, batch.mask, strict=True)])
+    rows = torch.stack([row[valid.bool()].mean() for row, valid in zip(steps, batch.mask, strict=True)])
     torch.testing.assert_close(loss, (torch.linspace(0, 2, 8) * rows).mean())
 
 
@@ -45,7 +45,7 @@ def test_the_learning_rate_warms_up_and_falls_along_a_cosine() -> None:
     assert rates == pytest.approx([0.01 * factor for factor in (0.25, 0.5, 0.75, *falling)])
 
 
-def test_the_optimiser_is_that_of_diffusion_policy() -> None:
+def test_the_optimiser_matches_diffusion_policy() -> None:
     algorithm = cloning()
     group = algorithm.optimizer.param_groups[0]
     assert isinstance(algorithm.optimizer, torch.optim.AdamW)
@@ -54,19 +54,19 @@ def test_the_optimiser_is_that_of_diffusion_policy() -> None:
 
 
 @pytest.mark.parametrize("limit", [1e-3, 1e3])
-def test_gradients_are_cut_to_their_bound(limit: float) -> None:
+def test_the_gradient_norm_is_clipped(limit: float) -> None:
     algorithm = cloning(grad_clip=limit)
-    measured = algorithm.update(demonstrations())["actor/grad_norm"]  # before they are cut
+    measured = algorithm.update(demonstrations())["actor/grad_norm"]  # before clipping
     length = torch.stack([p.grad.norm() for p in algorithm.policy.parameters() if p.grad is not None]).norm()
     assert 1e-3 < measured < 1e3 and float(length) == pytest.approx(min(measured, limit), rel=1e-3)
 
 
 @pytest.mark.parametrize("ema", [True, False])
-def test_averaged_weights_are_deployed_unless_switched_off(ema: bool) -> None:
+def test_averaged_weights_are_deployed_unless_disabled(ema: bool) -> None:
     algorithm = cloning(ema=ema, lr=0.1)
     for _ in range(3):
         algorithm.update(demonstrations())
-    assert algorithm.policy.training  # augmentation and dropout are for imitation
+    assert algorithm.policy.training  # augmentation and dropout are active in imitation
     assert (algorithm.inference_policy() is algorithm.policy) != ema
     trained, deployed = (list(policy.parameters()) for policy in (algorithm.policy, algorithm.inference_policy()))
     assert all(torch.equal(a, b) for a, b in zip(trained, deployed, strict=True)) != ema

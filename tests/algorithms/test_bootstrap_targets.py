@@ -1,4 +1,4 @@
-"""What methods of chosen and optimised actions regress on, where critics, values or policies are given."""
+"""Tests of the regression targets of methods that select or optimise actions, with given critics and policies."""
 
 import copy
 import math
@@ -28,20 +28,20 @@ def data() -> Transitions:
     return batch(two_modes(ROWS), peak, discount=0.9)
 
 
-def oppose(algorithm: OffPolicy) -> None:
-    """Make the target critic judge the opposite of what the online critic does."""
+def negate_target_critic(algorithm: OffPolicy) -> None:
+    """Give the target critic the negated values of the online critic."""
     algorithm.target_critic.load_state_dict(algorithm.critic.state_dict())
     with torch.no_grad():
         for parameter in algorithm.target_critic.body.layers[-1].parameters():
             parameter.neg_()
 
 
-def rewound(algorithm: OffPolicy, acting_policy: BestOfNPolicy, batch: Transitions) -> tuple[Tensor, Candidates]:
-    """The target of `batch`, and the candidates of `acting_policy` that it was chosen from."""
+def target_and_candidates(algorithm: OffPolicy, policy: BestOfNPolicy, batch: Transitions) -> tuple[Tensor, Candidates]:
+    """The target of `batch`, and the candidates of `policy` behind it."""
     state = algorithm.generator.get_state()
     target = algorithm.target(batch)
     algorithm.generator.set_state(state)
-    return target, acting_policy.propose(batch.next_obs, generator=algorithm.generator)
+    return target, policy.propose(batch.next_obs, generator=algorithm.generator)
 
 
 # FQL.
@@ -59,7 +59,7 @@ def test_fql_bootstraps_from_the_mean_value_of_its_one_step_policy() -> None:
     torch.testing.assert_close(target, seen.reward + 0.9 * (seen.next_obs["state"][:, -1, 0] + 2 * action))
 
 
-def test_a_one_step_policy_that_maps_every_noise_as_the_flow_does_is_at_no_distance() -> None:
+def test_a_one_step_policy_equal_to_the_flow_has_zero_distance() -> None:
     algorithm, seen = fql(flow(action_clip=0.0)), data()
     teacher, student = one_step_copy(algorithm.policy), algorithm.student
     _, info = actor_loss(student, teacher, algorithm.critic, seen.obs, algorithm.config)
@@ -71,7 +71,7 @@ def test_a_one_step_policy_that_maps_every_noise_as_the_flow_does_is_at_no_dista
 
 
 @pytest.mark.parametrize("normalize_q", [True, False])
-def test_the_one_step_policy_descends_its_distance_less_the_mean_value(normalize_q: bool) -> None:
+def test_the_one_step_policy_minimises_its_distance_minus_the_mean_value(normalize_q: bool) -> None:
     algorithm, seen = fql(flow(action_clip=0.0), alpha=3.0, normalize_q=normalize_q), data()
     student: Any = shifted(algorithm.student, 0.1)
     critic: Any = Known(lambda state, a: state[:, 0] + a[:, 0] - 1, lambda state, a: 3 * a[:, 0].square())
@@ -88,7 +88,7 @@ def test_the_one_step_policy_descends_its_distance_less_the_mean_value(normalize
     torch.testing.assert_close(*slopes, atol=1e-5, rtol=1e-4)
 
 
-def test_updates_of_fql_draw_from_its_own_generator_alone() -> None:
+def test_fql_updates_sample_only_from_their_own_generator() -> None:
     found = []
     torch.manual_seed(0)
     first = fql()
@@ -104,7 +104,7 @@ def test_updates_of_fql_draw_from_its_own_generator_alone() -> None:
 # DQC.
 
 
-def test_dqc_bootstraps_the_long_critic_from_v_within_probabilities() -> None:
+def test_dqc_bootstraps_the_long_critic_from_v_as_a_probability() -> None:
     algorithm, seen = dqc(n_step=1), batch(two_modes(4), peak)
     algorithm.value = lambda obs: obs["state"][:, -1, 0]  # type: ignore[assignment]
     seen.next_obs["state"][:, -1, 0] = torch.tensor([0.0, math.log(3), math.log(3), 9.0])
@@ -113,7 +113,7 @@ def test_dqc_bootstraps_the_long_critic_from_v_within_probabilities() -> None:
     torch.testing.assert_close(algorithm.target(seen), expected)
 
 
-def test_v_of_dqc_regresses_on_the_lowest_target_value_of_the_prefix_that_was_played() -> None:
+def test_v_of_dqc_regresses_on_the_lowest_target_value_of_the_executed_prefix() -> None:
     algorithm, seen = dqc(n_step=1, quantile=0.75), data()
     seen = replace(seen, reward=torch.zeros(ROWS))
     algorithm.target_critic = Known(lambda _, a: 3 * a[:, 0], lambda _, a: a[:, 0])  # type: ignore[assignment]
@@ -123,8 +123,8 @@ def test_v_of_dqc_regresses_on_the_lowest_target_value_of_the_prefix_that_was_pl
     torch.testing.assert_close(algorithm.critic_loss(seen)[1]["state_loss"].detach(), expected)
 
 
-def test_a_prefix_critic_that_equals_the_long_one_stays_so_where_both_judge_the_same_chunk() -> None:
-    """Then Q_p has no gradient, whatever Q_h and the expectile are."""
+def test_a_prefix_critic_equal_to_the_long_critic_has_no_gradient_on_the_same_chunk() -> None:
+    """If Q_p equals Q_h, the gradient of Q_p is zero for every Q_h and expectile."""
     for expectile in (0.5, 0.9):
         algorithm = dqc(n_step=1, expectile=expectile)
         seen = replace(data(), reward=torch.rand(ROWS))
@@ -139,44 +139,44 @@ def test_a_prefix_critic_that_equals_the_long_one_stays_so_where_both_judge_the_
 # QC.
 
 
-def test_qc_takes_the_best_sample_by_the_mean_of_the_online_critics_and_values_it_by_the_target_ones() -> None:
+def test_qc_selects_by_the_mean_online_value_and_evaluates_with_the_target_critics() -> None:
     algorithm, seen = qc(), data()
-    oppose(algorithm)
-    target, found = rewound(algorithm, algorithm.acting_policy, seen)
+    negate_target_critic(algorithm)
+    target, found = target_and_candidates(algorithm, algorithm.acting_policy, seen)
     values = algorithm.critic.candidate_values(seen.next_obs, found.chunks).mean(0)
     chosen = found.chunks[torch.arange(ROWS), values.argmax(1)]
     torch.testing.assert_close(target, seen.reward + 0.9 * algorithm.target_critic(seen.next_obs, chosen).mean(0))
-    played = algorithm.act(seen.next_obs, generator=torch.Generator().manual_seed(0)).chunk
+    executed = algorithm.act(seen.next_obs, generator=torch.Generator().manual_seed(0)).chunk
     found = algorithm.acting_policy.propose(seen.next_obs, generator=torch.Generator().manual_seed(0))
     values = algorithm.critic.candidate_values(seen.next_obs, found.chunks).mean(0)
-    assert torch.equal(played, found.chunks[torch.arange(ROWS), values.argmax(1)])
+    assert torch.equal(executed, found.chunks[torch.arange(ROWS), values.argmax(1)])
 
 
 # IDQL.
 
 
-def test_idql_plays_the_sample_of_its_average_that_is_best_by_the_lowest_target_value() -> None:
+def test_idql_executes_the_sample_of_its_average_with_the_highest_minimum_target_value() -> None:
     algorithm, obs = idql(), data().obs
-    oppose(algorithm)
+    negate_target_critic(algorithm)
     shifted(algorithm.ema.module, 0.1)
-    played = algorithm.act(obs, generator=torch.Generator().manual_seed(0)).chunk
+    executed = algorithm.act(obs, generator=torch.Generator().manual_seed(0)).chunk
     rows = {key: value.repeat_interleave(16, 0) for key, value in obs.items()}
     chunks = algorithm.ema.module.act(rows, generator=torch.Generator().manual_seed(0)).unflatten(0, (ROWS, 16))
     best = algorithm.target_critic.candidate_values(obs, chunks).amin(0).argmax(1)
-    assert torch.equal(played, chunks[torch.arange(ROWS), best])
+    assert torch.equal(executed, chunks[torch.arange(ROWS), best])
 
 
 # Cal-QL.
 
 
-def test_cal_ql_bootstraps_from_the_highest_of_the_lowest_target_values_of_sampled_chunks() -> None:
+def test_cal_ql_bootstraps_from_the_highest_minimum_target_value_of_sampled_chunks() -> None:
     algorithm, seen = cal_ql(), data()
-    asked: list[Observation] = []
+    queries: list[Observation] = []
     sampled = torch.tensor([-0.5, 0.8, 0.3, 0.1]).view(1, 4, 1, 1).expand(ROWS, 4, 2, 1)
 
     def sample(obs: Observation) -> Tensor:
-        """Remember where chunks were sampled."""
-        asked.append(obs)
+        """Record the observations of the sampled chunks."""
+        queries.append(obs)
         return sampled
 
     algorithm.sample_candidates = sample  # type: ignore[method-assign]
@@ -185,7 +185,7 @@ def test_cal_ql_bootstraps_from_the_highest_of_the_lowest_target_values_of_sampl
     )
     expected = seen.reward + 0.9 * (seen.next_obs["state"][:, -1, 0] + 0.3)
     torch.testing.assert_close(algorithm.target(seen), expected)
-    assert asked == [seen.next_obs]
+    assert queries == [seen.next_obs]
 
 
 def test_cal_ql_samples_its_policy_and_subtracts_no_entropy() -> None:
@@ -199,7 +199,7 @@ def test_cal_ql_samples_its_policy_and_subtracts_no_entropy() -> None:
     torch.testing.assert_close(target, seen.reward + 0.9 * lowest.max(1).values)
 
 
-def test_cal_ql_subtracts_the_entropy_of_the_best_candidate_where_asked() -> None:
+def test_cal_ql_subtracts_the_entropy_of_the_best_candidate_if_enabled() -> None:
     algorithm, seen = cal_ql(backup_entropy=True, temperature=0.5), data()
     sampled = algorithm.sample_candidates(seen.next_obs)
     algorithm.sample_candidates = lambda obs: sampled  # type: ignore[method-assign]
@@ -215,7 +215,7 @@ def test_cal_ql_subtracts_the_entropy_of_the_best_candidate_where_asked() -> Non
 
 def test_expo_bootstraps_from_the_candidate_of_highest_mean_value() -> None:
     algorithm, seen = expo(), data()
-    target, found = rewound(algorithm, algorithm.backup_policy, seen)
+    target, found = target_and_candidates(algorithm, algorithm.backup_policy, seen)
     best = algorithm.target_critic.candidate_values(seen.next_obs, found.chunks).mean(0).argmax(1)
     assert found.chunks.shape[1] == 8 and len(best.unique()) > 1  # samples and edits
     chosen = found.chunks[torch.arange(ROWS), best]
@@ -223,10 +223,10 @@ def test_expo_bootstraps_from_the_candidate_of_highest_mean_value() -> None:
     torch.testing.assert_close(target, seen.reward + 0.9 * lowest)
 
 
-def test_expo_adds_the_entropy_of_a_soft_choice_to_its_target() -> None:
+def test_expo_adds_the_entropy_of_softmax_selection_to_its_target() -> None:
     algorithm, seen = expo(selection="softmax", selection_temperature=0.2), data()
     state = algorithm.generator.get_state()
-    target, found = rewound(algorithm, algorithm.backup_policy, seen)
+    target, found = target_and_candidates(algorithm, algorithm.backup_policy, seen)
     algorithm.generator.set_state(state)
     algorithm.backup_policy.propose(seen.next_obs, generator=algorithm.generator)
     index = algorithm.backup_policy.choose(found.values, generator=algorithm.generator)
@@ -239,7 +239,7 @@ def test_expo_adds_the_entropy_of_a_soft_choice_to_its_target() -> None:
 
 
 @pytest.mark.parametrize("backup", ["best", "base"])
-def test_the_averaged_base_of_expo_acts_and_the_trained_one_bootstraps(backup: str) -> None:
+def test_expo_acts_with_the_averaged_base_and_bootstraps_from_the_trained_base(backup: str) -> None:
     algorithm, seen = expo(edits=0, backup=backup), data()
     always(algorithm.policy, 1.0)  # type: ignore[arg-type]
     always(algorithm.ema.module, -1.0)  # type: ignore[arg-type]
@@ -254,14 +254,14 @@ def test_the_averaged_base_of_expo_acts_and_the_trained_one_bootstraps(backup: s
 # PA-RL.
 
 
-def test_pa_rl_bootstraps_from_the_best_optimised_chunk_wherever_it_stands() -> None:
+def test_pa_rl_bootstraps_from_the_best_optimised_chunk_at_any_index() -> None:
     algorithm, seen = pa_rl(), data()
     best = torch.arange(ROWS) % 3
     chunks = (torch.arange(3.0) / 4).view(1, 3, 1, 1).expand(ROWS, 3, 2, 1)
     values = torch.nn.functional.one_hot(best, 3).float()
 
     def propose(obs: Observation, **_: Any) -> Candidates:
-        """Three chunks, the best one in another place in each row."""
+        """Three chunks, with the best at a different index in each row."""
         assert obs is seen.next_obs
         return Candidates(chunks, values)
 
@@ -271,22 +271,22 @@ def test_pa_rl_bootstraps_from_the_best_optimised_chunk_wherever_it_stands() -> 
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_the_imitated_chunk_is_drawn_in_proportion_to_the_softmax_of_its_value(temperature: float) -> None:
+def test_the_imitated_chunk_is_sampled_by_the_softmax_of_its_value(temperature: float) -> None:
     rows, share = 4000, torch.tensor([0.5, 0.2, 0.3])
     seen = batch(two_modes(rows), peak)
     chunks = torch.arange(3.0).view(1, 3, 1, 1).expand(rows, 3, 2, 1)
     found = Candidates(chunks, (temperature * share.log()).expand(rows, 3))
     chunk, _ = imitation_target(found, seen, temperature, torch.Generator().manual_seed(0))
-    drawn = torch.bincount(chunk[:, 0, 0].long(), minlength=3) / rows
-    assert bool(((drawn - share).abs() < 4 * (share * (1 - share) / rows).sqrt()).all())
+    frequency = torch.bincount(chunk[:, 0, 0].long(), minlength=3) / rows
+    assert bool(((frequency - share).abs() < 4 * (share * (1 - share) / rows).sqrt()).all())
 
 
 # Imitation.
 
 
 @pytest.mark.parametrize("make", [qc, fql, dqc, expo, iql, idql])
-def test_padded_steps_of_a_chunk_teach_the_policy_nothing(make: Callable[..., OffPolicy]) -> None:
-    """Those outputs of the flow that stand for padded steps do not move by a bit."""
+def test_padded_steps_of_a_chunk_do_not_train_the_policy(make: Callable[..., OffPolicy]) -> None:
+    """The output weights of the flow for padded steps stay bit-identical."""
     policy = flow()
     algorithm, seen = make(policy), batch(two_modes(ROWS), lambda action: (action[:, 0] > 0).float())
     seen.mask[:, 1] = 0.0

@@ -1,4 +1,4 @@
-"""What every registered algorithm states about itself: read without importing it, and true."""
+"""Tests of the attributes that every registered algorithm states, readable without importing the algorithm."""
 
 import pytest
 from algorithm_rules import check_source_says_what_it_provides, check_states_what_it_is
@@ -8,7 +8,7 @@ from robopolicy.training.make_source import SOURCES
 
 
 @pytest.mark.parametrize("name", ALGORITHMS.product())
-def test_a_class_states_where_it_learns_from_what_it_trains_and_its_paper(name: str) -> None:
+def test_a_class_states_its_data_source_its_policies_and_its_paper(name: str) -> None:
     check_states_what_it_is(name)
 
 

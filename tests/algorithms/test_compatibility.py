@@ -1,4 +1,4 @@
-"""Every head with every algorithm: one update from files where the method allows it, a reason where it does not."""
+"""Tests of every head with every algorithm: one update from files if supported, a reason for refusal otherwise."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_resumed_imitation_of_every_head_ends_with_the_same_weights(head: str, p
 
 
 @of_robots
-def test_what_is_deployed_survives_a_checkpoint(name: str, place: Path, tmp_path: Path) -> None:
+def test_the_deployed_policy_survives_a_checkpoint(name: str, place: Path, tmp_path: Path) -> None:
     check_deploys_exactly(name, place, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Teachers and students: the teacher's ODE, consistency distillation, reflow, and what each leaves alone."""
+"""Tests of distillation: the teacher's ODE, consistency distillation, reflow, and the weights that stay fixed."""
 
 import copy
 import math
@@ -49,7 +49,7 @@ class GaussianVelocity(nn.Module):
 
 
 class GaussianConsistency(nn.Module):
-    """The network with which a consistency function maps every trajectory of N(M, S^2) to its end."""
+    """The network of the exact consistency function, which maps every trajectory of N(M, S^2) to its end."""
 
     def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         sigma = (4 * t.double()).exp().view(-1, 1, 1)
@@ -65,8 +65,8 @@ def exact_flow() -> FlowPolicy:
     return policy
 
 
-def draws(rows: int, seed: int | None = None) -> ChunkBatch:
-    """Chunks of N(M, S^2) under observations without information."""
+def gaussian_chunks(rows: int, seed: int | None = None) -> ChunkBatch:
+    """Chunks of N(M, S^2) with constant observations."""
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     chunk = M + S * torch.randn(rows, 1, 1, generator=generator)
     return ChunkBatch({"state": torch.zeros(rows, 1, 1)}, chunk, torch.ones(rows, 1))
@@ -114,20 +114,20 @@ def test_teacher_steps_are_of_second_order_and_end_at_the_gaussian_map() -> None
     assert float(coarse) < 5e-4 and float(fine) < 0.35 * float(coarse)
 
 
-def test_a_perfect_student_of_a_perfect_teacher_has_nothing_to_learn() -> None:
+def test_an_exact_student_of_an_exact_teacher_has_almost_no_loss() -> None:
     algorithm = Distill(DistillConfig(), exact_flow(), total_updates=1)
     student = algorithm.policy.eval()
 
     def loss(levels: int) -> float:
-        return distillation_loss(student, student, algorithm.teacher, draws(512, 0), levels)[0].item()
+        return distillation_loss(student, student, algorithm.teacher, gaussian_chunks(512, 0), levels)[0].item()
 
     untrained = loss(40)
     student.backbone = GaussianConsistency()
     assert loss(40) < 0.01 * untrained and loss(160) < 0.1 * loss(40)
 
 
-def test_the_loss_is_the_squared_distance_to_the_target_one_level_below_over_their_distance() -> None:
-    algorithm, data = Distill(DistillConfig(), exact_flow(), total_updates=1), draws(64, 0)
+def test_the_loss_is_the_squared_distance_to_the_next_lower_level_over_the_level_difference() -> None:
+    algorithm, data = Distill(DistillConfig(), exact_flow(), total_updates=1), gaussian_chunks(64, 0)
     student, target = algorithm.policy.eval(), Distill(DistillConfig(), exact_flow(), total_updates=1).policy.eval()
     generators = [torch.Generator().manual_seed(3) for _ in range(2)]
     loss, _ = distillation_loss(student, target, algorithm.teacher, data, 10, generators[0])
@@ -145,18 +145,18 @@ def test_the_loss_is_the_squared_distance_to_the_target_one_level_below_over_the
 
 
 @pytest.mark.slow
-def test_distillation_makes_the_teachers_distribution_in_one_call() -> None:
+def test_the_student_reproduces_the_distribution_of_the_teacher_in_one_call() -> None:
     torch.manual_seed(0)
     config = DistillConfig(lr=5e-3, warmup=20, levels=10, sigma_max=10.0)
     algorithm = Distill(config, exact_flow(), total_updates=500)
     for _ in range(500):
-        algorithm.update(draws(256))
+        algorithm.update(gaussian_chunks(256))
     student = algorithm.inference_policy()
     assert student.nfe == 1
     noise = torch.randn(4000, 1, 1)
-    drawn = student.decode({"state": torch.zeros(4000, 1, 1)}, noise)
-    assert float(drawn.mean()) == pytest.approx(M, abs=0.04) and float(drawn.std()) == pytest.approx(S, abs=0.06)
-    assert float((drawn - (M + S * noise)).abs().mean()) < 0.08  # and maps each noise as the teacher does
+    output = student.decode({"state": torch.zeros(4000, 1, 1)}, noise)
+    assert float(output.mean()) == pytest.approx(M, abs=0.04) and float(output.std()) == pytest.approx(S, abs=0.06)
+    assert float((output - (M + S * noise)).abs().mean()) < 0.08  # and maps each noise to the output of the teacher
 
 
 @pytest.mark.slow
@@ -188,7 +188,7 @@ def test_reflow_straightens_a_flow_between_two_modes() -> None:
 
 
 @pytest.mark.parametrize("name", TEACHERS)
-def test_any_head_with_a_flow_can_teach_and_stays_bit_identical(name: str) -> None:
+def test_any_head_with_a_flow_can_be_the_teacher_and_stays_bit_identical(name: str) -> None:
     policy = teacher(name)
     before = copy.deepcopy(policy.state_dict())
     algorithm = make("distill", policy)
@@ -207,9 +207,9 @@ def test_the_student_inherits_architecture_and_units() -> None:
     assert isinstance(student, ConsistencyPolicy) and student.spec == policy.spec
     assert (student.config.backbone, student.config.unet_channels) == ("unet", (8, 16))
     assert (student.config.action_clip, student.nfe) == (0.8, 2)
-    for mine, theirs in ((student.encoder, policy.encoder), (student.action_normalizer, policy.action_normalizer)):
-        state = theirs.state_dict()
-        assert state and all(torch.equal(state[key], value) for key, value in mine.state_dict().items())
+    for new, old in ((student.encoder, policy.encoder), (student.action_normalizer, policy.action_normalizer)):
+        state = old.state_dict()
+        assert state and all(torch.equal(state[key], value) for key, value in new.state_dict().items())
 
 
 def test_padded_steps_and_weights_count_as_in_imitation() -> None:
@@ -225,7 +225,7 @@ def test_padded_steps_and_weights_count_as_in_imitation() -> None:
     assert loss(torch.ones(8, 4), 2 * torch.ones(8)) == pytest.approx(2 * loss(torch.ones(8, 4), torch.ones(8)))
 
 
-def test_the_target_follows_the_student_closely_and_the_deployed_average_slowly() -> None:
+def test_the_target_follows_the_student_and_the_average_is_deployed() -> None:
     algorithm, own = make("distill", target_decay=0.5), make("distill", target_decay=0.0, ema=False)
     for i in range(6):
         before = copy.deepcopy(algorithm.target.module.state_dict())
@@ -254,7 +254,7 @@ def test_reflow_trains_the_flow_on_its_own_pairs() -> None:
     assert any(not torch.equal(before[key], value) for key, value in policy.state_dict().items())
 
 
-def test_policies_that_cannot_teach_or_be_straightened_are_refused() -> None:
+def test_unsupported_teachers_are_refused() -> None:
     policy_class = POLICIES["gaussian"]
     config_class = policy_class.config_class
     gaussian = policy_class(config_class(), CHUNK)  # type: ignore[call-arg]
@@ -266,7 +266,7 @@ def test_policies_that_cannot_teach_or_be_straightened_are_refused() -> None:
             make("reflow", teacher(name))
 
 
-def test_both_share_the_frame_of_behaviour_cloning() -> None:
+def test_distill_and_reflow_extend_behaviour_cloning() -> None:
     assert issubclass(Distill, BC) and issubclass(Reflow, BC)
     assert make("distill").data_source == "dataset"
 

@@ -1,4 +1,4 @@
-"""DPPO: ratios, credit and clip ranges along the chain, the frozen base, resume, and a closed-form gradient."""
+"""Tests of DPPO: ratios, credit and clip ranges along the chain, the frozen base, resume, a closed-form gradient."""
 
 import copy
 import math
@@ -68,7 +68,7 @@ def test_the_first_gradient_is_the_policy_gradient_of_every_step() -> None:
     tools.assert_close(tools.gradient(loss, parameters), tools.gradient(plain, parameters))
 
 
-def test_without_discounted_credit_only_the_last_step_learns() -> None:
+def test_a_zero_denoising_discount_trains_only_the_last_step() -> None:
     algorithm = dppo(gamma_denoise=0.0)
     rows = tools.rows_of(algorithm, tools.sampler_for(algorithm).collect(algorithm.act))
     advantage = step_advantage(rows.advantage, Decisions(logp_old=rows.logp), algorithm.config)
@@ -81,7 +81,7 @@ def test_without_discounted_credit_only_the_last_step_learns() -> None:
     tools.assert_close(tools.gradient(loss, parameters), tools.gradient(plain, parameters))
 
 
-def test_extreme_advantages_are_cut_at_their_quantiles() -> None:
+def test_extreme_advantages_are_clipped_at_their_quantiles() -> None:
     advantage = torch.cat([torch.randn(998), torch.tensor([100.0, -100.0])])
     decisions = Decisions(logp_old=torch.zeros(1000, 1))
     plain = step_advantage(advantage, decisions, DPPOConfig())
@@ -113,7 +113,7 @@ def test_the_base_stays_bit_identical_and_the_head_learns(steps: int) -> None:
     assert moved and all(key.startswith("head.") for key in moved)
 
 
-def test_imitation_of_the_base_pulls_back_to_it() -> None:
+def test_imitation_of_the_base_reduces_the_distance_to_it() -> None:
     algorithm = dppo(bc_coef=1.0)
     obs = {"state": torch.randn(128, 1, 6)}
     with torch.no_grad():
@@ -135,7 +135,7 @@ def test_imitation_of_the_base_pulls_back_to_it() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 2])
-def test_the_deployed_policy_is_head_behind_base_and_survives_a_checkpoint(steps: int, tmp_path: Path) -> None:
+def test_the_deployed_policy_runs_base_then_head_and_survives_a_checkpoint(steps: int, tmp_path: Path) -> None:
     algorithm = dppo(trained_steps=steps)
     sampler = tools.sampler_for(algorithm)
     algorithm.update(sampler.collect(algorithm.act))
@@ -191,7 +191,7 @@ def test_a_resumed_run_ends_with_the_same_weights(settings: dict[str, Any]) -> N
     deployed = copy.deepcopy(straight.inference_policy())
     straight.update(sampler.collect(straight.act))
 
-    config = straight.config  # a resumed run is built around what was deployed
+    config = straight.config  # a resumed run is built from the deployed policy
     for resumed in (dppo(seed=1, **settings), DPPO(config, deployed, total_updates=20)):
         resumed.load_state_dict(copy.deepcopy(state))
         other = tools.sampler_for(resumed)

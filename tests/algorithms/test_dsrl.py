@@ -1,4 +1,4 @@
-"""DSRL: closed-form steering of a linear base, distillation, a base that is only called, resume, and the point mass."""
+"""Tests of DSRL: closed-form steering of a linear base, distillation, a black-box base, checkpoints, the point mass."""
 
 import math
 import time
@@ -54,7 +54,7 @@ def make(kind: Kind, base: Policy, **overrides: Any) -> Any:
 
 
 def bandit(rows: int, seed: int, base: Callable[[Observation, Tensor], Tensor] = linear) -> Transitions:
-    """One-step episodes with random noise behind the actions."""
+    """One-step episodes with actions decoded from random noise."""
     generator = torch.Generator().manual_seed(seed)
     obs = {"state": 2 * torch.rand(rows, 1, 2, generator=generator) - 1}
     w = BOUND * (2 * torch.rand(rows, 1, 2, generator=generator) - 1)
@@ -78,7 +78,7 @@ def bandit(rows: int, seed: int, base: Callable[[Observation, Tensor], Tensor] =
 
 
 class ExactQ(nn.Module):
-    """The true value of a chunk, twice."""
+    """A critic of two members that return the true value of a chunk."""
 
     def forward(self, obs: Observation, chunk: Tensor) -> Tensor:
         return value(chunk).expand(2, -1)
@@ -124,14 +124,14 @@ def test_the_actor_finds_the_closed_form_noise_clipped_at_the_bound(kind: Kind) 
     with torch.no_grad():
         w = algorithm.policy.actor.act(obs, deterministic=True)
     best = ((GOAL - obs["state"]) / GAIN).clamp(-BOUND, BOUND)
-    assert bool((best.abs() == BOUND).any())  # the bound matters here
+    assert bool((best.abs() == BOUND).any())  # the bound is active here
     assert float((w - best).abs().mean()) < 0.2
     regret = value(linear(obs, best)) - value(linear(obs, w))
     assert float(regret.mean()) < 0.1 < 1.0 < float((value(linear(obs, best)) - value(linear(obs, 0 * w))).mean())
     assert bool((w.abs() <= BOUND).all())
 
 
-def test_every_member_of_the_critic_on_noise_regresses_on_its_own_of_the_critic_on_actions() -> None:
+def test_every_noise_critic_member_regresses_on_the_same_action_critic_member() -> None:
     algorithm = make(DSRLNA, CallablePolicy.wrap("linear", linear, LINEAR))
     batch = bandit(64, 0)
     w = batch.record["noise"]
@@ -146,12 +146,12 @@ def test_every_member_of_the_critic_on_noise_regresses_on_its_own_of_the_critic_
 
 
 def share_of_gaussian(low: float, high: float) -> float:
-    """Probability that a standard normal number lies between two bounds."""
+    """Probability that a standard normal number is between two bounds."""
     return (math.erf(high / math.sqrt(2)) - math.erf(low / math.sqrt(2))) / 2
 
 
 @kinds
-def test_exploration_plays_gaussian_noise_cut_at_the_bound_whatever_the_actor_is(kind: Kind) -> None:
+def test_warmup_actions_use_clipped_gaussian_noise_for_every_actor(kind: Kind) -> None:
     algorithm = make(kind, CallablePolicy.wrap("linear", linear, LINEAR))
     obs = bandit(4000, 0).obs
     sample = algorithm.warmup_action(obs, generator=torch.Generator().manual_seed(0))
@@ -205,7 +205,7 @@ def test_targets_do_not_depend_on_the_noise_behind_an_action() -> None:
 
 @kinds
 @pytest.mark.parametrize("backup_entropy", [True, False])
-def test_the_target_is_the_soft_value_of_what_is_steered_to_next(kind: Kind, backup_entropy: bool) -> None:
+def test_the_target_is_the_soft_value_of_the_next_steered_action(kind: Kind, backup_entropy: bool) -> None:
     base = CallablePolicy.wrap("linear", linear, LINEAR)
     algorithm = make(kind, base, temperature=0.2, backup_entropy=backup_entropy)
     algorithm.target_critic = Known(*(lambda s, a, i=i: s.sum(-1) + value(a[:, None]) - i for i in range(2)))
@@ -213,8 +213,8 @@ def test_the_target_is_the_soft_value_of_what_is_steered_to_next(kind: Kind, bac
     algorithm.generator.manual_seed(5)
     actual = algorithm.target(batch)
     w, logp = algorithm.policy.actor.rsample(batch.next_obs, generator=torch.Generator().manual_seed(5))
-    judged = linear(batch.next_obs, w) if kind is DSRLNA else w  # critics on actions, or on noise
-    soft = algorithm.target_critic(batch.next_obs, judged)[1] - 0.2 * backup_entropy * logp
+    critic_input = linear(batch.next_obs, w) if kind is DSRLNA else w  # critics on actions, or on noise
+    soft = algorithm.target_critic(batch.next_obs, critic_input)[1] - 0.2 * backup_entropy * logp
     torch.testing.assert_close(actual, batch.reward + 0.9 * soft)
 
 
@@ -226,7 +226,7 @@ def test_the_target_entropy_is_zero_or_minus_the_free_noise(kind: Kind) -> None:
 
 
 @kinds
-def test_actor_and_critic_see_clouds_and_sets_as_the_base_does(kind: Kind) -> None:
+def test_actor_and_critics_share_the_normalisation_of_clouds_and_sets_with_the_base(kind: Kind) -> None:
     shapes = {"state": (2,), "point_cloud.front": (3, 3), "entities.others": (2, 4)}
     boxes = {key: {"min": [-3.0] * math.prod(shape), "max": [7.0] * math.prod(shape)} for key, shape in shapes.items()}
     base = FlowPolicy(FlowConfig(hidden=(16,), normalization="minmax"), PolicySpec(shapes, 2))
@@ -303,7 +303,7 @@ def test_the_base_is_bit_identical_after_training(kind: Kind) -> None:
 
 
 @kinds
-def test_what_is_deployed_round_trips(kind: Kind, tmp_path: Path) -> None:
+def test_the_deployed_policy_survives_a_checkpoint(kind: Kind, tmp_path: Path) -> None:
     algorithm = make(kind, flow())
     obs = {"state": torch.randn(4, 1, 6)}
     save_checkpoint(tmp_path / "c", algorithm.inference_policy(), task="toy/point_mass", obs_sample=obs)
@@ -314,14 +314,14 @@ def test_what_is_deployed_round_trips(kind: Kind, tmp_path: Path) -> None:
     assert torch.equal(again.policy.act(obs, deterministic=True), loaded.act(obs, deterministic=True))
 
 
-def test_demonstrations_serve_the_aliased_variant_alone() -> None:
+def test_only_dsrl_na_accepts_demonstrations() -> None:
     offline = replace(bandit(128, 0), record={}, online=torch.zeros(128).bool())
     make(DSRLNA, CallablePolicy.wrap("linear", linear, LINEAR)).update(offline)
     with pytest.raises(UserError, match="noise of actions, which datasets lack; use algorithm=dsrl_na"):
         make(DSRLSAC, CallablePolicy.wrap("linear", linear, LINEAR)).update(offline)
 
 
-def test_what_cannot_be_steered_is_refused() -> None:
+def test_unsupported_policies_and_settings_are_refused() -> None:
     with pytest.raises(UserError, match="takes none; train it with ppo or sac"):
         make(DSRLNA, GaussianPolicy(GaussianConfig(), LINEAR))
     with pytest.raises(UserError, match=r"set algorithm\.noise_space\.bound"):
@@ -333,7 +333,7 @@ def test_what_cannot_be_steered_is_refused() -> None:
 
 
 @kinds
-def test_a_steered_policy_goes_on_with_its_own_actor_alone(kind: Kind) -> None:
+def test_a_steered_policy_is_reused_only_with_its_own_actor_settings(kind: Kind) -> None:
     steered = LatentPolicy.from_base(flow(), NoiseSpace(bound=BOUND), ACTOR)
     assert make(kind, steered).policy is steered
     with pytest.raises(UserError, match=r"noise actor has hidden=\(64, 64\);"):

@@ -1,4 +1,4 @@
-"""ReinFlow on the heads whose steps have a length: they are flows to it, also with a single step."""
+"""Tests of ReinFlow on heads with a step length, which it treats as flows, also with a single step."""
 
 import copy
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_ratios_of_a_fresh_rollout_are_one_before_and_after_an_update(name: str)
 
 
 @names
-def test_the_fine_tuned_head_is_deployed_as_what_it_was(name: str, tmp_path: Path) -> None:
+def test_the_fine_tuned_head_is_deployed_with_its_original_type(name: str, tmp_path: Path) -> None:
     algorithm, sampler = reinflow(name)
     rollout = sampler.collect(algorithm.act)
     algorithm.update(rollout)
@@ -62,7 +62,7 @@ def test_the_fine_tuned_head_is_deployed_as_what_it_was(name: str, tmp_path: Pat
 
 @names
 @pytest.mark.parametrize("backbone", ["mlp", "unet", "transformer"])
-def test_in_double_precision_a_minibatch_scores_as_the_whole_batch(name: str, backbone: str) -> None:
+def test_minibatch_scores_equal_whole_batch_scores_in_double_precision(name: str, backbone: str) -> None:
     config_class = type(CONFIGS[name])
     small = {"hidden": (16,), "unet_channels": (8, 16), "transformer_width": 16, "transformer_layers": 1}
     raw = {"normalization": "identity", "action_normalization": "identity", "steps": 2}
@@ -71,8 +71,8 @@ def test_in_double_precision_a_minibatch_scores_as_the_whole_batch(name: str, ba
     features, x = torch.randn(40, 1, 3).double(), torch.randn(40, 5, 2).double()
     k = torch.arange(40) % 2
     mean, log_std = chain.transition(features, x, k)
-    drawn = mean + log_std.exp() * torch.randn_like(mean)
-    logp = chain.step_logp(drawn, mean, log_std)
+    sample = mean + log_std.exp() * torch.randn_like(mean)
+    logp = chain.step_logp(sample, mean, log_std)
     for rows in (slice(0, 1), slice(7, 30), slice(39, 40)):
-        again = chain.step_logp(drawn[rows], *chain.transition(features[rows], x[rows], k[rows]))
+        again = chain.step_logp(sample[rows], *chain.transition(features[rows], x[rows], k[rows]))
         torch.testing.assert_close(again, logp[rows], atol=1e-10, rtol=0)

@@ -1,4 +1,4 @@
-"""What the shared settings of the fine-tuners do: clip, entropy bonus, early stop, and what the critic learns."""
+"""Tests of the shared settings of the fine-tuners: clip, entropy bonus, early stop, and targets of the critic."""
 
 import math
 from dataclasses import replace
@@ -38,8 +38,8 @@ def observations(rows: int = ROWS) -> Observation:
     return {"state": torch.randn(rows, 1, 6, generator=torch.Generator().manual_seed(1))}
 
 
-def played(algorithm: Any, advantage: Tensor) -> RolloutBatch:
-    """Fresh decisions with these advantages, as the first epoch sees them."""
+def fresh_rows(algorithm: Any, advantage: Tensor) -> RolloutBatch:
+    """Fresh decisions with these advantages, as in the first epoch."""
     obs = observations(len(advantage))
     sample = algorithm.policy.sample(obs, generator=torch.Generator().manual_seed(0))
     rows = RolloutBatch(obs, sample.record, sample.logp, advantage, advantage, advantage)
@@ -47,7 +47,7 @@ def played(algorithm: Any, advantage: Tensor) -> RolloutBatch:
 
 
 @pytest.mark.parametrize("name", ["reinflow", "dppo", "ac_flow"])
-def test_a_critic_that_normalises_as_the_policy_takes_its_statistics(name: str) -> None:
+def test_a_critic_with_the_normalisation_of_the_policy_copies_its_statistics(name: str) -> None:
     policy = (tools.diffusion_head if name == "dppo" else tools.flow_head)(normalization="minmax")
     with torch.no_grad():
         policy.encoder.normalizer.offset.copy_(torch.arange(6.0))
@@ -70,12 +70,12 @@ def test_an_unknown_discount_unit_is_refused_at_once(name: str) -> None:
 
 
 def signs() -> Tensor:
-    """As many good decisions as bad ones."""
+    """Equal numbers of positive and negative advantages."""
     return torch.tensor([1.0, -1.0]).repeat(ROWS // 2)
 
 
 def with_ratios(algorithm: Any, rows: RolloutBatch, ratio: Tensor) -> RolloutBatch:
-    """`rows` whose recorded log-probabilities make the present ratios `(B,)` these."""
+    """`rows` with recorded log-probabilities that give the current policy the ratios `ratio` `(B,)`."""
     now = algorithm.policy.decisions(rows.obs, rows.record).logp.detach()
     spec = algorithm.policy.spec
     terms = spec.horizon * spec.action_dim if algorithm.name == "reinflow" else 1  # its ratio is per dimension
@@ -83,20 +83,20 @@ def with_ratios(algorithm: Any, rows: RolloutBatch, ratio: Tensor) -> RolloutBat
 
 
 @pytest.mark.parametrize("name", CLIPS)
-@pytest.mark.parametrize("stretch", [2.0, 0.5, -2.0])  # how far the ratios moved with the advantage, in clips
-def test_decisions_beyond_the_clip_are_not_pushed_further(name: str, stretch: float) -> None:
+@pytest.mark.parametrize("stretch", [2.0, 0.5, -2.0])  # change of the ratios along the advantage, in clips
+def test_decisions_beyond_the_clip_have_no_gradient(name: str, stretch: float) -> None:
     algorithm, clip, advantage = tuner(name), CLIPS[name], signs()
-    rows = with_ratios(algorithm, played(algorithm, advantage), 1 + stretch * clip * advantage)
+    rows = with_ratios(algorithm, fresh_rows(algorithm, advantage), 1 + stretch * clip * advantage)
     loss, info = algorithm.loss(rows)
     size = 1.0 if name == "flow_grpo" else math.sqrt((ROWS - 1) / ROWS)  # of normalised advantages
     assert float(loss.detach()) == pytest.approx(-min(stretch, 1.0) * clip * size, abs=2e-5)
-    pushed = any(bool(slope.any()) for slope in tools.gradient(loss, tools.actor_parameters(algorithm)))
-    assert pushed == (stretch < 1)
+    has_gradient = any(bool(slope.any()) for slope in tools.gradient(loss, tools.actor_parameters(algorithm)))
+    assert has_gradient == (stretch < 1)
     assert float(info["clip_fraction"]) == float(stretch > 1)
 
 
 def spread_of(algorithm: Any, rows: RolloutBatch) -> Tensor:
-    """Standard deviations of what the entropy bonus of `algorithm` counts."""
+    """Standard deviations of the distribution in the entropy bonus of `algorithm`."""
     policy = algorithm.policy
     if algorithm.name == "policyflow":
         return policy.log_std.exp().expand(policy.spec.action_horizon, -1)
@@ -108,7 +108,7 @@ def spread_of(algorithm: Any, rows: RolloutBatch) -> Tensor:
 def test_the_entropy_bonus_rewards_a_wider_spread(name: str) -> None:
     learned: dict[str, Any] = {"eta_min": 0.1} if name == "dppo" else {}
     plain, bonus = tuner(name, **learned), tuner(name, **learned, entropy_coef=0.5)
-    rows = played(plain, signs())
+    rows = fresh_rows(plain, signs())
     with torch.no_grad():
         difference = bonus.loss(rows)[0] - plain.loss(rows)[0]
         entropy = torch.distributions.Normal(0.0, spread_of(bonus, rows)).entropy()
@@ -118,11 +118,11 @@ def test_the_entropy_bonus_rewards_a_wider_spread(name: str) -> None:
 
 
 @pytest.mark.parametrize("limit", [1e-3, 1e3])
-def test_the_gradient_of_the_actor_is_no_longer_than_its_bound(limit: float) -> None:
+def test_the_gradient_norm_of_the_actor_is_clipped(limit: float) -> None:
     algorithm = tuner("flow_sde", grad_clip=limit)
-    info = clipped_step(algorithm.actor_optimizer, *algorithm.loss(played(algorithm, signs())), limit)
+    info = clipped_step(algorithm.actor_optimizer, *algorithm.loss(fresh_rows(algorithm, signs())), limit)
     length = torch.stack([p.grad.norm() for p in tools.actor_parameters(algorithm) if p.grad is not None]).norm()
-    measured = float(info["actor/grad_norm"])  # before it is cut
+    measured = float(info["actor/grad_norm"])  # before clipping
     assert 1e-3 < measured < 1e3 and float(length) == pytest.approx(min(measured, limit), rel=1e-3)
 
 
@@ -156,7 +156,7 @@ def test_epochs_end_before_the_first_step_beyond_the_target_kl(name: str, kl: tu
     assert ("actor/ratio_mean" in metrics) == (epochs > 0)
 
 
-def test_the_kl_of_large_steps_ends_the_epochs() -> None:
+def test_large_steps_end_the_epochs_early() -> None:
     counted = []
     for target in (2e-4, None):
         algorithm = tuner("flow_sde", num_steps=4, batch_size=16, lr=0.01, target_kl=target)
@@ -166,7 +166,7 @@ def test_the_kl_of_large_steps_ends_the_epochs() -> None:
 
 
 def episodes(policy: Policy, reward: Tensor) -> Rollout:
-    """One episode per column of rewards `(T, N)`, which ends with the last of them."""
+    """One episode per column of rewards `(T, N)`, which ends at the last row."""
     obs = observations(reward.numel())
     sample = policy.sample(obs, generator=torch.Generator().manual_seed(0))
     shape, last = reward.shape, torch.zeros(reward.shape, dtype=torch.bool)
@@ -180,19 +180,19 @@ def episodes(policy: Policy, reward: Tensor) -> Rollout:
 
 @pytest.mark.parametrize(("unit", "inside", "between"), [("step", 0.5, 0.25), ("chunk", 1.0, 0.5)])
 @pytest.mark.parametrize("scaled", [True, False])
-def test_advantages_are_those_of_scaled_rewards_discounted_in_their_unit(
+def test_advantages_use_scaled_rewards_discounted_in_their_unit(
     unit: str, inside: float, between: float, scaled: bool
 ) -> None:
     algorithm = tuner("flow_sde", gamma=0.5, gae_lambda=1.0, discount_unit=unit, normalize_reward=scaled)
-    assert algorithm.step_discount == inside  # of the rewards in a chunk
+    assert algorithm.step_discount == inside  # discount of rewards within a chunk
     rollout = episodes(algorithm.policy, torch.tensor([[1.0, 0.0], [2.0, 0.0], [4.0, 8.0]]))
     found, process = [], algorithm.process_rollout
     algorithm.process_rollout = lambda batch: found.append(process(batch)) or found[0]
     algorithm.update(replace(rollout, steps=torch.full((3, 2), 2)))
     returns = torch.tensor([[1 + between * (2 + between * 4), between**2 * 8], [2 + between * 4, between * 8], [4, 8]])
-    so_far = torch.tensor([[1, 0], [2 + between, 0], [4 + between * (2 + between), 8]])  # what their scale counts
+    so_far = torch.tensor([[1, 0], [2 + between, 0], [4 + between * (2 + between), 8]])  # the scale is their deviation
     factor = 1 / so_far.std(correction=0) if scaled else 1.0
-    torch.testing.assert_close(found[0].value_target, factor * returns.flatten())  # whatever the critic says: lam is 1
+    torch.testing.assert_close(found[0].value_target, factor * returns.flatten())  # lam is 1: no critic
     torch.testing.assert_close(found[0].advantage, found[0].value_target - found[0].value)
 
 
@@ -210,7 +210,7 @@ def test_the_critic_learns_the_discounted_returns(lam: float) -> None:
     assert metrics["critic/loss"] < 0.01 and metrics["critic/explained_variance"] > 0.99
 
 
-def test_scaled_rewards_end_at_ten_deviations_and_unscaled_ones_nowhere() -> None:
+def test_scaled_rewards_are_clipped_at_ten_deviations_and_unscaled_rewards_are_not() -> None:
     scale = RewardNormalizer()
     assert scale(torch.tensor([300.0])).item() == 300.0
     scale.moments.observe(torch.tensor([0.0, 0.2]))
@@ -218,7 +218,7 @@ def test_scaled_rewards_end_at_ten_deviations_and_unscaled_ones_nowhere() -> Non
     torch.testing.assert_close(scale(torch.tensor([0.5, 300.0, -300.0])), expected)
 
 
-def test_the_distance_of_velocities_holds_the_other_one_fixed() -> None:
+def test_the_velocity_distance_has_no_gradient_in_its_reference() -> None:
     velocity, other = torch.tensor([1.0, 4.0], requires_grad=True), torch.tensor([0.0, 1.0], requires_grad=True)
     distance = velocity_distance(velocity, other)
     assert float(distance) == 5.0  # (1 + 9) / 2

@@ -1,4 +1,4 @@
-"""Flow-GRPO and Flow-SDE: group advantages, ratios, the KL to the base, resume, and closed-form gradients."""
+"""Tests of Flow-GRPO and Flow-SDE: group advantages, ratios, the KL to the base, resume, closed-form gradients."""
 
 import math
 from typing import Any
@@ -51,7 +51,7 @@ def test_returns_are_standardised_within_their_group() -> None:
     assert group_advantage(torch.tensor([3.0]), torch.tensor([7]), 5.0).tolist() == [0.0]
 
 
-def test_each_decision_of_an_episode_has_its_advantage() -> None:
+def test_each_decision_has_the_advantage_of_its_episode() -> None:
     algorithm = grpo()
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
     advantage = torch.arange(16.0) + 1
@@ -98,15 +98,15 @@ def test_the_penalty_is_the_gaussian_kl_of_the_means() -> None:
     with torch.no_grad():
         for parameter in algorithm.policy.head.parameters():
             parameter.add_(0.03 * torch.randn_like(parameter))
-    nothing = torch.zeros(len(rows))
-    loss, info = sde_loss(algorithm.policy, algorithm.reference_policy, rows, nothing, algorithm.estimator, 0.7)
+    zeros = torch.zeros(len(rows))
+    loss, info = sde_loss(algorithm.policy, algorithm.reference_policy, rows, zeros, algorithm.estimator, 0.7)
     mean, log_std = algorithm.policy.transitions(rows.obs, rows.record)
     base, _ = algorithm.reference_policy.transitions(rows.obs, rows.record)
     expected = torch.distributions.kl_divergence(
         torch.distributions.Normal(mean, log_std.exp()), torch.distributions.Normal(base, log_std.exp())
     ).mean()
     torch.testing.assert_close(info["kl_base"], expected)
-    torch.testing.assert_close(loss, 0.7 * expected)  # without advantage the penalty alone is left
+    torch.testing.assert_close(loss, 0.7 * expected)  # without advantages only the penalty remains
 
 
 @both
@@ -123,10 +123,10 @@ def test_the_base_stays_bit_identical_and_the_head_learns(make: Any) -> None:
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.7, 1000.1])
-def test_groups_that_agree_teach_nothing(reward: float) -> None:
+def test_groups_with_equal_returns_do_not_change_the_policy(reward: float) -> None:
     algorithm = grpo(kl_coef=1.0)
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
-    algorithm.update(rollout)  # from now on there is a penalty to follow, and Adam has a momentum
+    algorithm.update(rollout)  # afterwards the penalty is nonzero and Adam has momentum
     rollout.reward.zero_()
     rollout.reward[0] = reward
     before = tools.snapshot(algorithm.policy)
@@ -134,7 +134,7 @@ def test_groups_that_agree_teach_nothing(reward: float) -> None:
     assert not tools.changed(before, algorithm.policy)
 
 
-def test_only_groups_that_disagree_are_learned_from() -> None:
+def test_only_groups_with_different_returns_contribute_rows() -> None:
     algorithm = grpo()
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
     one = rollout.group == rollout.group[0]
@@ -152,7 +152,7 @@ def test_a_resumed_run_that_recomputes_chains_ends_with_the_same_weights(make: A
     assert not tools.changed(tools.snapshot(straight.base), resumed.base)
 
 
-def test_what_does_not_fit_is_refused_in_one_line() -> None:
+def test_unsupported_heads_are_refused_in_one_line() -> None:
     with pytest.raises(UserError, match="Flow-GRPO fine-tunes policies of the kind flow, got 'diffusion'; use dppo"):
         FlowGRPO(FlowGRPOConfig(), tools.diffusion_head(), total_updates=1)
     with pytest.raises(UserError, match="Flow-SDE fine-tunes policies of the kind flow, got 'diffusion'; use dppo"):
@@ -160,7 +160,7 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
 
 
 class Constant(FlowPolicy):
-    """The same velocity everywhere."""
+    """A flow with the same velocity everywhere."""
 
     def __init__(self, steps: int) -> None:
         super().__init__(FlowConfig(**tools.RAW, hidden=(4,), steps=steps), tools.LINE)
@@ -172,7 +172,7 @@ class Constant(FlowPolicy):
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_the_gradient_of_a_bandit_is_the_closed_form(steps: int) -> None:
-    """Reward x at the end; every step is linear in x and in the speed u: x' = a x + b u + noise."""
+    """The gradient is exact for reward x and steps that are linear in x and the speed u: x' = a x + b u + noise."""
     torch.manual_seed(0)
     rows = 100_000
     algorithm = FlowGRPO(FlowGRPOConfig(kl_coef=0.0, noise_level=0.6), Constant(steps), total_updates=1)
@@ -195,10 +195,10 @@ def test_the_gradient_of_a_bandit_is_the_closed_form(steps: int) -> None:
     assert error < 0.05 and abs(-steps * float(slope) - expected) < 3 * error
 
 
-def test_a_policy_made_of_others_is_refused_with_what_to_do_instead() -> None:
+def test_wrapped_policies_are_refused_with_an_alternative() -> None:
     head = tools.flow_head()
     space = NoiseSpace(kind="repeat")
-    for policy, todo in (
+    for policy, alternative in (
         (compose([head, tools.flow_head(1)]), "'composed'; fine-tune one of its parents, or steer it by dsrl_na"),
         (LatentPolicy.from_base(head, space, STEERING_ACTOR), "'latent'; fine-tune its base policy"),
         (
@@ -206,5 +206,5 @@ def test_a_policy_made_of_others_is_refused_with_what_to_do_instead() -> None:
             "'selected'; fine-tune its inner policy",
         ),
     ):
-        with pytest.raises(UserError, match=todo):
+        with pytest.raises(UserError, match=alternative):
             FlowSDE(FlowSDEConfig(), policy, total_updates=1)

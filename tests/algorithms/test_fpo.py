@@ -1,4 +1,4 @@
-"""FPO and FPO++: closed forms of gradient, ratio, Huber loss and clamps, their relation, and learning."""
+"""Tests of FPO and FPO++: closed forms of gradient, ratio, Huber loss and clamps, their relation, and learning."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ UNBOUNDED: dict[str, Any] = {"huber_delta": 0.0, "loss_clamp": None, "ratio_clam
 
 
 def moved(algorithm: Any, rows: int = 64, scale: float = 0.05) -> Any:
-    """Rows of a rollout, after which the weights have moved."""
+    """Rows of a rollout; the weights change after the rollout."""
     data = prepared(algorithm, bandit(algorithm.policy, rows))
     torch.manual_seed(3)
     with torch.no_grad():
@@ -78,7 +78,7 @@ def test_the_first_gradient_has_its_closed_form_on_a_gaussian_bandit() -> None:
 
 
 @pytest.mark.parametrize("trust_region", ["clip", "aspo"])
-def test_at_ratio_one_the_gradient_is_that_of_weighted_matching(trust_region: str) -> None:
+def test_at_ratio_one_the_gradient_equals_weighted_matching(trust_region: str) -> None:
     settings: dict[str, dict[str, Any]] = {"fpo": {}, "fpo_pp": UNBOUNDED | {"trust_region": trust_region}}
     for name, config in settings.items():
         algorithm = tuner(name, **config)
@@ -102,7 +102,7 @@ def test_with_one_pair_and_no_bounds_fpo_pp_is_fpo() -> None:
     assert float(info["ratio_max"]) > 0.05
 
 
-def test_the_mean_of_the_ratios_of_the_pairs_is_at_least_fpos_ratio() -> None:
+def test_the_mean_ratio_of_the_pairs_is_at_least_the_ratio_of_fpo() -> None:
     algorithm = tuner("fpo_pp", num_mc_samples=8, **UNBOUNDED)
     rows = moved(algorithm)
     difference = algorithm.logp(rows).detach() - rows.logp  # (B, N)
@@ -115,7 +115,7 @@ def test_the_mean_of_the_ratios_of_the_pairs_is_at_least_fpos_ratio() -> None:
     assert float(per_pair["ratio_mean"]) > float(per_chunk["ratio_mean"])
 
 
-def test_aspo_pulls_bad_chunks_back_where_the_clip_leaves_them() -> None:
+def test_aspo_has_a_gradient_for_bad_chunks_beyond_the_clip() -> None:
     old = torch.zeros(3, 1)
     ratio = torch.tensor([[0.9], [0.95], [0.97]])  # below, at and above 1 - clip
     found = {}
@@ -130,7 +130,7 @@ def test_aspo_pulls_bad_chunks_back_where_the_clip_leaves_them() -> None:
 
 
 @pytest.mark.parametrize("trust_region", ["clip", "aspo"])
-def test_fpo_pp_bounds_its_ratios_as_its_trust_region_says(trust_region: str) -> None:
+def test_the_loss_of_fpo_pp_matches_its_trust_region(trust_region: str) -> None:
     algorithm = tuner("fpo_pp", num_mc_samples=4, clip=0.02, trust_region=trust_region)
     rows = prepared(algorithm, bandit(algorithm.policy, 64))
     ratio = torch.linspace(0.9, 1.1, 256)[torch.randperm(256, generator=torch.Generator().manual_seed(0))].view(64, 4)
@@ -149,7 +149,7 @@ def test_zero_advantages_give_no_gradient() -> None:
         assert not bool(gradient(algorithm.loss(rows)[0], algorithm.policy).any())
 
 
-def test_hubers_loss_is_quadratic_then_linear_and_smooth() -> None:
+def test_the_huber_loss_is_quadratic_then_linear_and_smooth() -> None:
     error = torch.linspace(0, 3, 31, dtype=torch.float64)
     loss = huber(error.square(), 0.5)
     expected = torch.where(error <= 0.5, error.square(), error - 0.25)
@@ -157,11 +157,11 @@ def test_hubers_loss_is_quadratic_then_linear_and_smooth() -> None:
     assert torch.equal(huber(error.square(), 0.0), error.square())
     zero = torch.zeros(3, requires_grad=True)
     assert torch.equal(torch.autograd.grad(huber(zero, 0.5).sum(), zero)[0], torch.ones(3))
-    # In one dimension it is Huber's loss of the error itself.
+    # In one dimension it is the Huber loss of the error itself.
     torch.testing.assert_close(loss, 2 * torch.nn.functional.huber_loss(error, 0 * error, reduction="none", delta=0.5))
 
 
-def test_the_ratio_of_a_pair_comes_from_hubers_loss_of_its_steps() -> None:
+def test_the_log_probability_of_a_pair_is_the_huber_loss_of_its_steps() -> None:
     algorithm = tuner("fpo_pp", huber_delta=1.2, loss_clamp=None)
     rows = moved(algorithm)
     error = algorithm.policy.losses(rows.obs, rows.record).sqrt()
@@ -170,7 +170,7 @@ def test_the_ratio_of_a_pair_comes_from_hubers_loss_of_its_steps() -> None:
     torch.testing.assert_close(algorithm.logp(rows), -2 * bounded.sum(-1))
 
 
-def test_losses_are_bounded_before_and_differences_after() -> None:
+def test_step_losses_and_log_ratios_are_clamped() -> None:
     algorithm = tuner("fpo_pp", loss_clamp=0.3, huber_delta=0.0, ratio_clamp=None)
     rows = moved(algorithm, scale=0.3)
     steps = algorithm.policy.losses(rows.obs, rows.record)
@@ -199,7 +199,7 @@ def test_saving_leaves_the_ratio_of_fresh_data_at_one(tmp_path: Path) -> None:
     assert float(info["ratio_max"]) < 1e-5
 
 
-def test_deployment_starts_from_zero_noise_unless_switched_off(tmp_path: Path) -> None:
+def test_deployment_starts_from_zero_noise_unless_disabled(tmp_path: Path) -> None:
     algorithm, obs = tuner("fpo_pp"), observations(5)
     deployed = algorithm.inference_policy()
     assert isinstance(deployed, ZeroNoisePolicy) and deployed.base is algorithm.policy.head
@@ -212,7 +212,7 @@ def test_deployment_starts_from_zero_noise_unless_switched_off(tmp_path: Path) -
     save_checkpoint(tmp_path / "saved", deployed, task="toy/point_mass", obs_sample=obs)
     loaded, _ = load_policy(tmp_path / "saved")
     assert isinstance(loaded, ZeroNoisePolicy)
-    again = tuner("fpo_pp", loaded.train())  # what it deployed can be fine-tuned again
+    again = tuner("fpo_pp", loaded.train())  # a deployed policy can be fine-tuned again
     assert again.policy.head is loaded.base
     assert tuner("fpo_pp", zero_noise=False).inference_policy().name == "flow"
 

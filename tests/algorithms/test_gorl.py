@@ -1,4 +1,4 @@
-"""GoRL: stage 0 is tanh-Gaussian PPO, decoders stay frozen during PPO and are trained anew in between, runs resume."""
+"""Tests of GoRL: stage 0 is tanh-Gaussian PPO, PPO leaves decoders fixed, stages retrain decoders, runs resume."""
 
 import copy
 import math
@@ -92,10 +92,10 @@ def test_stage_zero_is_exactly_tanh_gaussian_ppo() -> None:
         torch.testing.assert_close(rollouts[0].reward, rollouts[1].reward, atol=1e-5, rtol=1e-5)
         algorithm.update(rollouts[0])
         plain.update(rollouts[1])
-        for (key, mine), theirs in zip(algorithm.policy.actor.named_parameters(), policy.parameters(), strict=True):
-            torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4, msg=key)
-        for mine, theirs in zip(algorithm.ppo.critic.parameters(), plain.critic.parameters(), strict=True):
-            torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
+        for (key, found), wanted in zip(algorithm.policy.actor.named_parameters(), policy.parameters(), strict=True):
+            torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4, msg=key)
+        for found, wanted in zip(algorithm.ppo.critic.parameters(), plain.critic.parameters(), strict=True):
+            torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("make", [flow, diffusion])
@@ -108,7 +108,7 @@ def test_stages_alternate_between_encoder_and_decoder(make: Callable[[], Generat
     places += run(algorithm, sampler, 8)
     encode, decode = (lambda k: (k, False)), (lambda k: (k, True))
     expected = [encode(0)] * 2 + [decode(0)] * 2 + [encode(1)] * 2 + [decode(1)] * 2
-    assert places == expected + [encode(2)] * 4  # the last stage goes on to the end
+    assert places == expected + [encode(2)] * 4  # the last stage continues to the end
     assert algorithm.updates == 12
 
 
@@ -127,7 +127,7 @@ def test_clip_gradient_bound_and_penalty_change_after_stage_zero() -> None:
     assert seen[0][2] == pytest.approx(5e-4, rel=1e-2) and seen[1][2] == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_the_penalty_is_the_mean_square_of_mean_and_spread() -> None:
+def test_the_penalty_is_the_mean_square_of_mean_and_deviation() -> None:
     encoder = gorl().policy.actor
     with torch.no_grad():
         for parameter in encoder.parameters():
@@ -160,7 +160,7 @@ def test_the_decoder_stays_fixed_and_out_of_the_ratio(updates: int) -> None:
     assert all(p.grad is None for p in algorithm.decoder.parameters())
 
 
-def test_a_new_stage_starts_a_fresh_encoder_with_old_statistics_and_critic() -> None:
+def test_a_new_stage_resets_the_encoder_but_not_its_statistics_and_critic() -> None:
     algorithm = gorl()
     sampler = sampler_for(algorithm)
     run(algorithm, sampler, 3)
@@ -191,7 +191,7 @@ def test_every_decoder_is_trained_from_scratch() -> None:
     assert {int(moment["step"]) for moment in moments} == {QUICK["decoder_steps"]}
 
 
-def test_the_best_encoder_of_the_stage_plays_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_encoder_of_the_stage_collects_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = gorl(stages=(3, 1), lr=0.01)
     sampler = sampler_for(algorithm)
     scores = iter([1.0, 3.0, 2.0, 9.0, 9.0])
@@ -202,10 +202,10 @@ def test_the_best_encoder_of_the_stage_plays_the_data(monkeypatch: pytest.Monkey
         run(algorithm, sampler, 1)
     assert algorithm.training_decoder and same(encoders[1], algorithm.policy.actor)
     run(algorithm, sampler, 1)
-    assert same(encoders[1], algorithm.policy.actor)  # training a decoder leaves it alone
+    assert same(encoders[1], algorithm.policy.actor)  # decoder training does not change it
 
 
-def test_episode_returns_run_on_across_rollouts() -> None:
+def test_episode_returns_accumulate_across_rollouts() -> None:
     def rollout(reward: list[list[float]], end: list[list[bool]]) -> Rollout:
         values, ends, empty = torch.tensor(reward), torch.tensor(end), {}
         return Rollout(empty, empty, values, values, values.long(), ends, ends & False, empty, empty)
@@ -216,12 +216,12 @@ def test_episode_returns_run_on_across_rollouts() -> None:
     assert returns.update(rollout([[1.0, 1.0]], [[True, True]])) == (6.0 + 1.0) / 2
 
 
-def test_only_episodes_begun_in_a_stage_count_for_it() -> None:
+def test_only_episodes_started_in_a_stage_count_for_it() -> None:
     algorithm = gorl(stages=(2, 100))
     sampler = sampler_for(algorithm)
     run(algorithm, sampler, 3)
     assert algorithm.returns.running is not None
-    algorithm.returns.running.fill_(1e6)  # what the old pair earned in the episodes that go on
+    algorithm.returns.running.fill_(1e6)  # return of the old pair in unfinished episodes
     run(algorithm, sampler, 1)
     assert algorithm.stage == 1 and algorithm.returns.fresh is not None and not bool(algorithm.returns.fresh.any())
     other = EpisodeReturns()
@@ -231,7 +231,7 @@ def test_only_episodes_begun_in_a_stage_count_for_it() -> None:
     assert bool(algorithm.returns.fresh.all()) and -math.inf < algorithm.best_return < 1e5
 
 
-def test_fresh_decoders_and_encoders_keep_the_boxes_of_clouds_and_sets() -> None:
+def test_new_decoders_and_encoders_copy_the_normalisation_of_clouds_and_sets() -> None:
     shapes = {"state": (2,), "point_cloud.front": (3, 3), "entities.others": (2, 4)}
     boxes = {key: {"min": [-3.0] * math.prod(shape), "max": [7.0] * math.prod(shape)} for key, shape in shapes.items()}
     head = FlowPolicy(FlowConfig(hidden=(16,), normalization="minmax"), PolicySpec(shapes, 2))
@@ -245,41 +245,41 @@ def test_fresh_decoders_and_encoders_keep_the_boxes_of_clouds_and_sets() -> None
 
 
 def test_a_decoder_reproduces_what_was_played() -> None:
-    """z ~ N(0, I) through the new decoder has the distribution of the encoder's actions, here two-sided and skewed."""
+    """The decoder maps z ~ N(0, I) to the distribution of the encoder's actions, here two-sided and skewed."""
     algorithm = gorl(flow(hidden=(32, 32), steps=10), decoder_lr=2e-3, decoder_steps=900, decoder_batch=256)
     generator = torch.Generator().manual_seed(0)
     obs = {"state": torch.randn(4000, 1, 6, generator=generator)}
     side = torch.sign(torch.randn(4000, 1, 1, generator=generator))
-    played = (0.6 * side + 0.2 + 0.15 * torch.randn(4000, 2, 2, generator=generator)).tanh()
+    executed = (0.6 * side + 0.2 + 0.15 * torch.randn(4000, 2, 2, generator=generator)).tanh()
     algorithm.policy.update_stats(obs)
     algorithm.decoder_trainer.restart(algorithm.policy.actor, seed=0)
-    algorithm.decoder_trainer.add(obs, played)
+    algorithm.decoder_trainer.add(obs, executed)
     algorithm.decoder_trainer.train(torch.Generator().manual_seed(1))
     with torch.no_grad():
         again = algorithm.decoder_trainer.head.eval().act(obs, generator=generator)
-    assert float((again.mean(0) - played.mean(0)).abs().max()) < 0.1
-    assert float((again.std(0) - played.std(0)).abs().max()) < 0.1
+    assert float((again.mean(0) - executed.mean(0)).abs().max()) < 0.1
+    assert float((again.std(0) - executed.std(0)).abs().max()) < 0.1
     assert abs(float((again[:, 0, 0] > 0).float().mean()) - 0.5) < 0.1  # both modes
     assert float((again[:, 0, 0].abs() < 0.1).float().mean()) < 0.12  # and little between them
 
 
 @pytest.mark.parametrize(("updates", "stage"), [(2, 0), (6, 1)])
-def test_the_data_of_a_decoder_are_the_actions_that_were_played(updates: int, stage: int) -> None:
-    algorithm, played = gorl(), list[Tensor]()
+def test_the_data_of_a_decoder_are_the_executed_actions(updates: int, stage: int) -> None:
+    algorithm, executed = gorl(), list[Tensor]()
     sampler = sampler_for(algorithm)
     run(algorithm, sampler, updates)
     assert (algorithm.stage, algorithm.training_decoder) == (stage, True)
 
     def act(obs: dict[str, Tensor], **settings: Any) -> Sample:
         sample = algorithm.act(obs, **settings)
-        played.append(sample.chunk)
+        executed.append(sample.chunk)
         return sample
 
     rollout = sampler.collect(act)
     algorithm.update(rollout)
     data = algorithm.decoder_trainer
     assert data.chunk is not None and torch.equal(data.obs["state"], rollout.obs["state"].flatten(0, 1))
-    torch.testing.assert_close(data.chunk, torch.cat(played))
+    torch.testing.assert_close(data.chunk, torch.cat(executed))
     assert float((data.chunk - rollout.record["noise"].flatten(0, 1)).abs().mean()) > 0.05
 
 
@@ -298,14 +298,14 @@ def test_the_grid_of_a_consistency_decoder_grows_from_the_start_of_every_stage()
     assert levels == [10, 20, 40] * 2
 
 
-def test_the_memory_of_the_decoder_keeps_the_newest_chunks() -> None:
+def test_the_memory_of_the_decoder_stores_the_newest_chunks() -> None:
     algorithm = gorl(decoder_memory=100)
     sampler = sampler_for(algorithm)
     run(algorithm, sampler, 3)
     assert len(algorithm.decoder_trainer) == 100
     rollout = sampler.collect(algorithm.act)
     algorithm.update(rollout)
-    assert len(algorithm.decoder_trainer) == 0 and algorithm.stage == 1  # given back with the new stage
+    assert len(algorithm.decoder_trainer) == 0 and algorithm.stage == 1  # freed in the new stage
 
 
 def test_an_imitated_policy_can_be_the_first_decoder() -> None:
@@ -340,7 +340,7 @@ def test_a_resumed_run_ends_with_the_same_weights(at: int, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("updates", [1, 3, 4])
-def test_what_is_deployed_round_trips_in_every_stage(updates: int, tmp_path: Path) -> None:
+def test_the_deployed_policy_survives_a_checkpoint_in_every_stage(updates: int, tmp_path: Path) -> None:
     algorithm = gorl()
     run(algorithm, sampler_for(algorithm), updates)
     obs = {"state": torch.randn(4, 1, 6)}
@@ -364,7 +364,7 @@ def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
     assert math.isnan(algorithm.update(rollout)["decoder/loss"])
 
 
-def test_what_cannot_be_learned_is_refused() -> None:
+def test_unsupported_policies_and_settings_are_refused() -> None:
     with pytest.raises(UserError, match=r"needs a denoising head, e\.g\. flow, got 'gaussian'"):
         GoRL(GoRLConfig(), GaussianPolicy(GaussianConfig(), SPEC), total_updates=1)
     with pytest.raises(UserError, match=r"policy\.normalization=running"):
@@ -393,5 +393,5 @@ def test_a_new_decoder_plays_as_well_as_what_it_learned_from() -> None:
     run(algorithm, sampler, 3)
     assert algorithm.stage == 1 and not bool(algorithm.decoder.identity)
     decoded = episodes()
-    assert collecting > before + 1.0  # PPO has learned something
+    assert collecting > before + 1.0  # PPO improves the return
     assert abs(decoded - collecting) < 0.25 * (collecting - before)

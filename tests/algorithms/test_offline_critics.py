@@ -1,4 +1,4 @@
-"""IQL, IDQL and Cal-QL: expectiles and chunk targets on tables, the calibrated penalty, two modes of a bandit."""
+"""Tests of IQL, IDQL and Cal-QL: expectiles, chunk targets on a chain, the calibrated penalty, a bimodal bandit."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,8 +24,8 @@ from robopolicy.data.replay import Replay
 from robopolicy.errors import UserError
 
 
-def test_v_of_a_state_is_the_expectile_of_its_actions() -> None:
-    # The Q of two equally frequent actions is 0 and 1 in every state: their expectile e is V = e.
+def test_state_value_is_the_expectile_of_action_values() -> None:
+    # Q is 0 or 1 with equal probability in every state, so the expectile e of Q is e.
     algorithm = iql(implicit=replace(VALUE, expectile=0.8))
     data = batch(two_modes(256), peak)
     q = (data.chunk[:, 0, 0] > 0).float()
@@ -42,7 +42,7 @@ def test_v_of_a_state_is_the_expectile_of_its_actions() -> None:
     assert algorithm.objective.value({"state": torch.zeros(1, 1, 2)}).item() == pytest.approx(expected, abs=0.02)
 
 
-def test_v_may_see_what_the_policy_does_not() -> None:
+def test_value_network_accepts_privileged_observations() -> None:
     algorithm = iql(implicit=replace(VALUE, value=replace(VALUE.value, privileged_obs={"hidden": 5})))
     data = batch(two_modes(64), peak, discount=0.9)
     seen = [{**obs, "hidden": 3 + torch.randn(64, 1, 5)} for obs in (data.obs, data.next_obs)]
@@ -56,7 +56,7 @@ def test_v_may_see_what_the_policy_does_not() -> None:
 
 
 @pytest.mark.parametrize("make", [iql, dqc])
-def test_v_normalises_as_the_policy_or_not_at_all(make: Callable[..., Any]) -> None:
+def test_value_network_uses_the_policy_normalization_or_none(make: Callable[..., Any]) -> None:
     def made(normalization: str) -> Any:
         value = ValueConfig(hidden=(8,), normalization=normalization)
         algorithm = make(**({"value": value} if make is dqc else {"implicit": ImplicitConfig(value=value)}))
@@ -81,7 +81,7 @@ def test_chunk_targets_equal_the_return_of_a_deterministic_chain() -> None:
 
     class Known(nn.Module):
         def forward(self, obs: dict[str, Tensor]) -> Tensor:
-            """gamma ** (steps to the reward)."""
+            """Return gamma ** (steps to the reward)."""
             return gamma ** (length - 1 - obs["state"][:, -1, 0])
 
     algorithm = iql()
@@ -90,7 +90,7 @@ def test_chunk_targets_equal_the_return_of_a_deterministic_chain() -> None:
     torch.testing.assert_close(data.returns, gamma ** torch.arange(length - 1, -1, -1.0))
 
 
-def test_iql_weighs_chunks_by_how_far_their_lowest_target_value_exceeds_v() -> None:
+def test_iql_weights_are_exponential_in_the_minimum_target_q_minus_v() -> None:
     algorithm, data = iql(beta=2.0, weight_max=1.5), batch(two_modes(64), peak)
     algorithm.target_critic = Known(lambda _, a: a[:, 0], lambda _, a: 3 * a[:, 0])  # type: ignore[assignment]
     lowest = torch.minimum(data.chunk[:, 0, 0], 3 * data.chunk[:, 0, 0])
@@ -101,7 +101,7 @@ def test_iql_weighs_chunks_by_how_far_their_lowest_target_value_exceeds_v() -> N
     assert 0 < int((expected == 1.5).sum()) < 64
 
 
-def test_iql_moves_a_gaussian_to_the_better_mode_and_plain_imitation_does_not() -> None:
+def test_iql_moves_a_gaussian_to_the_better_mode_and_imitation_does_not() -> None:
     means = []
     for beta in (0.0, 20.0):
         torch.manual_seed(0)
@@ -112,7 +112,7 @@ def test_iql_moves_a_gaussian_to_the_better_mode_and_plain_imitation_does_not() 
     assert abs(means[0]) < 0.2 and means[1] > 0.5
 
 
-def test_idql_leaves_the_policy_to_imitation_and_acts_with_the_better_mode() -> None:
+def test_idql_trains_the_policy_by_imitation_and_selects_the_better_mode() -> None:
     algorithm = idql()
     for _ in range(60):
         algorithm.update(batch(two_modes(192), lambda action: (action[:, 0] > 0).float()))
@@ -154,28 +154,26 @@ def test_the_penalty_ignores_policy_chunks_valued_below_the_return() -> None:
 
 
 @pytest.mark.parametrize("normalization, reach", [("minmax", 1.0), ("meanstd", 3.0)])
-def test_the_penalty_compares_the_data_with_the_policy_and_with_all_of_the_action_space(
-    normalization: str, reach: float
-) -> None:
+def test_penalty_compares_data_actions_with_policy_and_uniform_actions(normalization: str, reach: float) -> None:
     policy = flow(action_normalization=normalization, action_clip=0.0)
     critic, data, seen = QEnsemble(SMALL, policy), batch(two_modes(16), peak), list[Tensor]()
-    judge = critic.candidate_values
-    critic.candidate_values = lambda obs, chunks: seen.append(chunks) or judge(obs, chunks)  # type: ignore[assignment]
+    original = critic.candidate_values
+    critic.candidate_values = lambda obs, chunks: seen.append(chunks) or original(obs, chunks)  # type: ignore[assignment]
     proposed = 0.1 * torch.randn(16, 3, 2, 1)
     objective = ConservativeObjective(ConservativeConfig(3.0, 50), torch.Generator().manual_seed(0))
     loss, _ = objective.penalty(data, critic, proposed)
-    own, policy, others = seen[0].split([1, 3, 50], 1)  # the executed actions alone
+    own, policy, others = seen[0].split([1, 3, 50], 1)  # executed actions only
     assert torch.equal(own[:, 0], data.chunk[:, :1]) and torch.equal(policy, proposed[:, :, :1])
     others = critic.action_normalizer.normalize(others) / reach
     assert -1 <= float(others.min()) < -0.95 and 0.95 < float(others.max()) <= 1
     assert float(others.std()) == pytest.approx(3**-0.5, rel=0.05)
-    values = judge(data.obs, seen[0])
+    values = original(data.obs, seen[0])
     expected = conservative_penalty(values[..., 0], values[..., 1:4], values[..., 4:], data.returns).mean(1).sum()
     torch.testing.assert_close(loss, 3.0 * expected)
     assert float(objective.penalty(replace(data, weight=torch.zeros(16)), critic, proposed)[0]) == 0.0
 
 
-def test_the_penalty_pushes_unseen_chunks_down_but_not_the_data() -> None:
+def test_penalty_lowers_values_of_unseen_chunks_but_not_of_the_data() -> None:
     values = []
     for weight in (0.0, 0.5):
         torch.manual_seed(0)

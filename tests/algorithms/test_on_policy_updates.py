@@ -1,4 +1,4 @@
-"""PPO and ReinFlow: first ratios, gradients, frozen parts, resume, and learning on the point mass."""
+"""Tests of PPO and ReinFlow: initial ratios, gradients, frozen parts, normalisation and learning on the point mass."""
 
 import copy
 from typing import Any
@@ -49,7 +49,7 @@ def reinflow(seed: int = 0, **overrides: Any) -> ReinFlow:
     return ReinFlow(ReinFlowConfig(**settings), policy, total_updates=20)
 
 
-def test_episodes_that_a_resumed_run_cannot_go_on_with_are_forgotten() -> None:
+def test_reset_episodes_clears_running_returns() -> None:
     algorithm, returns = ppo(), EpisodeReturns()
     algorithm.reward_normalizer.running = returns.running = torch.ones(2)
     returns.discard()
@@ -60,7 +60,7 @@ def test_episodes_that_a_resumed_run_cannot_go_on_with_are_forgotten() -> None:
 
 @pytest.mark.parametrize("value", [0.1, -3.3, 57.7])
 def test_equal_advantages_are_normalised_to_zero(value: float) -> None:
-    assert not normalize(torch.full((1000,), value)).any()  # whose mean is another number in single precision
+    assert not normalize(torch.full((1000,), value)).any()  # the float32 mean differs from the value
 
 
 def sampler_for(algorithm: Algorithm, num_envs: int = 16, reward: str = "shaped") -> RolloutSampler:
@@ -84,7 +84,7 @@ def snapshot(algorithm: Any) -> dict[str, torch.Tensor]:
 def test_every_ratio_of_the_first_minibatch_is_one(make: Any) -> None:
     algorithm = make()
     sampler = sampler_for(algorithm)
-    for _ in range(2):  # the second time with running statistics and changed weights
+    for _ in range(2):  # the second pass uses running statistics and updated weights
         rollout = sampler.collect(algorithm.act)
         rows = rows_of(algorithm, rollout)
         for batch, _ in minibatches(rows, 50, torch.Generator().manual_seed(0)):
@@ -109,7 +109,7 @@ def test_the_first_gradient_is_the_policy_gradient(make: Any) -> None:
         dims = 1
     else:
         loss, _ = reinflow_loss(algorithm.policy, rows, algorithm.estimator, algorithm.config)
-        dims = 4 * 4 * 2  # its density is a mean over the steps of the chain and all dimensions of the chunk
+        dims = 4 * 4 * 2  # the log-density is a mean over chain steps and chunk dimensions
     advantage = (rows.advantage - rows.advantage.mean()) / (rows.advantage.std() + 1e-8)
     plain = -(advantage * algorithm.policy.decisions(rows.obs, rows.record).logp.sum(1)).mean() / dims
     parameters = list(algorithm.policy.parameters())
@@ -128,7 +128,7 @@ def test_reinflow_never_touches_its_base_and_trains_flow_and_noise() -> None:
     assert any(not key.startswith("head.") for key in changed)
 
 
-def test_critic_warmup_leaves_the_actor_alone() -> None:
+def test_critic_warmup_does_not_change_the_policy() -> None:
     algorithm = reinflow(critic_warmup=1)
     sampler = sampler_for(algorithm)
     before = snapshot(algorithm)
@@ -140,7 +140,7 @@ def test_critic_warmup_leaves_the_actor_alone() -> None:
     assert any(not torch.equal(before[key], value) for key, value in algorithm.policy.state_dict().items())
 
 
-def test_statistics_of_a_fine_tuner_move_when_its_epochs_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_normalizer_statistics_update_after_the_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = reinflow()
     statistics = lambda: [b.clone() for net in (algorithm.policy, algorithm.critic) for b in net.buffers()]  # noqa: E731
     same = lambda a, b: all(torch.equal(x, y) for x, y in zip(a, b, strict=True))  # noqa: E731
@@ -164,7 +164,7 @@ def test_the_deployed_flow_has_no_noise_network() -> None:
 
 
 @pytest.mark.parametrize(("unit", "discount"), [("step", 0.9**4), ("chunk", 0.9)])
-def test_the_return_scale_merges_rollouts_and_discounts_as_the_advantages_do(unit: str, discount: float) -> None:
+def test_reward_normalizer_merges_rollouts_and_discounts_like_the_advantages(unit: str, discount: float) -> None:
     def observe(scale: RewardNormalizer, part: slice) -> None:
         empty: dict[str, torch.Tensor] = {}
         ended, earned = done[part], reward[part]
@@ -173,7 +173,7 @@ def test_the_return_scale_merges_rollouts_and_discounts_as_the_advantages_do(uni
 
     torch.manual_seed(0)
     reward, done = torch.rand(40, 3), torch.rand(40, 3) < 0.1
-    steps = torch.where(done, 2, 4)  # an episode ends within its chunk
+    steps = torch.where(done, 2, 4)  # an episode ends after 2 of 4 chunk steps
     whole, parts = RewardNormalizer(), RewardNormalizer()
     observe(whole, slice(None))
     observe(parts, slice(13))
@@ -187,25 +187,25 @@ def test_the_return_scale_merges_rollouts_and_discounts_as_the_advantages_do(uni
     assert whole.factor == pytest.approx(1 / float(torch.stack(seen).double().std(unbiased=False)), rel=1e-6)
 
 
-def test_rewards_stay_as_they_are_until_they_have_varied() -> None:
+def test_reward_scale_is_one_until_returns_vary() -> None:
     scale, reward = RewardNormalizer(), torch.tensor([3.0, -50.0])
     assert scale.factor == 1.0
     torch.testing.assert_close(scale(reward), reward)
     scale.moments.observe(torch.full((4,), 7.0))
     assert scale.factor == 1.0
-    scale.moments.observe(torch.tensor([9.0, 9.0, 9.0, 9.0]))  # four 7 and four 9: a deviation of 1
+    scale.moments.observe(torch.tensor([9.0, 9.0, 9.0, 9.0]))  # four 7s and four 9s: standard deviation 1
     assert scale.factor == pytest.approx(1.0)
-    scale.moments.observe(torch.tensor([4.0, 12.0]))  # squares of 8 x 1 + 2 x 16, over 10: 4
+    scale.moments.observe(torch.tensor([4.0, 12.0]))  # variance (8 * 1 + 2 * 16) / 10 = 4
     assert scale.factor == pytest.approx(0.5)
-    torch.testing.assert_close(scale(reward), torch.tensor([1.5, -10.0]))  # at most 10
+    torch.testing.assert_close(scale(reward), torch.tensor([1.5, -10.0]))  # clipped to 10
 
 
-def test_processes_normalise_by_the_rows_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advantages_are_normalised_over_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     own = torch.tensor([1.0, 2.0, 6.0])
-    alone = normalize(torch.cat([own, own]))[:3]
+    expected = normalize(torch.cat([own, own]))[:3]
     monkeypatch.setattr(rollout_batch, "world_size", lambda: 2)
     monkeypatch.setattr(rollout_batch, "all_reduce_mean", lambda mean: mean)  # the other process has the same rows
-    torch.testing.assert_close(normalize(own), alone)
+    torch.testing.assert_close(normalize(own), expected)
 
 
 def test_a_single_row_has_a_finite_explained_variance() -> None:

@@ -1,4 +1,4 @@
-"""PA-RL and EXPO: what is frozen, what is bootstrapped from and imitated, and moving beyond the data."""
+"""Tests of PA-RL and EXPO: frozen parts, bootstrap and imitation targets, and improvement beyond the data."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def test_the_policy_is_frozen_offline_and_trained_online() -> None:
         assert not same(before, policy)
 
 
-def test_normalisers_of_the_policy_are_frozen_offline_too() -> None:
+def test_policy_normalizers_are_frozen_offline() -> None:
     policy = FlowPolicy(FlowConfig(hidden=(32, 32), normalization="running"), SPEC)
     policy.fit_normalizer({"action": STATISTICS["action"]})
     policy.update_stats({"state": torch.randn(64, 1, 2)})
@@ -104,12 +104,12 @@ def test_the_softmax_bonus_is_zero_for_equal_values_and_never_positive_on_averag
     p = (values / 0.5).softmax(1)[0]
     mean = sum(p[i] * selection_bonus(values, torch.tensor([i]), 0.5)[0] for i in range(5))
     assert float(mean) < 0
-    # The soft maximum: draws by p with the bonus give temperature * log mean exp(value / temperature) on average.
+    # Soft maximum: under p, the mean of value plus bonus is temperature * log mean exp(value / temperature).
     soft = 0.5 * ((values / 0.5).exp().mean().log())
     assert float((p * values[0]).sum() + mean) == pytest.approx(float(soft), abs=1e-5)
 
 
-def test_base_edit_and_temperature_step_once_per_actor_delay() -> None:
+def test_base_edit_and_temperature_update_once_per_policy_delay() -> None:
     algorithm = expo(policy_delay=4)
     algorithm.update(batch(two_modes(64 * 4), peak, online=True))
     steps = [int(next(iter(o.state.values()))["step"]) for o in (algorithm.optimizer, algorithm.edit_optimizer)]
@@ -120,12 +120,12 @@ def test_edits_climb_beyond_the_samples_of_the_base() -> None:
     algorithm = expo(temperature=0.01, temperature_lr=0.0, edit_lr=3e-3)
     for _ in range(40):
         algorithm.update(batch(0.5 + 0.1 * torch.randn(256, 2, 1), peak, online=True))
-    base, played = first_actions(algorithm.ema.module), first_actions(algorithm.inference_policy())
+    base, improved = first_actions(algorithm.ema.module), first_actions(algorithm.inference_policy())
     assert abs(float(base.mean()) - 0.5) < 0.1
-    assert float(played.mean()) > float(base.mean()) + 0.15
+    assert float(improved.mean()) > float(base.mean()) + 0.15
 
 
-def test_edits_are_judged_by_the_mean_value_and_their_entropy_in_units_of_beta() -> None:
+def test_edit_loss_is_weighted_log_density_minus_the_mean_value() -> None:
     algorithm, data = expo(), batch(two_modes(64), peak)
     critic: Any = Known(lambda state, a: state[:, 0] + a[:, 0], lambda state, a: 3 * a[:, 0])
     generators = [torch.Generator().manual_seed(0) for _ in range(2)]
@@ -137,7 +137,7 @@ def test_edits_are_judged_by_the_mean_value_and_their_entropy_in_units_of_beta()
     assert algorithm.target_entropy == -0.5  # minus half the executed action dimensions
 
 
-def test_no_edits_train_no_edit_policy() -> None:
+def test_edit_policy_is_not_trained_without_edits() -> None:
     algorithm = expo(edits=0)
     before = snapshot(algorithm.edit)
     metrics = algorithm.update(batch(two_modes(64), peak, online=True))

@@ -1,4 +1,4 @@
-"""PolicyFlow: closed forms of its ratio, gradient and regulariser, the limits of its policy, and modes on a ring."""
+"""Tests of PolicyFlow: closed forms of the ratio, gradient and regulariser, noise bounds, and modes on a ring."""
 
 import math
 from typing import Any
@@ -28,8 +28,8 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.exploration.endpoint_noise import EndpointNoiseConfig, EndpointNoisePolicy
 
 
-def still(policy: Any) -> Any:
-    """The head with zero velocity everywhere."""
+def with_zero_velocity(policy: Any) -> Any:
+    """Set the velocity of `policy` to zero everywhere and return it."""
     last = policy.backbone.body[-1]
     torch.nn.init.zeros_(last.weight)
     torch.nn.init.zeros_(last.bias)
@@ -37,7 +37,7 @@ def still(policy: Any) -> Any:
 
 
 def test_zero_velocity_is_a_gaussian_around_the_initial_noise() -> None:
-    policy = EndpointNoisePolicy(still(head(**BARE)), EndpointNoiseConfig(std_init=0.3))
+    policy = EndpointNoisePolicy(with_zero_velocity(head(**BARE)), EndpointNoiseConfig(std_init=0.3))
     sample = policy.sample(observations(20_000), generator=torch.Generator().manual_seed(0))
     assert torch.equal(sample.record["endpoint"], sample.record["noise"])
     offset = sample.record["action"] - sample.record["noise"]
@@ -60,7 +60,7 @@ def test_a_shift_of_the_velocity_gives_the_ratio_of_two_gaussians() -> None:
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_moved_noise_gives_the_ratio_of_two_gaussians_and_its_slope(times: int) -> None:
+def test_a_changed_noise_std_gives_the_gaussian_ratio_and_its_gradient(times: int) -> None:
     algorithm = tuner("policyflow", head(**BARE), times=times)
     rows = prepared(algorithm, bandit(algorithm.policy, 32))
     std = torch.tensor([0.13, 0.08])
@@ -76,7 +76,7 @@ def test_a_moved_noise_gives_the_ratio_of_two_gaussians_and_its_slope(times: int
     torch.testing.assert_close(slope, expected, atol=1e-3, rtol=1e-4)
 
 
-def test_several_times_average_the_density() -> None:
+def test_ratio_averages_the_density_over_several_times() -> None:
     algorithm = tuner("policyflow", head(**BARE), times=4)
     rows = prepared(algorithm, bandit(algorithm.policy, 32))
     torch.manual_seed(3)
@@ -89,7 +89,7 @@ def test_several_times_average_the_density() -> None:
     torch.testing.assert_close(algorithm.logp(rows)[:, 0].double(), density.mean(1).log(), atol=1e-4, rtol=1e-4)
 
 
-def test_times_lie_on_the_sampler_grid_and_its_midpoints() -> None:
+def test_times_are_sampler_grid_points_and_midpoints() -> None:
     policy = EndpointNoisePolicy(head(steps=4), EndpointNoiseConfig(), times=50)
     obs = observations(20)
     record = policy.complete(obs, policy.sample(obs).record, torch.Generator().manual_seed(0))
@@ -99,7 +99,7 @@ def test_times_lie_on_the_sampler_grid_and_its_midpoints() -> None:
 
 
 def test_the_first_gradient_has_its_closed_form_on_a_gaussian_bandit() -> None:
-    """With reward a, the gradient of the shift is that of the mean of a: `E_t[1 - c t]` over the grid of times."""
+    """For reward a, the gradient with respect to the mean is `E_t[1 - c t]` over the grid of times."""
     policy = GaussianFlow(0.3, 0.5, steps=5)
     algorithm = tuner("policyflow", policy, entropy_coef=0.0, brownian_coef=0.0)
     obs, gradients = {"state": torch.zeros(1000, 1, 1)}, []
@@ -119,7 +119,7 @@ def test_the_first_gradient_has_its_closed_form_on_a_gaussian_bandit() -> None:
     assert float(found.mean()) == pytest.approx(expected, abs=3 * error)
 
 
-def test_the_loss_raises_actions_that_did_better_than_the_others() -> None:
+def test_loss_increases_the_density_of_actions_with_positive_advantage() -> None:
     policy = GaussianFlow(0.3, 0.5, steps=5)
     algorithm = tuner("policyflow", policy, entropy_coef=0.0, brownian_coef=0.0)
     rows = prepared(algorithm, bandit(algorithm.policy, 2000, lambda chunk: chunk[:, 0, 0]))
@@ -128,8 +128,8 @@ def test_the_loss_raises_actions_that_did_better_than_the_others() -> None:
     plain = -(normalize(rows.advantage) * algorithm.logp(rows)[:, 0]).mean()
     torch.testing.assert_close(found, torch.autograd.grad(plain, (policy.mean, algorithm.policy.raw_log_std)))
     offset = (rows.record["action"] - rows.record["endpoint"]).flatten()
-    reads = 1 - policy.slope(rows.record["t"][:, 0]) * rows.record["t"][:, 0]  # change of velocity with the mean
-    expected = -(normalize(rows.advantage) * offset * reads / 0.1**2).mean()
+    sensitivity = 1 - policy.slope(rows.record["t"][:, 0]) * rows.record["t"][:, 0]  # d velocity / d mean
+    expected = -(normalize(rows.advantage) * offset * sensitivity / 0.1**2).mean()
     assert float(expected) < -1
     torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
 
@@ -149,8 +149,8 @@ def test_the_brownian_regulariser_has_its_closed_form_and_its_switch() -> None:
     assert not torch.allclose(found["old"][1], found["present"][1], rtol=1e-3)
 
 
-def test_the_regulariser_vanishes_where_the_velocity_is_against_the_score() -> None:
-    """The flow from N(0, 1) to N(0, s^2) has score -x / v(t); its Brownian counterpart spreads with x / v(t)."""
+def test_regulariser_vanishes_when_the_velocity_is_minus_the_score() -> None:
+    """The flow from N(0, 1) to N(0, s^2) has score -x / v(t); the Brownian velocity is x / v(t)."""
     t = torch.tensor([0.25, 0.5, 0.75])[None, :, None, None]
     x = torch.randn(100, 3, 1, 1)
     policy = GaussianFlow(0.0, 0.5)
@@ -160,7 +160,7 @@ def test_the_regulariser_vanishes_where_the_velocity_is_against_the_score() -> N
     assert float(brownian_loss(x / variance, old, x, t)[0]) == pytest.approx(0.0, abs=1e-10)
 
 
-def test_the_entropy_bonus_trains_the_noise_alone_within_its_bounds() -> None:
+def test_entropy_bonus_trains_only_the_noise_within_its_bounds() -> None:
     algorithm = tuner("policyflow", brownian_coef=0.0, entropy_coef=0.5)
     policy = algorithm.policy
     rows = prepared(algorithm, bandit(policy, 32))
@@ -190,9 +190,9 @@ def test_an_unknown_target_is_refused() -> None:
 
 
 def on_the_ring(brownian_coef: float, updates: int) -> tuple[float, float]:
-    """Effective number of goals and the last reward after training from scratch on six of them."""
+    """Effective number of goals and final reward after training from scratch on six goals."""
     goals = ring(6)
-    policy = still(head(spec=PolicySpec({"state": (1,)}, action_dim=2), **BARE))
+    policy = with_zero_velocity(head(spec=PolicySpec({"state": (1,)}, action_dim=2), **BARE))
     rates: dict[str, Any] = {"lr": 1e-3, "lr_final": 1e-3, "target_kl": None, "batch_size": 512, "epochs": 4}
     noise = EndpointNoiseConfig(std_init=0.3)
     algorithm = tuner("policyflow", policy, entropy_coef=0.0, brownian_coef=brownian_coef, perturbation=noise, **rates)
@@ -208,17 +208,17 @@ def on_the_ring(brownian_coef: float, updates: int) -> tuple[float, float]:
 def test_the_brownian_regulariser_keeps_the_goals_on_a_ring() -> None:
     plain, spread = on_the_ring(0.0, 110), on_the_ring(0.4, 110)
     assert plain[0] < 3.0 and spread[0] > 4.5
-    assert min(plain[1], spread[1]) > 0.12  # 0.05 before
+    assert min(plain[1], spread[1]) > 0.12  # 0.05 untrained
 
 
 @pytest.mark.slow
 def test_it_learns_the_point_mass_from_scratch() -> None:
     settings: dict[str, Any] = {"perturbation": EndpointNoiseConfig(std_init=0.4), "target_kl": None}
-    assert point_mass_return("policyflow", updates=20, epochs=6, brownian_coef=0.0, **settings) > -5.2  # -6 before
+    assert point_mass_return("policyflow", updates=20, epochs=6, brownian_coef=0.0, **settings) > -5.2  # -6 untrained
 
 
 @pytest.mark.parametrize(("beyond", "inwards"), [(1.0, 1), (-4.5, -1)])  # log std above log 1, below log 0.02
-def test_a_noise_beyond_its_bound_counts_as_the_bound_and_can_come_back(beyond: float, inwards: int) -> None:
+def test_noise_beyond_its_bound_is_clamped_and_has_only_inward_gradients(beyond: float, inwards: int) -> None:
     policy = EndpointNoisePolicy(head(**BARE), EndpointNoiseConfig(std_init=1.0))  # at the upper bound from the start
     plain = policy.log_std.sum()
     torch.testing.assert_close(torch.autograd.grad(plain, policy.raw_log_std)[0], torch.ones(SPEC.action_dim))

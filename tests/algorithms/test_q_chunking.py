@@ -1,4 +1,4 @@
-"""QC, FQL and DQC: chunk targets on a table, masked chunks, expectiles and quantiles, two modes of a bandit."""
+"""Tests of QC, FQL and DQC: chunk targets on a chain, masked chunks, expectiles and quantiles, a bimodal bandit."""
 
 import copy
 import math
@@ -38,7 +38,7 @@ def positive(action: Tensor) -> Tensor:
 
 
 def windows(steps: int, *, success: bool = True) -> Transitions:
-    """Windows of `steps` control steps of one episode of 8 steps that ends in success, or is cut off."""
+    """Windows of `steps` control steps of one 8-step episode that terminates in success or is truncated."""
     memory = Replay(64, gamma=0.9)
     for t in range(8):
         done = torch.tensor([t == 7])
@@ -49,7 +49,7 @@ def windows(steps: int, *, success: bool = True) -> Transitions:
 
 
 @makers
-def test_the_better_mode_is_found_where_imitation_has_both(name: str) -> None:
+def test_better_mode_is_selected_where_imitation_covers_both(name: str) -> None:
     algorithm = MAKERS[name](**({"n_step": 1} if name == "dqc" else {}))
     for _ in range(80 if name == "fql" else 50):
         algorithm.update(batch(two_modes(128), positive))
@@ -63,7 +63,7 @@ def test_chunk_targets_equal_the_return_of_a_deterministic_chain() -> None:
 
     class Known(nn.Module):
         def forward(self, obs: dict[str, Tensor], chunk: Tensor) -> Tensor:
-            """0.9 ** (steps to the reward), from both members."""
+            """Return 0.9 ** (steps to the reward) for both members."""
             return (0.9 ** (7 - obs["state"][:, -1, 0])).expand(2, -1)
 
     for algorithm in (qc(n_step=3), fql(n_step=3)):
@@ -71,7 +71,7 @@ def test_chunk_targets_equal_the_return_of_a_deterministic_chain() -> None:
         torch.testing.assert_close(algorithm.target(data), data.returns)
 
 
-def test_chunks_cut_short_carry_no_gradient() -> None:
+def test_truncated_chunks_carry_no_gradient() -> None:
     data = windows(3)
     cut = data.steps < 3
     assert cut.tolist() == [False] * 6 + [True] * 2
@@ -86,7 +86,7 @@ def test_chunks_cut_short_carry_no_gradient() -> None:
 
 
 @makers
-def test_chunks_cut_short_are_drawn_as_often_as_the_mean_of_the_complete_ones(name: str) -> None:
+def test_truncated_chunks_have_the_mean_priority_of_complete_chunks(name: str) -> None:
     data = windows(3, success=False)
     data = replace(data, reward=torch.where(data.steps < 3, 1.0, 0.0))
     algorithm = MAKERS[name](n_step=3)
@@ -99,8 +99,8 @@ def test_chunks_cut_short_are_drawn_as_often_as_the_mean_of_the_complete_ones(na
 
 
 @pytest.mark.parametrize("success", [False, True])
-def test_dqc_learns_each_value_from_the_chunks_that_show_it(success: bool) -> None:
-    """Chunks cut short carry no gradient for Q_h and Q_p, those shorter than the prefix none for V; successes do."""
+def test_dqc_trains_each_network_on_chunks_of_sufficient_length(success: bool) -> None:
+    """Truncated chunks have no gradient in Q_h and Q_p, nor in V if shorter than the prefix; terminated chunks do."""
     spec = PolicySpec({"state": (2,)}, 1, horizon=2, action_horizon=2)
     policy = FlowPolicy(FlowConfig(hidden=(8,), normalization="identity", action_normalization="identity"), spec)
     algorithm = dqc(policy, n_step=4)
@@ -108,7 +108,7 @@ def test_dqc_learns_each_value_from_the_chunks_that_show_it(success: bool) -> No
     assert data.steps.tolist() == [4] * 5 + [3, 2, 1]
 
     def gradients(rows: slice) -> dict[str, bool]:
-        """Whose gradient changes with what was seen and played in `rows`."""
+        """Whether the gradient of each network depends on the observations and chunks in `rows`."""
         other = replace(data, obs={"state": data.obs["state"].clone()}, chunk=data.chunk.clone())
         other.obs["state"][rows] += 1.0
         other.chunk[rows] += 0.5
@@ -126,7 +126,7 @@ def test_dqc_learns_each_value_from_the_chunks_that_show_it(success: bool) -> No
     assert gradients(slice(7, 8)) == {"long": success, "prefix": success, "state": success}
 
 
-def test_one_action_chunks_are_best_of_n_temporal_difference_learning() -> None:
+def test_one_action_target_is_the_best_of_n_td_target() -> None:
     algorithm = qc()
     data = batch(two_modes(64), positive, discount=0.9)
     state = algorithm.generator.get_state()
@@ -167,7 +167,7 @@ def test_v_is_the_quantile_of_the_prefixes() -> None:
         assert state.item() == pytest.approx(-2 + 4 * quantile, abs=0.1)
 
 
-def test_a_v_far_from_its_quantile_is_pulled_as_one_nearby_is() -> None:
+def test_quantile_loss_gradient_does_not_depend_on_the_distance() -> None:
     target = torch.zeros(4)
     state = torch.tensor([-40.0, -1.0, 1.0, 40.0], requires_grad=True)
     quantile_loss(state, target, 0.9).sum().backward()
@@ -191,15 +191,15 @@ def test_every_member_of_the_prefix_critic_regresses_on_its_own_long_critic() ->
     with torch.no_grad():
         long = algorithm.long_critic(data.obs, data.chunk).sigmoid()  # (M, B)
         expected = optimistic_loss(algorithm.critic(data.obs, data.chunk), long, 0.8).mean(1).sum()
-        apart = optimistic_loss(algorithm.critic(data.obs, data.chunk), long.flip(0), 0.8).mean(1).sum()
+        swapped = optimistic_loss(algorithm.critic(data.obs, data.chunk), long.flip(0), 0.8).mean(1).sum()
     _, info = algorithm.critic_loss(data)
     torch.testing.assert_close(info["prefix_loss"].detach(), expected)
-    assert not torch.isclose(expected, apart)
+    assert not torch.isclose(expected, swapped)
     _, info = algorithm.critic_loss(replace(data, weight=2 * data.weight))
     torch.testing.assert_close(info["prefix_loss"].detach(), 2 * expected)
 
 
-def test_every_network_of_dqc_gathers_running_statistics() -> None:
+def test_every_network_of_dqc_updates_running_statistics() -> None:
     policy = FlowPolicy(FlowConfig(hidden=(8,), normalization="running"), SPEC)
     policy.fit_normalizer({"action": STATISTICS["action"]})
     algorithm = dqc(policy, n_step=1)
@@ -211,7 +211,7 @@ def test_every_network_of_dqc_gathers_running_statistics() -> None:
     assert all(torch.equal(state["mean"], states[0]["mean"]) for state in states)
 
 
-def test_dqc_refuses_rewards_that_are_no_probabilities_and_short_long_chunks() -> None:
+def test_dqc_refuses_rewards_outside_the_unit_interval_and_short_chunks() -> None:
     with pytest.raises(UserError, match=r"\[0, 1\]"):
         dqc(n_step=1).update(batch(two_modes(64), lambda action: 5 * action[:, 0]))
     spec = PolicySpec({"state": (2,)}, 1, horizon=4, action_horizon=4)
@@ -223,7 +223,7 @@ def test_dqc_refuses_rewards_that_are_no_probabilities_and_short_long_chunks() -
 
 
 @makers
-def test_a_setting_of_other_critics_is_refused(name: str) -> None:
+def test_settings_of_other_critics_are_refused(name: str) -> None:
     assert MAKERS[name](num_min_qs=2).config.critic.members == 2
     with pytest.raises(UserError, match="num_min_qs=1 has no effect"):
         MAKERS[name](num_min_qs=1)
@@ -248,7 +248,7 @@ def test_no_gradient_of_the_one_step_policy_reaches_the_flow() -> None:
     assert any(bool(p.grad.any()) for p in algorithm.student.parameters() if p.grad is not None)
 
 
-def test_the_distance_draws_an_action_beyond_its_bound_back_while_q_sees_the_bound() -> None:
+def test_distance_loss_uses_unclipped_actions_while_q_receives_clipped_ones() -> None:
     algorithm = fql()
     output = output_layer(algorithm.student)
     with torch.no_grad():
@@ -257,14 +257,14 @@ def test_the_distance_draws_an_action_beyond_its_bound_back_while_q_sees_the_bou
     seen: list[Tensor] = []
 
     def critic(obs: dict[str, Tensor], chunk: Tensor) -> Tensor:
-        """Remember the chunk; both members love large actions."""
+        """Record the chunk and value large actions highly in both members."""
         seen.append(chunk.detach())
         return chunk.sum((1, 2)).expand(2, -1)
 
     loss, info = actor_loss(algorithm.student, algorithm.policy, critic, obs, algorithm.config)  # type: ignore[arg-type]
     (slope,) = torch.autograd.grad(loss, [output.bias])
-    assert bool((slope > 0).all())  # a step against it lowers the output
-    assert float(info["distance"]) > 4.0  # more than the width of the bounds squared
+    assert bool((slope > 0).all())  # a gradient step lowers the output
+    assert float(info["distance"]) > 4.0  # larger than the squared width of the bounds
     torch.testing.assert_close(seen[0], torch.ones(32, 2, 1))
 
 
@@ -287,6 +287,6 @@ def test_an_update_in_bfloat16_is_finite_and_moves_every_network(name: str) -> N
 
 
 @makers
-def test_dropout_is_for_imitation_and_the_loss_of_the_critic_alone(name: str) -> None:
+def test_dropout_is_active_only_in_imitation_and_critic_losses(name: str) -> None:
     algorithm = MAKERS[name](flow(hidden_dropout=0.5), critic=replace(SMALL, dropout=0.5), n_step=1)
     assert_acts_without_dropout(algorithm, batch(two_modes(64), positive, discount=0.9))

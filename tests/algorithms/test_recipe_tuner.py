@@ -1,4 +1,4 @@
-"""Recipes on denoising chains: ratios, the first gradient, the reference, what is refused, resume, and learning."""
+"""Tests of recipes on denoising chains: ratios, first gradient, reference policy, invalid recipes, resume, learning."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ from robopolicy.policies.heads.flow import FlowPolicy
 from robopolicy.recipe_files import read_recipe
 
 
-def compared(algorithm: RecipeFineTuner, rollout: Any) -> ScoredBatch:
+def scored_batch(algorithm: RecipeFineTuner, rollout: Any) -> ScoredBatch:
     decisions = algorithm._scored(decisions_of(rollout, algorithm.dimensions, 0))
     return ScoredBatch(decisions, algorithm.recipe.advantage(decisions))
 
@@ -31,7 +31,7 @@ def compared(algorithm: RecipeFineTuner, rollout: Any) -> ScoredBatch:
 both = pytest.mark.parametrize("head", HEADS)
 
 
-def test_a_recipe_whose_rollout_is_not_played_says_so() -> None:
+def test_an_ignored_rollout_section_gives_a_warning() -> None:
     with pytest.warns(UserWarning, match=r"ignores the section 'rollout' \(sampler\) of recipe 'single_stream'"):
         tuner(recipe="single_stream")
     with warnings.catch_warnings():
@@ -44,7 +44,7 @@ def test_every_ratio_of_fresh_data_is_one_and_the_gradient_is_the_policy_gradien
     algorithm = tuner(head)
     sampler = tools.sampler_for(algorithm)
     algorithm.update(sampler.collect(algorithm.act))
-    rows = compared(algorithm, sampler.collect(algorithm.act))
+    rows = scored_batch(algorithm, sampler.collect(algorithm.act))
     loss, info = algorithm.loss(rows)
     assert float(info["ratio_max"]) < 1e-3 and float(info["clip_fraction"]) == 0.0
     logp = algorithm.policy.decisions(
@@ -60,19 +60,19 @@ def test_every_ratio_of_fresh_data_is_one_and_the_gradient_is_the_policy_gradien
 
 
 @both
-def test_the_log_probabilities_are_those_of_whole_steps(head: str) -> None:
+def test_log_probabilities_are_per_denoising_step(head: str) -> None:
     algorithm = tuner(head)
     policy = algorithm.policy
-    rows = compared(algorithm, tools.sampler_for(algorithm).collect(algorithm.act)).decisions
+    rows = scored_batch(algorithm, tools.sampler_for(algorithm).collect(algorithm.act)).decisions
     obs, chain = {"state": rows.extra["obs.state"]}, rows.extra["record.chain"]
     mean, log_std = policy.transitions(obs, {"chain": chain})
     density = torch.distributions.Normal(mean, log_std.exp()).log_prob(chain[:, 1:])
-    if head == "diffusion":  # scores what is executed, and clamps
+    if head == "diffusion":  # executed actions only, clamped
         density = density[..., : policy.spec.action_horizon, :].clamp(-5.0, 2.0)
     torch.testing.assert_close(rows.logp_old, density.flatten(2).sum(2), rtol=1e-4, atol=1e-3)
 
 
-def test_rows_are_chunks_of_episodes_in_order_of_time() -> None:
+def test_rows_are_episode_chunks_in_time_order() -> None:
     algorithm = tuner()
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
     rows = decisions_of(rollout, 1.0, 3)
@@ -108,7 +108,7 @@ def test_the_base_is_the_reference_and_stays_bit_identical(head: str, tmp_path: 
 
 
 @both
-def test_a_resumed_run_ends_with_the_same_weights_and_memory(head: str, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_with_the_same_weights_and_recipe_state(head: str, tmp_path: Path) -> None:
     file = tmp_path / "tracked.yaml"
     stages = [{"name": "tracker_baseline", "tracker": {"name": "beta"}}]
     ramp = {"name": "anneal", "start": 0.1, "end": 0.0, "steps": 5}
@@ -121,7 +121,7 @@ def test_a_resumed_run_ends_with_the_same_weights_and_memory(head: str, tmp_path
     torch.testing.assert_close(first["pipeline"]["0"]["counts"], second["pipeline"]["0"]["counts"])
 
 
-def test_a_rollout_without_a_row_to_learn_from_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollout_without_selected_rows_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = {"nothing": lambda decisions, generator: torch.zeros(0, dtype=torch.long)}
     monkeypatch.setitem(REGISTRIES, "selector", nothing)
     algorithm = tuner()
@@ -132,7 +132,7 @@ def test_a_rollout_without_a_row_to_learn_from_changes_nothing(monkeypatch: pyte
     assert not tools.changed(before, algorithm.policy)
 
 
-def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_invalid_recipes_are_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Unknown recipe 'grop'\. Did you mean 'grpo'"):
         tuner(recipe="grop")
     file = tmp_path / "mine.yaml"
@@ -147,17 +147,17 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
         tuner(recipe=written(data="pairs"))
     with pytest.raises(UserError, match="cannot be read"):
         tuner(recipe=str(tmp_path / "missing.yaml"))
-    needy = tuner(recipe=written(advantage=[{"name": "given_baseline", "field": "greedy"}]))
+    algorithm = tuner(recipe=written(advantage=[{"name": "given_baseline", "field": "greedy"}]))
     with pytest.raises(UserError, match=r"needs a field that is not recorded: .*extra\['greedy'\]"):
-        needy.update(tools.sampler_for(needy).collect(needy.act))
+        algorithm.update(tools.sampler_for(algorithm).collect(algorithm.act))
 
 
 @pytest.mark.parametrize("name", recipes_of("product", "rollout"))
-def test_a_recipe_updates_a_flow_or_names_what_robots_do_not_record(name: str) -> None:
+def test_each_recipe_updates_a_flow_or_names_the_missing_fields(name: str) -> None:
     check_updates_a_flow(name)
 
 
-def test_grpo_improves_a_flow_that_was_never_trained() -> None:
+def test_grpo_improves_an_untrained_flow() -> None:
     algorithm = tuner(group_size=8, batch_size=256, noise_level=1.0, epochs=4, lr=1e-2, lr_final=1e-3)
     sampler = tools.sampler_for(algorithm, num_envs=64)
     returns = []

@@ -1,4 +1,4 @@
-"""Recurrent policies: memory along rollouts and back through them, in evaluation, and on a task that needs it."""
+"""Tests of recurrent policies: hidden states in rollouts, backpropagation through time, evaluation, a memory task."""
 
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,12 @@ from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_
 PRIVILEGED = ValueConfig(privileged_obs={"state": 2, "critic": 1})
 
 
-def test_the_cue_keeps_the_contract() -> None:
+def test_cue_simulator_satisfies_the_contract() -> None:
     assert check_simulator(CueSim(3), CueSim) == []
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_a_cell_steps_as_torch_does_over_a_sequence(kind: str) -> None:
+def test_stepping_a_cell_matches_the_torch_sequence(kind: str) -> None:
     torch.manual_seed(0)
     cell = RecurrentCell(RecurrentConfig(kind=kind, width=5), 3)
     whole: Any = (torch.nn.LSTM if kind == "lstm" else torch.nn.GRU)(3, 5)
@@ -44,7 +44,7 @@ def test_a_cell_steps_as_torch_does_over_a_sequence(kind: str) -> None:
         torch.testing.assert_close(cell.output(memory), expected[t])
 
 
-def test_memories_run_on_in_episodes_and_start_at_zero() -> None:
+def test_hidden_states_carry_through_episodes_and_start_at_zero() -> None:
     made = learner()
     sampler = sampler_for(made)
     first, second = sampler.collect(made.act), sampler.collect(made.act)
@@ -62,7 +62,7 @@ def test_ratios_of_fresh_data_are_one_after_unrolling(kind: str) -> None:
     check_has_ratios_of_one_after_unrolling("ppo", kind)
 
 
-def test_sequences_are_whole_columns_and_every_one_comes_once() -> None:
+def test_minibatches_hold_every_whole_sequence_once() -> None:
     made = learner()
     rollout = sampler_for(made, 10).collect(made.act)
     rows = made.process_rollout(rollout)
@@ -74,7 +74,7 @@ def test_sequences_are_whole_columns_and_every_one_comes_once() -> None:
     assert {tuple(column) for column in columns.T.tolist()} == {tuple(column) for column in expected.T.tolist()}
 
 
-def test_gradients_flow_back_through_time_but_not_through_the_start_of_an_episode() -> None:
+def test_gradients_flow_through_time_but_stop_at_episode_starts() -> None:
     made = learner()
     rollout = sampler_for(made, 4).collect(made.act)
     obs = {key: value.flatten(0, 1).clone() for key, value in rollout.obs.items()}
@@ -89,7 +89,7 @@ def test_gradients_flow_back_through_time_but_not_through_the_start_of_an_episod
     assert reach(LENGTH + 2).tolist() == [False] * LENGTH + [True] * 2 + [False] * (11 - LENGTH)
 
 
-def test_a_policy_with_memory_learns_what_one_without_cannot() -> None:
+def test_recurrent_policies_solve_the_cue_task_and_feedforward_ones_do_not() -> None:
     results = {}
     for kind in ("gru", "lstm", "none"):
         made = learner(kind=kind, num_steps=10, batch_size=160, lr=1e-2)
@@ -112,7 +112,7 @@ def test_a_resumed_run_ends_with_the_same_weights() -> None:
 
 
 @pytest.mark.parametrize("name", ["gaussian", "mixture", "autoregressive"])
-def test_every_explicit_head_remembers_and_survives_a_checkpoint(name: str, tmp_path: Path) -> None:
+def test_explicit_heads_support_recurrence_and_checkpoints(name: str, tmp_path: Path) -> None:
     recurrent = RecurrentConfig(kind="gru", width=8)
     config: Any = {
         "gaussian": GaussianConfig(recurrent=recurrent),
@@ -133,13 +133,13 @@ def test_every_explicit_head_remembers_and_survives_a_checkpoint(name: str, tmp_
     torch.testing.assert_close(again.act(obs, deterministic=True), policy.act(obs, deterministic=True))
 
 
-def test_a_critic_that_sees_more_than_the_policy_knows_the_return_from_the_start() -> None:
+def test_a_privileged_critic_explains_more_variance() -> None:
     made = learner(kind="none", critic=PRIVILEGED, lr=1e-2)
     blind = learner(kind="none", lr=1e-2)
     errors = []
     for one in (made, blind):
         with torch.no_grad():
-            one.policy.actor[-1].bias.fill_(1.0)  # a constant action: returns are the cue
+            one.policy.actor[-1].bias.fill_(1.0)  # a constant action: returns equal the cue
         one.optimizer.param_groups[0]["lr"] = 1e-2
         sampler = sampler_for(one, 64)
         for _ in range(10):
@@ -148,7 +148,7 @@ def test_a_critic_that_sees_more_than_the_policy_knows_the_return_from_the_start
     assert "critic" not in made.policy.spec.observation and errors[0] > errors[1] + 0.2, errors
 
 
-def test_what_cannot_be_done_is_refused() -> None:
+def test_unsupported_settings_are_refused() -> None:
     with pytest.raises(UserError, match="one observation at a time"):
         config = GaussianConfig(recurrent=RecurrentConfig(kind="gru"))
         make_policy("gaussian", config, PolicySpec({"state": (2,)}, 1, obs_horizon=2))

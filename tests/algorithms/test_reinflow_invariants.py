@@ -1,4 +1,4 @@
-"""What must hold for ReinFlow's ratio, clamp, imitation term and critic whatever it learns."""
+"""Tests of ReinFlow invariants: ratio, log-density clamp, imitation term, noise bounds and critic."""
 
 import math
 from typing import Any
@@ -43,16 +43,16 @@ def test_every_ratio_of_the_first_minibatch_is_one(name: str) -> None:
         algorithm.update(rollout)
 
 
-def test_seeds_train_as_stored_chains_do() -> None:
+def test_recomputed_chains_train_like_stored_chains() -> None:
     stored, seeds = reinflow(), reinflow(recompute_chains=True)
     rollout = tools.sampler_for(seeds).collect(seeds.act)
     assert {key: value.dtype for key, value in rollout.record.items()} == {"seed": torch.int64}
     rows = compute_advantages(rollout, seeds.critic, gamma=0.99, gae_lambda=0.95)
     seeds.recorder.snapshot()
-    drawn = seeds.recorder.resample(rows)
+    resampled = seeds.recorder.resample(rows)
     stored.policy.load_state_dict(seeds.policy.state_dict())
-    assert stored.recorder.resample(drawn) is drawn
-    losses = seeds.loss(drawn)[0], stored.loss(drawn)[0]
+    assert stored.recorder.resample(resampled) is resampled
+    losses = seeds.loss(resampled)[0], stored.loss(resampled)[0]
     one, two = (
         tools.gradient(loss, tools.actor_parameters(algorithm))
         for loss, algorithm in zip(losses, (seeds, stored), strict=True)
@@ -60,14 +60,14 @@ def test_seeds_train_as_stored_chains_do() -> None:
     tools.assert_close(one, two)
 
 
-def shake(module: nn.Module, scale: float) -> None:
+def perturb(module: nn.Module, scale: float) -> None:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(scale * torch.randn_like(parameter))
 
 
 def whole_chain_logp(policy: StochasticFlow, rows: RolloutBatch) -> Tensor:
-    """Log-density `(B,)` of the initial noise and of every transition after it, one step after the other."""
+    """Log-density `(B,)` of the initial noise and all transitions, summed step by step."""
     chain = rows.record["chain"]  # (B, K + 1, H, A)
     features, total = policy.head.encode(rows.obs), Normal(0.0, 1.0).log_prob(chain[:, 0]).flatten(1).sum(1).double()
     for k in range(chain.shape[1] - 1):
@@ -81,7 +81,7 @@ def test_the_ratio_is_that_of_whole_chains_whose_initial_noise_cancels() -> None
     rows = tools.rows_of(algorithm, tools.sampler_for(algorithm).collect(algorithm.act))
     with torch.no_grad():
         before = whole_chain_logp(algorithm.policy, rows)
-        shake(algorithm.policy, 0.02)
+        perturb(algorithm.policy, 0.02)
         change = whole_chain_logp(algorithm.policy, rows) - before
         loss, info = algorithm.loss(rows)
     assert float(change.abs().max()) > 0.1
@@ -121,7 +121,7 @@ def test_the_clamp_stops_the_gradient_of_small_noise_and_says_so() -> None:
         assert ("clamped" in info) == stopped and (not stopped or float(info["clamped"]) == 1.0)
 
 
-def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
+def test_losses_are_finite_under_autocast_and_propagate_nan() -> None:
     algorithm = reinflow(bc_coef=0.1)
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
     rows = tools.rows_of(algorithm, rollout)
@@ -134,11 +134,11 @@ def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
     assert math.isnan(algorithm.update(rollout)["critic/loss"])
 
 
-def test_imitation_of_the_base_is_nothing_at_the_base_and_moves_the_velocity_alone() -> None:
+def test_imitation_loss_is_zero_at_the_base_and_trains_only_the_velocity() -> None:
     algorithm = reinflow(bc_coef=1.0)
     obs = {"state": torch.randn(32, 1, 6)}
     assert float(bc_loss(algorithm.policy.head, algorithm.base, obs).detach()) == 0.0
-    shake(algorithm.policy.head, 0.05)
+    perturb(algorithm.policy.head, 0.05)
     bc_loss(algorithm.policy.head, algorithm.base, obs).backward()
     assert any(bool(p.grad.any()) for p in algorithm.policy.head.parameters() if p.grad is not None)
     assert all(p.grad is None for p in algorithm.policy.noise.parameters())
@@ -148,7 +148,7 @@ def test_imitation_of_the_base_is_nothing_at_the_base_and_moves_the_velocity_alo
 def test_imitation_compares_the_chunks_from_zero_noise() -> None:
     algorithm = reinflow(bc_coef=1.0, head={"action_clip": 0.0})
     obs = {"state": torch.randn(32, 1, 6)}
-    shake(algorithm.policy.head, 0.05)
+    perturb(algorithm.policy.head, 0.05)
     chunks = []
     for head in (algorithm.policy.head, algorithm.base):
         x = torch.zeros(32, 4, 2)
@@ -160,7 +160,7 @@ def test_imitation_compares_the_chunks_from_zero_noise() -> None:
     )
 
 
-def test_every_update_moves_the_bound_of_decaying_noise() -> None:
+def test_noise_upper_bound_follows_its_decay_schedule() -> None:
     noise = NoiseConfig(schedule="learned_decay", std_min=0.1, std_max=0.2)
     algorithm = ReinFlow(ReinFlowConfig(num_steps=4, epochs=1, noise=noise), tools.flow_head(), total_updates=4)
     sampler = tools.sampler_for(algorithm)
@@ -168,14 +168,14 @@ def test_every_update_moves_the_bound_of_decaying_noise() -> None:
     for _ in range(4):
         algorithm.update(sampler.collect(algorithm.act))
         bounds.append(float(algorithm.policy.noise.log_std_max.exp()))
-    # Held for 35 % of the updates, then along a cosine to 0.3 * 0.1 + 0.7 * 0.2.
+    # Constant for 35 % of the updates, then a cosine decay to 0.3 * 0.1 + 0.7 * 0.2.
     shares = [0.5 * (1 + math.cos(math.pi * max(done - 0.35, 0.0) / 0.65)) for done in (0.25, 0.5, 0.75, 1.0)]
     assert bounds == pytest.approx([0.17 + 0.03 * share for share in shares], rel=1e-5)
     assert bounds[0] == pytest.approx(0.2) and bounds[3] == pytest.approx(0.17)
 
 
 @pytest.mark.parametrize("residual", [False, True])
-def test_the_critic_starts_at_its_bias(residual: bool) -> None:
+def test_initial_critic_output_is_near_its_bias(residual: bool) -> None:
     sizes = {"hidden": (64, 64, 64), "residual": residual}
     algorithm, plain = (reinflow(critic=ValueConfig(**sizes, bias=bias)) for bias in (4.0, 0.0))
     obs = {"state": torch.randn(500, 1, 6)}
@@ -194,8 +194,8 @@ class Drift(FlowPolicy):
         return self.drift.expand_as(x)
 
 
-def test_the_gradient_of_a_bandit_is_the_closed_form() -> None:
-    """A drift d from N(0, 1) with two noises of variance 1/4 and reward -(x - 2)^2: dE/dd = -2 (d - 2)."""
+def test_bandit_gradient_equals_the_closed_form() -> None:
+    """For drift d from N(0, 1), two noises of variance 1/4 and reward -(x - 2)^2, dE/dd = -2 (d - 2)."""
     rows, drift = 200_000, 0.3
     noise = NoiseConfig(schedule="constant", std_min=0.5, std_max=0.5, noise_clip=0.0)
     config = ReinFlowConfig(noise=noise, logp_clamp=None, entropy_coef=0.0)

@@ -1,4 +1,4 @@
-"""A ring of six goals, one of which pays: fine-tuning moves the mass there and leaves no goal for the space between."""
+"""Test on a ring of six goals: fine-tuning moves mass to the one rewarded goal and not to the space between goals."""
 
 import math
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def imitated(policy: Policy) -> Policy:
 
 
 def reached(chunk: Tensor) -> Tensor:
-    """Which goals `(B, 6)` the actions `(B, 1, 2)` hit."""
+    """Whether the actions `(B, 1, 2)` reach each goal, `(B, 6)`."""
     return (chunk - GOALS).norm(dim=-1) < 0.3
 
 
@@ -84,10 +84,10 @@ def experience(algorithm: Any) -> Rollout:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
-def test_mass_moves_to_the_goal_that_pays(name: str) -> None:
+def test_probability_mass_moves_to_the_rewarded_goal(name: str) -> None:
     algorithm = MAKERS[name]()
     before = reached(algorithm.inference_policy().act(OBS)).float().mean(0)
-    assert float(before.min()) > 0.05  # every goal is known
+    assert float(before.min()) > 0.05  # the imitated policy covers every goal
     for _ in range(20):
         algorithm.update(experience(algorithm))
     after = reached(algorithm.inference_policy().act(OBS)).float().mean(0)

@@ -1,4 +1,4 @@
-"""RLPD: what sets it apart from SAC, and that it learns from demonstrations it cannot see the end of by itself."""
+"""Tests of RLPD: differences from SAC in defaults, target critics, actor objective and layer normalisation."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def rlpd(seed: int = 0, **config: Any) -> RLPD:
 
 
 def batch(rows: int, seed: int = 0) -> Transitions:
-    """Half dataset, half play."""
+    """Transitions, half from a dataset and half online."""
     rng = np.random.default_rng(seed)
     arrays = {
         "state": rng.normal(size=(200, 2)),
@@ -52,7 +52,7 @@ def batch(rows: int, seed: int = 0) -> Transitions:
     return MixedReplay(offline, online).sample(sample_spec, torch.Generator().manual_seed(seed), batches=rows // 16)
 
 
-def test_the_defaults_are_the_published_ones() -> None:
+def test_defaults_match_the_paper() -> None:
     config = RLPDConfig()
     assert (config.critic.members, config.critic.layer_norm, config.num_min_qs) == (10, True, 2)
     assert (config.utd, config.policy_delay, config.tau, config.batch_size) == (20, 20, 0.005, 256)
@@ -65,7 +65,7 @@ def test_every_critic_layer_is_normalised() -> None:
     assert sum(isinstance(layer, EnsembleLayerNorm) for layer in body.layers) == 2
 
 
-def test_the_actor_steps_once_per_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actor_updates_once_per_policy_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = rlpd()
     steps: list[int] = []
     spied = lambda *inputs: steps.append(algorithm.critic_steps) or actor_loss(*inputs)  # noqa: E731
@@ -74,12 +74,12 @@ def test_the_actor_steps_once_per_decision(monkeypatch: pytest.MonkeyPatch) -> N
     assert algorithm.critic_steps == 40 and steps == [20, 40]
 
 
-def test_the_target_asks_two_random_critics_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[int, ...]] = []
+def test_target_evaluates_only_two_random_critics(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated: list[tuple[int, ...]] = []
     forward = EnsembleMLP.forward
 
     def spy(self: EnsembleMLP, x: Tensor, members: Tensor | None = None) -> Tensor:
-        asked.append(tuple(range(10)) if members is None else tuple(members.tolist()))
+        evaluated.append(tuple(range(10)) if members is None else tuple(members.tolist()))
         return forward(self, x, members)
 
     algorithm = rlpd()
@@ -87,12 +87,12 @@ def test_the_target_asks_two_random_critics_and_no_others(monkeypatch: pytest.Mo
     monkeypatch.setattr(EnsembleMLP, "forward", spy)
     for _ in range(30):
         algorithm.target(part)
-    assert all(len(set(members)) == 2 for members in asked) and len(set(asked)) > 10
+    assert all(len(set(members)) == 2 for members in evaluated) and len(set(evaluated)) > 10
     monkeypatch.undo()
 
-    drawn = algorithm.generator.get_state()
+    rng_state = algorithm.generator.get_state()
     actual = algorithm.target(part)
-    algorithm.generator.set_state(drawn)
+    algorithm.generator.set_state(rng_state)
     chunk, logp = algorithm.policy.rsample(part.next_obs, generator=algorithm.generator)
     members = torch.randperm(10, generator=algorithm.generator)[:2]
     least = algorithm.target_critic(part.next_obs, chunk)[members].min(0).values
@@ -106,11 +106,11 @@ def test_the_actor_maximises_the_mean_of_the_critics() -> None:
     chunk, again = algorithm.policy.rsample(obs, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(logp, again)
     torch.testing.assert_close(loss, (0.3 * logp - algorithm.critic(obs, chunk).mean(0)).mean())
-    cautious, _ = sac_actor_loss(algorithm.policy, algorithm.critic, obs, alpha, torch.Generator().manual_seed(1))
-    assert float(cautious.detach()) > float(loss.detach())
+    sac_loss, _ = sac_actor_loss(algorithm.policy, algorithm.critic, obs, alpha, torch.Generator().manual_seed(1))
+    assert float(sac_loss.detach()) > float(loss.detach())
 
 
-def test_layer_norm_keeps_values_bounded_off_the_data() -> None:
+def test_layer_norm_bounds_values_outside_the_data() -> None:
     largest = {}
     for layer_norm in (False, True):
         torch.manual_seed(0)

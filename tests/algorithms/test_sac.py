@@ -1,4 +1,4 @@
-"""SAC against closed forms: a bandit's soft optimum, the temperature, values of small chains, and the invariants."""
+"""Tests of SAC against closed forms: soft optimum of a bandit, temperature, values of small chains, invariants."""
 
 import copy
 from dataclasses import replace
@@ -40,7 +40,7 @@ def sac(spec: PolicySpec = POINT, seed: int = 0, critic: Any = None, **config: A
 
 
 def windows(rows: int, spec: PolicySpec = POINT, seed: int = 0, **values: Tensor) -> Transitions:
-    """Random transitions, some of which are replaced."""
+    """Random transitions with the fields in `values` replaced."""
     g = torch.Generator().manual_seed(seed)
 
     def obs() -> dict[str, Tensor]:
@@ -65,7 +65,7 @@ def windows(rows: int, spec: PolicySpec = POINT, seed: int = 0, **values: Tensor
 
 
 class Known(nn.Module):
-    """Two critics that know the value of an action."""
+    """Two critics with known action values."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()
@@ -79,31 +79,31 @@ class Known(nn.Module):
 
 
 @pytest.mark.parametrize("shape", [(5, 3, 2), (3, 2)])
-def test_a_squashed_draw_has_the_gradients_of_its_formula(shape: tuple[int, ...]) -> None:
+def test_a_squashed_sample_has_the_gradients_of_its_formula(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     mean = (2 * torch.randn(5, 3, 2, dtype=torch.float64)).requires_grad_()
     log_std = torch.randn(shape, dtype=torch.float64).requires_grad_()
     noise = torch.randn(5, 3, 2, dtype=torch.float64)
     raw = mean + log_std.exp() * noise
     plain = raw.tanh(), -0.5 * noise**2 - log_std - HALF_LOG_2PI - log_tanh_slope(raw)
-    drawn = sample_squashed(mean, log_std, noise)
+    sampled = sample_squashed(mean, log_std, noise)
     weights = [torch.randn(5, 3, 2, dtype=torch.float64) for _ in range(2)]
     gradients = []
-    for result in (plain, drawn):
+    for result in (plain, sampled):
         total = sum((w * x).sum() for w, x in zip(weights, result, strict=True))
         gradients.append(torch.autograd.grad(total, [mean, log_std]))
-    torch.testing.assert_close(plain, drawn)
+    torch.testing.assert_close(plain, sampled)
     torch.testing.assert_close(*gradients)
 
 
-def test_a_squashed_draw_far_out_stays_finite() -> None:
+def test_a_saturated_squashed_sample_is_finite() -> None:
     mean = torch.tensor([[[-40.0, 40.0]]]).requires_grad_()
-    drawn, density = sample_squashed(mean, torch.zeros(1, 1, 2), torch.zeros(1, 1, 2))
-    (drawn + density).sum().backward()
+    sampled, density = sample_squashed(mean, torch.zeros(1, 1, 2), torch.zeros(1, 1, 2))
+    (sampled + density).sum().backward()
     assert bool(density.isfinite().all()) and mean.grad is not None and mean.grad.flatten().tolist() == [-2, 2]
 
 
-def test_reparameterised_chunks_score_as_the_policy_scores_them() -> None:
+def test_reparameterised_and_policy_samples_agree() -> None:
     policy = gaussian(replace(CHUNK, action_horizon=4), low=-3.0, high=5.0)
     obs = {"state": torch.randn(6, 2, 2)}
     sample = policy.sample(obs, generator=torch.Generator().manual_seed(3))
@@ -123,7 +123,7 @@ def test_the_entropy_counts_executed_actions_only() -> None:
     assert bool((by_step[:3] > 0).all()) and float(by_step[3]) == 0
 
 
-def test_play_before_learning_is_uniform_over_the_bounds() -> None:
+def test_warmup_actions_are_uniform_over_the_bounds() -> None:
     algorithm = SAC(SACConfig(), gaussian(low=-2.0, high=6.0), total_updates=1)
     obs, generator = {"state": torch.zeros(4000, 1, 2)}, torch.Generator().manual_seed(0)
     histogram = torch.histc(algorithm.warmup_action(obs, generator=generator).chunk, 8, -2, 6)
@@ -134,7 +134,7 @@ def test_play_before_learning_is_uniform_over_the_bounds() -> None:
 
 
 def test_the_actor_finds_the_soft_optimum_of_a_bandit() -> None:
-    """Of Q(a) = -(a - .3)^2 / (2 s^2 / alpha) the soft optimum is the normal density with mean .3 and deviation s."""
+    """For Q(a) = -(a - .3)^2 / (2 s^2 / alpha), the soft optimum is a normal density with mean .3 and deviation s."""
     torch.manual_seed(0)
     alpha, deviation = torch.tensor(0.5), 0.05
     critic: Any = Known(lambda chunk: -alpha * (chunk[:, 0, 0] - 0.3).square() / (2 * deviation**2))
@@ -146,9 +146,9 @@ def test_the_actor_finds_the_soft_optimum_of_a_bandit() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    drawn = policy.act({"state": torch.zeros(20_000, 1, 2)}, generator=torch.Generator().manual_seed(0))
-    assert float(drawn.mean()) == pytest.approx(0.3, abs=0.01)
-    assert float(drawn.std()) == pytest.approx(deviation, rel=0.1)
+    sampled = policy.act({"state": torch.zeros(20_000, 1, 2)}, generator=torch.Generator().manual_seed(0))
+    assert float(sampled.mean()) == pytest.approx(0.3, abs=0.01)
+    assert float(sampled.std()) == pytest.approx(deviation, rel=0.1)
 
 
 def test_the_temperature_follows_the_entropy() -> None:
@@ -157,7 +157,7 @@ def test_the_temperature_follows_the_entropy() -> None:
     loss = temperature.loss(logp, target_entropy=-1.0)
     assert float(loss.detach()) == pytest.approx(-torch.tensor(0.5).log() * (2.0 - 1.0))
     loss.backward()
-    assert float(temperature.log.grad or 0) == -1.0  # too little entropy: descending the loss raises the weight
+    assert float(temperature.log.grad or 0) == -1.0  # entropy too low: descending the loss raises the weight
     low, high = sac(target_entropy=-50.0), sac(target_entropy=50.0)
     for algorithm in (low, high):
         for _ in range(3):
@@ -183,9 +183,9 @@ def test_the_target_is_the_soft_value_of_the_next_observation(backup_entropy: bo
     algorithm = sac(temperature=0.2, backup_entropy=backup_entropy)
     algorithm.target_critic = Known(lambda chunk: 5 + chunk[:, 0, 0])  # type: ignore[assignment]
     batch = windows(4, discount=torch.tensor([0.9, 0.81, 0.0, 0.9]))
-    drawn = algorithm.generator.get_state()
+    rng_state = algorithm.generator.get_state()
     actual = algorithm.target(batch)
-    algorithm.generator.set_state(drawn)
+    algorithm.generator.set_state(rng_state)
     chunk, logp = algorithm.policy.rsample(batch.next_obs, generator=algorithm.generator)
     bonus = 0.2 * logp if backup_entropy else 0.0
     expected = batch.reward + batch.discount * (5 + chunk[:, 0, 0] - bonus)  # the smaller of the two critics
@@ -194,13 +194,13 @@ def test_the_target_is_the_soft_value_of_the_next_observation(backup_entropy: bo
 
 
 def state(t: int) -> dict[str, Tensor]:
-    """State t of a chain: far from the others, on a circle."""
+    """State t of a chain, on a circle and far from the other states."""
     angle = torch.tensor(1.2 * t)
     return {"state": 2 * torch.stack([angle.cos(), angle.sin()])[None]}
 
 
 def chain(rewards: list[float], end: str, episodes: int = 30) -> Replay:
-    """Episodes that walk through `len(rewards)` states whatever is done."""
+    """Replay of episodes through `len(rewards)` states, independent of the actions."""
     replay, g = Replay(1000, gamma=0.9), torch.Generator().manual_seed(0)
     for _ in range(episodes):
         for t, reward in enumerate(rewards):
@@ -240,7 +240,7 @@ def test_values_of_a_terminating_chain_are_its_discounted_returns(n_step: int) -
 
 
 def test_values_see_through_truncation() -> None:
-    """One step of reward 1 between two states, cut by the clock: what follows is what the last state is worth."""
+    """Truncated one-step episodes of reward 1 between two states bootstrap from the last state."""
     replay, g = Replay(1000), torch.Generator().manual_seed(0)
     for _ in range(200):
         here, there = (state(int(torch.randint(2, (1,), generator=g))) for _ in range(2))
@@ -250,7 +250,7 @@ def test_values_see_through_truncation() -> None:
     assert values(algorithm, 2) == pytest.approx([2.0, 2.0], abs=0.15)  # 1 / (1 - gamma)
 
 
-def test_a_chunk_is_worth_the_rewards_of_its_executed_steps_and_what_follows() -> None:
+def test_chunk_value_is_the_executed_rewards_plus_the_next_value() -> None:
     spec = PolicySpec({"state": (2,)}, action_dim=1, horizon=3, action_horizon=2)
     algorithm = learn(sac(spec, **FAST), chain([1.0, 1.0, 1.0, 5.0], "terminated"))
     assert values(algorithm, 4) == pytest.approx(
@@ -258,7 +258,7 @@ def test_a_chunk_is_worth_the_rewards_of_its_executed_steps_and_what_follows() -
     )
 
 
-def test_the_actor_learns_what_pays() -> None:
+def test_actor_learns_the_optimal_actions() -> None:
     torch.manual_seed(0)
     replay, g, yes = Replay(4000), torch.Generator().manual_seed(0), torch.tensor([True])
     for _ in range(600):
@@ -274,7 +274,7 @@ def test_the_actor_learns_what_pays() -> None:
 # Invariants.
 
 
-def test_steps_are_counted_by_minibatches() -> None:
+def test_critic_steps_count_minibatches() -> None:
     algorithm = sac(policy_delay=3)
     steps: list[int] = []
     loss = algorithm.actor_loss
@@ -293,20 +293,20 @@ def test_the_sample_spec_describes_the_policy() -> None:
         sac(CHUNK, n_step=2)
 
 
-def test_errors_are_those_of_the_critics_and_weights_scale_the_loss() -> None:
+def test_td_errors_average_the_critic_errors_and_weights_scale_the_loss() -> None:
     algorithm = sac(critic_lr=1e-30, tau=1e-30)
     batch = windows(16)
-    drawn = algorithm.generator.get_state()
+    rng_state = algorithm.generator.get_state()
     loss, info = algorithm.critic_loss(batch)
-    algorithm.generator.set_state(drawn)
+    algorithm.generator.set_state(rng_state)
     expected = (algorithm.critic(batch.obs, batch.chunk) - algorithm.target(batch)).abs().mean(0)
     torch.testing.assert_close(info["td_errors"], expected.detach())
-    algorithm.generator.set_state(drawn)
+    algorithm.generator.set_state(rng_state)
     half, _ = algorithm.critic_loss(replace(batch, weight=torch.full((16,), 0.5)))
     torch.testing.assert_close(half, loss / 2)
 
 
-def test_the_target_moves_by_tau_alone_and_the_critic_not_by_the_loss_of_the_actor() -> None:
+def test_target_follows_by_tau_and_actor_loss_does_not_train_the_critic() -> None:
     algorithm = sac(tau=0.25)
     before = copy.deepcopy(algorithm.target_critic.state_dict())
     optimizer_step(algorithm.optimizer, algorithm.actor_loss(windows(16), torch.tensor(0.2))[0])
@@ -345,7 +345,7 @@ def test_running_statistics_reach_policy_critic_and_target() -> None:
         torch.testing.assert_close(part.normalizer.offset, batch.obs["state"].mean((0, 1)))
 
 
-def test_half_precision_steps_go_where_full_ones_go() -> None:
+def test_bfloat16_updates_align_with_float32_updates() -> None:
     moved: dict[str, Tensor] = {}
     for precision in ("float32", "bfloat16"):
         algorithm = sac(precision=precision, critic={"hidden": (64, 64)})

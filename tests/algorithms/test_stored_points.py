@@ -1,4 +1,4 @@
-"""What FPO, FPO++, AWM, AC-Flow and PolicyFlow share: first ratios, stored points, masks, frozen parts, resume."""
+"""Shared tests of FPO, FPO++, AWM, AC-Flow and PolicyFlow: initial ratios, stored points, frozen parts, checkpoints."""
 
 import math
 from pathlib import Path
@@ -30,7 +30,7 @@ def same(module: torch.nn.Module, before: dict[str, torch.Tensor]) -> bool:
 @heads
 def test_every_ratio_of_fresh_data_is_one(name: str, family: str) -> None:
     algorithm = tuner(name, head(family))
-    for _ in range(2):  # the second time with changed weights
+    for _ in range(2):  # the second pass uses updated weights
         rollout = bandit(algorithm.policy, 100)
         rows = prepared(algorithm, rollout)
         for batch, _ in minibatches(rows, 33, torch.Generator().manual_seed(0)):
@@ -42,15 +42,15 @@ def test_every_ratio_of_fresh_data_is_one(name: str, family: str) -> None:
 
 
 @names
-def test_points_are_drawn_once_per_rollout(name: str) -> None:
+def test_points_are_sampled_once_per_rollout(name: str) -> None:
     algorithm, seen = tuner(name, epochs=3, critic_warmup=0), {}
     original = algorithm.loss
 
     def spy(rows: Any) -> Any:
-        for row in range(len(rows)):  # rows are told apart by their observation
+        for row in range(len(rows)):  # observations identify rows
             key = tuple(rows.obs["state"][row].flatten().tolist())
-            kept = {name: value[row].clone() for name, value in rows.record.items()}
-            seen.setdefault(key, []).append(kept | {"logp": rows.logp[row].clone()})
+            stored = {name: value[row].clone() for name, value in rows.record.items()}
+            seen.setdefault(key, []).append(stored | {"logp": rows.logp[row].clone()})
         return original(rows)
 
     algorithm.loss = spy
@@ -60,18 +60,18 @@ def test_points_are_drawn_once_per_rollout(name: str) -> None:
     for records in seen.values():
         assert len(records) == 3
         assert {"noise", "t", "logp"} <= set(records[0])
-        assert all(torch.equal(value, records[0][name]) for kept in records for name, value in kept.items())
+        assert all(torch.equal(value, records[0][name]) for stored in records for name, value in stored.items())
     first = {key: records[0] for key, records in seen.items()}
     seen.clear()
     algorithm.update(rollout)
-    drawn = {"t"} if name == "policyflow" else {"t", "noise"}  # PolicyFlow's noise is that of the sampler
+    resampled = {"t"} if name == "policyflow" else {"t", "noise"}  # PolicyFlow reuses the sampler's noise
     for part in ("t", "noise"):
-        anew = any(not torch.equal(first[key][part], records[0][part]) for key, records in seen.items())
-        assert anew == (part in drawn)
+        changed = any(not torch.equal(first[key][part], records[0][part]) for key, records in seen.items())
+        assert changed == (part in resampled)
 
 
 @names
-def test_the_loss_draws_nothing(name: str) -> None:
+def test_loss_consumes_no_random_numbers(name: str) -> None:
     algorithm = tuner(name)
     rows = prepared(algorithm, bandit(algorithm.policy, 40))
     states, losses = [], []
@@ -83,7 +83,7 @@ def test_the_loss_draws_nothing(name: str) -> None:
 
 @names
 @heads
-def test_one_update_trains_the_head_and_never_touches_the_base(name: str, family: str) -> None:
+def test_an_update_trains_the_head_and_not_the_base(name: str, family: str) -> None:
     algorithm = tuner(name, head(family), critic_warmup=0)
     base, before = weights(algorithm.base), weights(algorithm.policy.head)
     metrics = algorithm.update(bandit(algorithm.policy, 100))
@@ -92,7 +92,7 @@ def test_one_update_trains_the_head_and_never_touches_the_base(name: str, family
 
 
 @names
-def test_critic_warmup_leaves_the_actor_alone(name: str) -> None:
+def test_critic_warmup_does_not_change_the_policy(name: str) -> None:
     algorithm = tuner(name, critic_warmup=1)
     policy, critic = weights(algorithm.policy), weights(algorithm.critic)
     rollout = bandit(algorithm.policy, 100)
@@ -104,7 +104,7 @@ def test_critic_warmup_leaves_the_actor_alone(name: str) -> None:
 
 @names
 @heads
-def test_what_is_deployed_survives_a_checkpoint(name: str, family: str, tmp_path: Path) -> None:
+def test_deployed_policy_survives_a_checkpoint(name: str, family: str, tmp_path: Path) -> None:
     algorithm = tuner(name, head(family), critic_warmup=0)
     algorithm.update(bandit(algorithm.policy, 80))
     deployed, obs = algorithm.inference_policy(), observations(5)
@@ -117,7 +117,7 @@ def test_what_is_deployed_survives_a_checkpoint(name: str, family: str, tmp_path
 
 @names
 @pytest.mark.parametrize("family", ["shortcut", "meanflow", "consistency", "gaussian"])
-def test_policies_it_cannot_train_are_refused_with_the_reason(name: str, family: str) -> None:
+def test_unsupported_policies_are_refused_with_a_reason(name: str, family: str) -> None:
     policy = GaussianPolicy(GaussianConfig(), SPEC) if family == "gaussian" else head(family)
     reason = "learned steps of length 1/K" if family in ("shortcut", "meanflow") else "of the kind flow or diffusion"
     with pytest.raises(UserError, match=reason):
@@ -137,7 +137,7 @@ def test_only_executed_steps_are_scored() -> None:
     torch.testing.assert_close(policy.decisions(obs, record).logp, -losses.mean(-1))
 
 
-def test_exploration_noise_is_part_of_what_is_played_and_scored() -> None:
+def test_exploration_noise_is_executed_and_scored() -> None:
     obs = observations(2000)
     plain, noisy = (SampledPolicy(head(), num_mc_samples=1, exploration_std=std) for std in (0.0, 0.05))
     samples = [policy.sample(obs, generator=torch.Generator().manual_seed(0)) for policy in (plain, noisy)]
@@ -151,7 +151,7 @@ def test_exploration_noise_is_part_of_what_is_played_and_scored() -> None:
 
 
 @heads
-def test_stratified_times_visit_every_part_of_the_time_law(family: str) -> None:
+def test_stratified_times_cover_every_quantile_of_the_time_distribution(family: str) -> None:
     policy = head(family)
     many = policy.sample_times(20_000, torch.Generator().manual_seed(1)).sort().values
     sampled = SampledPolicy(policy, num_mc_samples=4, stratified=True)
@@ -164,7 +164,7 @@ def test_stratified_times_visit_every_part_of_the_time_law(family: str) -> None:
     assert float((t.flatten().sort().values - many[::10]).abs().max()) < 0.05
 
 
-def test_running_statistics_move_between_rollouts_only() -> None:
+def test_running_statistics_update_between_rollouts_only() -> None:
     algorithm = tuner("fpo", head(normalization="running"))
     rollout = bandit(algorithm.policy, 100)
     rows = prepared(algorithm, rollout)

@@ -1,4 +1,4 @@
-"""SAC swings a pendulum up; `benchmarks.pendulum` plays the same at full size."""
+"""Test that SAC solves the pendulum swing-up; `benchmarks.pendulum` runs the same task at full size."""
 
 from pathlib import Path
 
@@ -7,5 +7,5 @@ from swing_up import check_swings_up_and_holds
 
 
 @pytest.mark.slow
-def test_the_pendulum_is_swung_up_and_held(tmp_path: Path) -> None:
+def test_sac_swings_up_and_balances_the_pendulum(tmp_path: Path) -> None:
     check_swings_up_and_holds("sac", tmp_path)

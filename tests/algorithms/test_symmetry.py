@@ -1,4 +1,4 @@
-"""Symmetry: mirrors that undo themselves, mirrored decisions, and policies that become equivariant by training."""
+"""Tests of mirror symmetry: involutive mirrors, mirrored decisions, and equivariance after training."""
 
 from typing import Any
 
@@ -16,14 +16,14 @@ from robopolicy.sim.registry import SimOptions, make_sim
 
 
 def asymmetry(policy: GaussianPolicy, obs: Tensor) -> float:
-    """Distance of the action in the mirror from the mirrored action, relative to its size."""
+    """Relative distance between the action for the mirrored observation and the mirrored action."""
     with torch.no_grad():
         image = MIRROR.action(policy.mode({"state": obs}))
         other = policy.mode(MIRROR.mirror_obs({"state": obs}))
     return float((image - other).norm() / image.norm())
 
 
-def test_a_reflection_applied_twice_changes_nothing() -> None:
+def test_reflection_is_an_involution() -> None:
     x = torch.randn(5, 3, 4)
     reflection = SignedPermutation.of([-1, 1, -1, -1], [(0, 3)])
     assert torch.equal(reflection(reflection(x)), x)
@@ -34,7 +34,7 @@ def test_a_reflection_applied_twice_changes_nothing() -> None:
             SignedPermutation(order, sign)
 
 
-def test_mirroring_decisions_twice_gives_the_decisions() -> None:
+def test_mirroring_decisions_twice_is_the_identity() -> None:
     made = learner(symmetry=SymmetryConfig(augment=True))
     sampler = tools.sampler_for(made)
     rows = made.process_rollout(sampler.collect(made.act))
@@ -46,7 +46,7 @@ def test_mirroring_decisions_twice_gives_the_decisions() -> None:
     assert torch.equal(once.logp, rows.logp) and torch.equal(once.advantage, rows.advantage)
 
 
-def test_the_loss_is_the_mean_of_both_sides_and_the_kl_that_of_the_played_one() -> None:
+def test_loss_averages_both_sides_and_kl_uses_the_executed_side() -> None:
     check_averages_both_sides("ppo")
 
 
@@ -67,7 +67,7 @@ def trained(settings: SymmetryConfig, updates: int = 12, seed: int = 0) -> Gauss
     return made.policy
 
 
-def test_training_in_the_mirror_makes_the_policy_equivariant() -> None:
+def test_mirror_training_makes_the_policy_equivariant() -> None:
     obs = make_sim("toy/point_mass", SimOptions(num_envs=200)).reset(5)["state"][:, None]
     plain, augmented, mirrored = (
         asymmetry(trained(settings), obs)
@@ -76,7 +76,7 @@ def test_training_in_the_mirror_makes_the_policy_equivariant() -> None:
     assert mirrored < 0.1 and augmented < 0.15 and plain > 0.3, (plain, augmented, mirrored)
 
 
-def test_mixtures_learn_from_mirrored_decisions_too() -> None:
+def test_mixtures_train_on_mirrored_decisions() -> None:
     made = learner(mixture=True, symmetry=SymmetryConfig(augment=True))
     metrics = made.update(tools.sampler_for(made).collect(made.act))
     assert all(torch.tensor(value).isfinite() for value in metrics.values())
@@ -90,7 +90,7 @@ def test_a_resumed_run_ends_with_the_same_weights() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one.policy.parameters(), other.policy.parameters(), strict=True))
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_symmetries_are_refused() -> None:
     with pytest.raises(UserError, match="needs a Gaussian"):
         learner(mixture=True, symmetry=SymmetryConfig(mirror_coef=1.0))
     made = learner(symmetry=SymmetryConfig(augment=True))

@@ -1,4 +1,4 @@
-"""TD3: its smoothed target in closed form, delayed and bounded steps, noise of many sizes, and a bandit."""
+"""Tests of TD3: smoothed target in closed form, delayed updates, bounded actions, exploration noise, and a bandit."""
 
 from typing import Any
 
@@ -22,13 +22,13 @@ def peak(action: Tensor) -> Tensor:
     return 1 - (action.squeeze(1) - 0.4).square()
 
 
-def played(rows: int = 128, discount: float = 0.0) -> Any:
+def random_batch(rows: int = 128, discount: float = 0.0) -> Any:
     return batch(torch.rand(rows, 2, 1) * 2 - 1, peak, discount=discount)
 
 
-def test_the_target_is_the_least_value_of_the_slow_actors_noisy_action() -> None:
+def test_target_is_the_minimum_value_of_the_smoothed_target_action() -> None:
     algorithm = td3(target_noise=0.2, target_noise_clip=0.1)
-    data = played(discount=0.9)
+    data = random_batch(discount=0.9)
     with torch.no_grad():
         algorithm.generator.manual_seed(3)
         found = algorithm.target(data)
@@ -39,9 +39,9 @@ def test_the_target_is_the_least_value_of_the_slow_actors_noisy_action() -> None
     torch.testing.assert_close(found, expected)
 
 
-def test_exploration_is_noise_around_the_mode_that_grows_along_the_rows() -> None:
+def test_exploration_noise_scale_increases_along_the_rows() -> None:
     algorithm = td3(noise=0.1, exploration_noise_max=0.3)
-    obs = played(3).obs
+    obs = random_batch(3).obs
     with torch.no_grad():
         noise = torch.randn((3, 2, 1), generator=torch.Generator().manual_seed(3))
         scale = torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)
@@ -50,31 +50,31 @@ def test_exploration_is_noise_around_the_mode_that_grows_along_the_rows() -> Non
     torch.testing.assert_close(found, expected)
 
 
-def test_the_actor_waits_for_the_critic_and_climbs_its_first_member() -> None:
+def test_actor_updates_are_delayed_and_use_the_first_critic() -> None:
     algorithm = td3(policy_delay=2)
     before = [p.clone() for p in algorithm.policy.parameters()]
     same = lambda: all(torch.equal(a, b) for a, b in zip(before, algorithm.policy.parameters(), strict=True))  # noqa: E731
-    algorithm.update(played())
+    algorithm.update(random_batch())
     assert same()
-    algorithm.update(played())
+    algorithm.update(random_batch())
     assert not same()
-    data = played()
+    data = random_batch()
     with torch.no_grad():
         algorithm.critic.body.layers[-1].bias[1] += 100.0  # the second member must not matter
         value = algorithm.critic(data.obs, algorithm.policy.mode(data.obs))[0].mean()
     assert float(algorithm.actor_loss(data)[0].detach()) == pytest.approx(-float(value), rel=1e-5)
 
 
-def test_only_the_actors_own_optimiser_moves_it_and_the_slow_copies_follow() -> None:
+def test_target_networks_equal_the_networks_with_tau_one() -> None:
     algorithm = td3(tau=1.0, policy_delay=1)
-    algorithm.update(played())
+    algorithm.update(random_batch())
     for mine, slow in zip(algorithm.policy.parameters(), algorithm.target_policy.parameters(), strict=True):
         assert torch.equal(mine, slow)
     for mine, slow in zip(algorithm.critic.parameters(), algorithm.target_critic.parameters(), strict=True):
         assert torch.equal(mine, slow)
 
 
-def test_the_noise_of_play_grows_from_environment_to_environment() -> None:
+def test_exploration_noise_increases_across_environments() -> None:
     algorithm = td3(noise=0.01, exploration_noise_max=0.2)
     obs = {"state": torch.zeros(3, 1, 2)}
     mode = algorithm.policy.mode(obs).detach()
@@ -94,10 +94,10 @@ def test_it_finds_the_best_action_of_a_bandit(bins: int) -> None:
     critic = CriticConfig(members=2, hidden=(32, 32), activation="relu", bins=bins, value_min=-2.0, value_max=2.0)
     algorithm = td3(critic=critic)
     for _ in range(400):
-        algorithm.update(played())
+        algorithm.update(random_batch())
     assert (first_actions(algorithm.inference_policy()) - 0.4).abs().mean() < 0.1
 
 
-def test_what_it_cannot_train_is_refused() -> None:
+def test_unsupported_policies_are_refused() -> None:
     with pytest.raises(UserError, match="squashed"):
         TD3(TD3Config(), flow(), total_updates=1)

@@ -1,4 +1,4 @@
-"""IQL, IDQL, Cal-QL, PA-RL and EXPO alike: resume, deployment, any head, and what they refuse."""
+"""Shared tests of IQL, IDQL, Cal-QL, PA-RL and EXPO: acting, target critics, heads and invalid settings."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ every = pytest.mark.parametrize("name", MAKERS)
 
 
 @every
-def test_acting_gives_unscored_chunks_without_a_graph(name: str) -> None:
+def test_acting_gives_reproducible_chunks_without_a_graph(name: str) -> None:
     algorithm = MAKERS[name]()
     data = batch(two_modes(8), peak)
     for draw in (algorithm.act, algorithm.warmup_action):
@@ -67,13 +67,13 @@ def test_every_head_is_improved(name: str, head: Callable[[], Policy]) -> None:
 
 
 class Mute(Policy):
-    """A policy that cannot imitate."""
+    """A policy without an imitation loss."""
 
     name = "mute"
     spec = SPEC
 
     def act(self, obs: dict[str, Tensor], *, deterministic: bool = False, generator: Any = None) -> Tensor:
-        """Nothing."""
+        """Return zeros."""
         return torch.zeros(len(obs["state"]), 2, 1)
 
 
@@ -89,13 +89,13 @@ def test_bad_settings_are_refused(build: Callable[[], object]) -> None:
         build()
 
 
-@pytest.mark.parametrize("name", [name for name in MAKERS if name != "cal_ql"])  # which imitates nothing
-def test_dropout_is_for_imitation_and_the_loss_of_the_critic_alone(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in MAKERS if name != "cal_ql"])  # no imitation in cal_ql
+def test_dropout_is_active_only_in_imitation_and_critic_losses(name: str) -> None:
     algorithm = MAKERS[name](flow(hidden_dropout=0.5), critic=replace(SMALL, dropout=0.5))
     assert_acts_without_dropout(algorithm, batch(two_modes(64), peak, online=True, discount=0.9))
 
 
-def test_the_grid_of_a_consistency_policy_grows_while_it_is_imitated() -> None:
+def test_consistency_levels_increase_during_imitation() -> None:
     torch.manual_seed(0)
     policy = ConsistencyPolicy(ConsistencyConfig(hidden=(16,), levels_last=40), SPEC)
     policy.fit_normalizer(STATISTICS)
@@ -107,4 +107,4 @@ def test_the_grid_of_a_consistency_policy_grows_while_it_is_imitated() -> None:
     assert levels == [10, 20, 40]  # thirds of 100 updates
     trained = MAKERS["expo"](policy)
     trained.update(batch(two_modes(64), peak))
-    assert int(policy.levels) == 40  # not back to 10
+    assert int(policy.levels) == 40  # not reset to 10

@@ -1,4 +1,4 @@
-"""Small IQL, IDQL, Cal-QL, PA-RL and EXPO on the chunk bandit."""
+"""Small IQL, IDQL, Cal-QL, PA-RL and EXPO learners for the chunk bandit."""
 
 from collections.abc import Callable
 from typing import Any
@@ -61,7 +61,7 @@ MAKERS |= {"pa_rl_iql": pa_rl_iql, "expo": expo, "expo_softmax": expo_softmax}
 
 
 def peak(action: Tensor) -> Tensor:
-    """Highest, 1, at 0.9."""
+    """Reward with its maximum 1 at action 0.9."""
     return 1 - (action[:, 0] - 0.9).square()
 
 

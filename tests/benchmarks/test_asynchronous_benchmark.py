@@ -1,4 +1,4 @@
-"""The table of asynchronous against synchronous play."""
+"""Test of the table that compares asynchronous with synchronous rollouts."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def cell(mode, seed, rate, correct):
     return {"mode": mode, "seed": seed, "tokens_per_second": rate, "staleness": 0.9, **counts}
 
 
-def test_rates_are_compared_seed_by_seed():
+def test_rates_are_compared_per_seed():
     cells = [cell("synchronous", 1, 100.0, 50), cell("synchronous", 2, 50.0, 60)]
     cells += [cell("processes-1", 1, 150.0, 50), cell("processes-1", 2, 100.0, 70), cell("thread-1", 3, 9.0, 1)]
     plain, thread, processes = rows(cells)

@@ -1,4 +1,4 @@
-"""Every benchmark ends with one JSON line and writes the same figures it prints."""
+"""Tests of benchmark output: the final JSON line and the written result files."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_last_line_is_one_json_object_with_versions(capsys: pytest.CaptureFixtur
     assert line["machine"]["cores"] >= 1
 
 
-def test_results_and_cells_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_and_cells_are_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     common.write_result("demo", ROWS, {"vs_b": 2.0}, command="python -m benchmarks.demo")
     record = json.loads((tmp_path / "demo.json").read_text())
@@ -32,7 +32,7 @@ def test_results_and_cells_are_written_whole(tmp_path: Path, monkeypatch: pytest
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_simulator_throughput_measures_everyone() -> None:
+def test_simulator_throughput_measures_every_simulator() -> None:
     pytest.importorskip("envpool")
     rows, figures = sim_throughput.summarise(sim_throughput.measure(num_envs=2, turns=1, seconds=0.01))
     assert {row["simulator"] for row in rows} >= {"EnvPool", "SyncVectorEnv", "AsyncVectorEnv"}

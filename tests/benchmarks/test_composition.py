@@ -1,4 +1,4 @@
-"""The harness of the composition table: a whole cell on a tiny task, and what the tables make of cells."""
+"""Tests of the composition benchmark: a complete cell on a tiny task, and the tables computed from cells."""
 
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,7 @@ def test_every_task_exists_and_its_parents_differ() -> None:
         assert (first.head, first.keys) != (second.head, second.keys)
 
 
-def test_a_cell_trains_searches_judges_and_goes_on_where_it_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cell_trains_searches_evaluates_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell_module, "WORK", tmp_path)
     settings = Settings(search_episodes=2, divisions=2, episodes=4, updates=5, rounds=2)
     cell = run_cell(POINT_MASS, 0, settings)
@@ -41,7 +39,7 @@ def test_a_cell_trains_searches_judges_and_goes_on_where_it_stopped(
     assert [point["weight"] for point in cell["curves"]["convex"]] == [0.0, 0.5, 1.0]
     assert set(cell["latency"]["ratio"]) == set(OPERATORS)
     assert sum(cell["weights"]["convex"]) == pytest.approx(1.0)
-    monkeypatch.delattr(cell_module.SimEvaluator, "__call__")  # nothing may be played again
+    monkeypatch.delattr(cell_module.SimEvaluator, "__call__")  # no episode may run again
     again = run_cell(POINT_MASS, 0, settings)
     assert all(again[part] == cell[part] for part in ("weights", "curves", "held_out"))
 
@@ -79,7 +77,7 @@ def test_compositions_are_paired_with_the_better_parent_over_all_seeds() -> None
     assert found["n"] == 300 and found["minus_better_parent"]["low"] > 0.15 and found["latency_ratio"] == 1.1
 
 
-def test_where_success_is_rare_returns_decide() -> None:
+def test_returns_select_the_better_parent_where_success_is_rare() -> None:
     one = cell(0, "push_t")
     for index, name in enumerate(one["held_out"]):
         one["held_out"][name] = {"success": [0] * 100, "return": [0.5 + 0.05 * index + 0.001 * i for i in range(100)]}
@@ -90,7 +88,7 @@ def test_where_success_is_rare_returns_decide() -> None:
     assert str(curve_rows([one])[0]["found [95 %]"]).startswith("25.0%")
 
 
-def test_the_curve_pools_the_search_episodes_and_is_drawn(tmp_path: Path) -> None:
+def test_curve_pools_the_search_episodes_and_is_plotted(tmp_path: Path) -> None:
     cells = [cell(0), cell(1, "pick_place")]
     table = curve_rows(cells)
     assert len(table) == 2 * 3 * 3

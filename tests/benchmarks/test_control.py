@@ -1,4 +1,4 @@
-"""The harness of the table of control from scratch: whole cells on tiny budgets, and what the table makes of cells."""
+"""Tests of the benchmark of control from scratch: complete cells on tiny budgets, and the table computed from cells."""
 
 from concurrent.futures import Future
 from dataclasses import replace
@@ -24,7 +24,7 @@ from robopolicy.sim.registry import get_task
 OWN = sorted(METHODS.keys() - contributed("control", "methods").keys() - {family.baseline for family in FAMILIES})
 
 
-def test_every_learner_from_scratch_has_a_row_or_a_reason_and_every_row_a_learner():
+def test_every_from_scratch_algorithm_has_a_row_or_is_excluded():
     families = ("On-policy", "Off-policy", "Exploration")
     from_scratch = {row.name for row in load().algorithms if row.family in families}
     assert from_scratch - set(METHODS) <= set(LEFT_OUT) <= set(ALGORITHMS) - set(METHODS)
@@ -38,11 +38,11 @@ def test_every_row_can_start_with_its_budget(name: str):
     check_control_row_starts(name)
 
 
-def test_the_notes_say_who_is_left_out():
+def test_notes_list_the_excluded_algorithms():
     assert all(any(f"`{name}`" in line for line in notes()) for name in LEFT_OUT)
 
 
-def test_scores_are_shares_of_the_way_from_random_to_expert():
+def test_scores_are_normalised_between_random_and_expert():
     hopper = TASKS["hopper"]
     assert (hopper.score(hopper.random), hopper.score(hopper.expert)) == (0.0, 1.0)
 
@@ -55,7 +55,7 @@ SMALL = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "sb3_ppo", "sac", "sb3_sac"])
-def test_a_cell_trains_judges_and_keeps_its_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+def test_a_cell_trains_evaluates_and_records_its_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     pytest.importorskip("stable_baselines3")
     monkeypatch.setattr(cell_module, "WORK", tmp_path)
     monkeypatch.setattr(cell_module, "EPISODES", 2)
@@ -68,9 +68,7 @@ def test_a_cell_trains_judges_and_keeps_its_curve(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", ["ppo", "sb3_ppo"])
-def test_a_run_that_diverges_is_a_cell_with_the_return_of_random_play(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-):
+def test_a_diverged_run_is_a_cell_with_the_random_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     pytest.importorskip("stable_baselines3")
     monkeypatch.setattr(cell_module, "WORK", tmp_path)
     monkeypatch.setattr(cell_module, "CURVE_EPISODES", 2)
@@ -82,7 +80,7 @@ def test_a_run_that_diverges_is_a_cell_with_the_return_of_random_play(
 
 
 def diverging(make: Any) -> Any:
-    """A maker of models of Stable-Baselines3 that has their weights overflow."""
+    """Wrap a factory of Stable-Baselines3 models so that their weights overflow."""
 
     def made(*arguments: Any) -> Any:
         model = make(*arguments)
@@ -92,7 +90,7 @@ def diverging(make: Any) -> Any:
     return made
 
 
-def test_a_cell_of_another_budget_is_played_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_cell_with_another_budget_is_rerun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     monkeypatch.setattr(parallel, "parallel_map", lambda run, keys, jobs: [(key, done(cells_of[key])) for key in keys])
     fresh = cell("sac", OFF_POLICY, "hopper", 0, 1.0) | {"env_steps": OFF_POLICY.env_steps}
@@ -116,7 +114,7 @@ def cell(method: str, family: Family, task: str, seed: int, value: float) -> dic
 
 
 def cells(**values: float) -> list[dict[str, Any]]:
-    """Five seeds of each method on two tasks, a little apart."""
+    """Five seeds of each method on two tasks, with slightly different returns."""
     return [
         cell(name, METHODS[name].family, task, seed, value + seed)
         for name, value in values.items()
@@ -149,12 +147,12 @@ def test_too_few_runs_have_no_verdict():
     assert found[OFF_POLICY.name]["methods"]["sac"]["better_than_baseline"] is None
 
 
-def test_tasks_that_only_one_side_has_played_do_not_count():
+def test_tasks_with_runs_of_only_one_side_are_ignored():
     found = [run for run in cells(sb3_sac=500.0, sac=500.0) if (run["method"], run["task"]) != ("sb3_sac", "hopper")]
     assert {row["method"]: row["verdict"] for row in rows(figures(found))}["sac"] == "level"
 
 
-def test_runs_that_diverged_count_and_are_told():
+def test_diverged_runs_count_and_are_reported():
     found = cells(sb3_sac=500.0, sac=500.0)
     for run in found:
         if run["method"] == "sac" and run["seed"] > 0:
@@ -163,7 +161,7 @@ def test_runs_that_diverged_count_and_are_told():
     assert (row["diverged"], row["verdict"]) == (8, "behind")
 
 
-def test_a_score_weighs_all_tasks_alike_and_says_how_many():
+def test_a_score_weights_tasks_equally_and_reports_their_number():
     found = [run for run in cells(sac=500.0) if run["task"] == "hopper" or run["seed"] < 2]
     mine = figures(found)[OFF_POLICY.name]["methods"]["sac"]
     fair = figures([run for run in found if run["seed"] < 2])[OFF_POLICY.name]["methods"]["sac"]
@@ -177,7 +175,7 @@ def test_without_a_common_seed_there_is_no_score():
     assert (row["score, IQM [95 %]"], row["tasks"]) == ("-", 0)
 
 
-def test_curves_are_drawn_beside_the_baseline(tmp_path: Path):
+def test_curves_are_plotted_with_the_baseline(tmp_path: Path):
     found = cells(sb3_ppo=1000.0, ppo=1000.0, gorl=1100.0)
     assert plot(found, ON_POLICY, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 1000

@@ -1,4 +1,4 @@
-"""The few-step benchmark pools its seeds and keeps one policy's weights across samplers."""
+"""Tests of the few-step benchmark: pooled seeds, and the same weights for all samplers."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def test_a_sampler_changes_the_calls_and_not_the_weights() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["flow", "reflow", "distilled"])
-def test_a_cell_trains_and_judges(name: str) -> None:
+def test_a_cell_trains_and_evaluates(name: str) -> None:
     settings = few_step.Settings(demonstrations=2, updates=2, batch_size=8, episodes=2)
     found = few_step.run_cell(name, 0, settings)
     assert list(found["samplers"]) == list(few_step.LEARNERS[name].samplers)

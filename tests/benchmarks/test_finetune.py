@@ -1,4 +1,4 @@
-"""The harness of the fine-tuning table: a whole cell on a tiny task, and what the table makes of cells."""
+"""Tests of the fine-tuning benchmark: a complete cell on a tiny task, and the table computed from cells."""
 
 import shutil
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_every_method_has_a_preset():
         assert (folder("configs") / "experiment" / f"{method.preset}.yaml").is_file(), method.name
 
 
-def test_variants_run_on_lift_alone_unless_asked_for():
+def test_variants_run_only_on_lift_by_default():
     assert standard("lift") == list(METHODS)
     variants = {name for name, method in METHODS.items() if method.variant}
     assert set(METHODS) - set(standard("push")) == variants
@@ -40,14 +40,16 @@ def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "method",
     [
-        Method("dsrl_na", "lift_dsrl_na", FLOW, settings=("replay.learning_starts=100",)),
-        Method("flow_grpo", "lift_flow_grpo", FLOW),
+        pytest.param(
+            Method("dsrl_na", "lift_dsrl_na", FLOW, settings=("replay.learning_starts=100",)), marks=pytest.mark.slow
+        ),
+        pytest.param(Method("flow_grpo", "lift_flow_grpo", FLOW), marks=pytest.mark.slow),
         Method("reinflow", "lift_reinflow", FLOW),
         Method("rlpd", "lift_rlpd", None, True, settings=("policy=squashed_gaussian", "replay.learning_starts=100")),
     ],
     ids=lambda method: method.name,
 )
-def test_a_cell_runs_from_demonstrations_to_judgement(small_work: Path, method: Method):
+def test_a_cell_runs_from_demonstrations_to_evaluation(small_work: Path, method: Method):
     cell = run_cell(method, POINT_MASS, 0)
     assert (cell["base"] is None) == (method.base is None)
     assert cell["finetuned"]["n"] == 4
@@ -58,7 +60,7 @@ def test_a_cell_runs_from_demonstrations_to_judgement(small_work: Path, method: 
     assert judge(checkpoints / "last", POINT_MASS.task) == cell["last"]
 
 
-def test_the_same_policy_is_judged_once(small_work: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_same_policy_is_evaluated_once(small_work: Path, monkeypatch: pytest.MonkeyPatch):
     method = Method("reinflow", "lift_reinflow", FLOW)
     run_cell(method, POINT_MASS, 0)
     base = small_work / "base" / "flow-point_mass-0" / "checkpoints" / "last"

@@ -1,4 +1,4 @@
-"""The pendulum's controller, its noise, and the figures by which learners on it are judged."""
+"""Tests of the pendulum benchmark: controller, reward noise, and the figures that compare learners."""
 
 from contextlib import closing
 from typing import Any
@@ -29,10 +29,10 @@ def test_the_controller_swings_the_pendulum_up_and_holds_it() -> None:
     with closing(make_sim(PLAIN, SimOptions(num_envs=50))) as sim:
         found = judge(policy, sim)
     assert found["return"] > -350 and found["jerk"] > 0
-    assert found["held"]["16"] < -600  # what is not told for 16 steps falls
+    assert found["held"]["16"] < -600  # holding each action for 16 steps fails
 
 
-def test_noise_is_added_to_rewards_alone() -> None:
+def test_noise_is_added_only_to_rewards() -> None:
     register()
     plain, noisy = (gymnasium.make(name) for name in ("Pendulum-v1", "NoisyPendulum-v1"))
     seen: list[list[tuple[Any, ...]]] = []
@@ -42,7 +42,7 @@ def test_noise_is_added_to_rewards_alone() -> None:
     added = np.array([float(b[1]) - float(a[1]) for a, b in zip(*seen, strict=True)])
     assert all(np.array_equal(a[0], b[0]) for a, b in zip(*seen, strict=True))
     assert abs(added.mean()) < 0.5 and 0.8 * NOISE < added.std() < 1.2 * NOISE
-    assert seen[1][-1][3]  # 200 steps, as the other
+    assert seen[1][-1][3]  # truncated after 200 steps
 
 
 def test_jerk_is_the_sum_of_second_differences() -> None:
@@ -50,14 +50,14 @@ def test_jerk_is_the_sum_of_second_differences() -> None:
 
 
 @pytest.mark.parametrize("too_high", [0.0, 5.0])
-def test_bias_is_what_values_claim_beyond_what_was_earned(too_high: float) -> None:
-    """Rewards of nothing, and a critic that says so, or 5 too much at first."""
+def test_bias_is_the_predicted_value_minus_the_return(too_high: float) -> None:
+    """Rewards are zero; the critic's first values are `too_high`, later values are zero."""
     spec = PolicySpec({"state": (3,)}, action_dim=1)
     policy = GaussianPolicy(GaussianConfig(squash=True, normalization="identity"), spec)
     policy.fit_normalizer({"action": {"min": [-2.0], "max": [2.0]}})
     algorithm = SAC(SACConfig(temperature=1e-9), policy, total_updates=1)
-    said = iter([torch.full((20,), too_high), torch.zeros(20)])
-    algorithm.critic.min_q = lambda obs, chunk: next(said)  # type: ignore[method-assign]
+    critic_values = iter([torch.full((20,), too_high), torch.zeros(20)])
+    algorithm.critic.min_q = lambda obs, chunk: next(critic_values)  # type: ignore[method-assign]
     with closing(make_sim(PLAIN, SimOptions(num_envs=20))) as sim:
         step = sim.step
         sim.step = lambda *given: type(found := step(*given))(  # type: ignore[method-assign]
@@ -78,8 +78,8 @@ def cell(row: str, seed: int, gain: float) -> dict[str, Any]:
     return {"row": row, "seed": seed, "seconds": 10.0, **figures}
 
 
-def test_claims_are_judged_seed_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two rows, the second ends 9 higher in every seed, and is as biased as the other."""
+def test_claims_are_tested_per_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two rows has a return 9 higher and 9 more absolute bias in every seed."""
     claims = (Claim("sac-noisy", "jerk"), Claim("sac-noisy", "return", level=20.0), Claim("sac-noisy", "absolute bias"))
     monkeypatch.setattr(table, "CLAIMS", claims)
     cells = [
@@ -96,6 +96,6 @@ def test_claims_are_judged_seed_by_seed(monkeypatch: pytest.MonkeyPatch) -> None
     assert notes(cells[:2]) == []
 
 
-def test_a_learner_whose_values_cannot_be_asked_has_no_bias() -> None:
+def test_a_learner_without_values_has_no_bias() -> None:
     cells = [cell("sac", seed, 0.0) | {"bias": None} for seed in range(3)]
     assert rows(cells)[0]["bias"] == "-"

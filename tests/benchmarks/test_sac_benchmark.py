@@ -1,4 +1,4 @@
-"""The SAC benchmark pairs its repetitions and pools its seeds."""
+"""Tests of the SAC benchmark: paired repetitions and pooled seeds."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def test_ratios_are_paired_and_returns_pooled() -> None:
 
 
 @pytest.mark.slow
-def test_all_learners_are_timed_on_the_same_memory() -> None:
+def test_all_learners_are_timed_on_the_same_replay() -> None:
     pytest.importorskip("stable_baselines3")
     rates = sac_vs_sb3.measure_rates(Settings(), repetitions=2, updates=2)
     assert set(rates) == {OURS, HALF, THEIRS}

@@ -1,4 +1,4 @@
-"""The table of the text benchmark: from cells to rows, figures and verdicts, and which recipes are played."""
+"""Tests of the text benchmark: rows, figures and verdicts computed from cells, and the set of online recipes."""
 
 import pytest
 
@@ -23,8 +23,8 @@ def cell(recipe, seed, after, task="arithmetic", **training):
     common = {"recipe": recipe, "task": task, "seed": seed, "base": stage(30, length=3.0)}
     if isinstance(after, str):
         return common | {"refused": after}
-    played = {"tokens": 1000, "updates": 5, "cpu_seconds": 10.0, "training": {"degenerate": 0.25, **training}}
-    return common | {"refused": None, **played, "after": after}
+    measured = {"tokens": 1000, "updates": 5, "cpu_seconds": 10.0, "training": {"degenerate": 0.25, **training}}
+    return common | {"refused": None, **measured, "after": after}
 
 
 CELLS = [
@@ -39,7 +39,7 @@ CELLS = [
 ]
 
 
-def test_rows_pool_seeds_and_list_what_is_refused():
+def test_rows_pool_seeds_and_refusals_are_listed():
     table = {row["recipe"]: row for row in rows(CELLS)}
     assert table["(imitation)"]["accuracy"].startswith("30.0%") and table["(imitation)"]["verdict"] == "-"
     assert table["grpo"]["seeds"] == 3 and table["grpo"]["accuracy"].startswith("74.0%")
@@ -58,23 +58,23 @@ def test_every_claim_has_a_verdict_with_an_interval(monkeypatch):
     assert found["dapo"] == ("more entropy than grpo", "not seen at this scale")
     assert found["dr_grpo"] == ("more informative rows than grpo", "confirmed")
     assert found["kl_cov"] == ("more entropy than grpo", "the opposite at this scale")
-    assert found["rloo"] == ("more hard prompts than grpo", "confirmed")  # the base never solves the first one
+    assert found["rloo"] == ("more hard prompts than grpo", "confirmed")  # the base never solves the first prompt
     assert found["gspo"] == ("more accuracy than grpo", "1 of 3 seeds")
     gap = figures(CELLS)["arithmetic"]["grpo"]["claim"]["difference"]  # 31, 32 and 33 points
     assert gap["estimate"] == pytest.approx(0.32)
     assert gap["high"] - gap["low"] == pytest.approx(2 * 4.3026527 * 0.01 / 3**0.5)
 
 
-def test_recipes_that_a_task_cannot_tell_apart_are_named():
-    alike = [*CELLS, *(cell("opo", seed, stage(70 + 2 * seed)) for seed in (1, 2))]
-    assert twin("opo", alike) == "grpo" and twin("grpo", alike) is None
-    found = {row["recipe"]: row["verdict"] for row in rows(alike)}
+def test_recipes_with_identical_results_are_reported():
+    identical = [*CELLS, *(cell("opo", seed, stage(70 + 2 * seed)) for seed in (1, 2))]
+    assert twin("opo", identical) == "grpo" and twin("grpo", identical) is None
+    found = {row["recipe"]: row["verdict"] for row in rows(identical)}
     assert found["opo"] == "here the same as grpo" and found["grpo"] == "confirmed"
-    unlike = [*alike, cell("opo", 3, stage(70))]
-    assert twin("opo", unlike) is None
+    different = [*identical, cell("opo", 3, stage(70))]
+    assert twin("opo", different) is None
 
 
-def test_what_a_task_does_not_measure_is_said():
+def test_unmeasured_quantities_are_reported():
     claim = Claim("tool calls", larger=False)
     own, other = cell("gspo", 1, stage(50)), cell("grpo", 1, stage(50))
     assert verdict(claim, difference(claim, [own], [other])) == "not measured"
@@ -94,19 +94,19 @@ def test_figures_have_intervals_and_gains():
     assert found["ppo"] == {"refused": "no critic"} and found["grpo"]["pass@1"] == pytest.approx(28 / 64)
 
 
-def test_the_picture_shows_every_recipe_that_plays(tmp_path):
+def test_plot_is_written_for_several_tasks(tmp_path):
     both = [*CELLS, *({**cell, "task": "countdown"} for cell in CELLS if cell["recipe"] in ("grpo", "dapo"))]
     path = plot(figures(both), tmp_path / "text.png")
     assert path.stat().st_size > 10_000
 
 
-def test_claims_are_about_recipes_and_quantities_that_exist():
+def test_claims_refer_to_existing_recipes_and_quantities():
     names = set(recipe_names())
     assert set(CLAIMS) | {claim.against for claim in CLAIMS.values()} <= names
     assert {claim.quantity for claim in CLAIMS.values()} <= set(QUANTITIES)
 
 
-def test_only_recipes_that_play_are_in_the_table():
+def test_only_online_recipes_are_in_the_table():
     names = online_recipes()
     assert "grpo" in names and "dpo" not in names and "sft" not in names
     assert all(get_task(task.task) for task in TASKS.values())

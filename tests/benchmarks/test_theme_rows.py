@@ -1,4 +1,4 @@
-"""Rows that themes of contrib add to the tables of benchmarks."""
+"""Tests of benchmark rows that contrib themes add."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from robopolicy import plugins
 
 @pytest.fixture
 def contrib(tmp_path, monkeypatch):
-    """Adds the `benchmarks.toml` of a theme."""
+    """Function that adds the `benchmarks.toml` of a theme."""
     monkeypatch.setattr(plugins, "CONTRIB", tmp_path)
 
     def add(name: str, content: str) -> None:
@@ -30,7 +30,7 @@ def test_rows_of_all_themes_are_read_by_benchmark_and_table(contrib):
     assert themes.contributed("text", "claims") == themes.contributed("pendulum", "rows") == {}
 
 
-def test_a_row_is_added_once(contrib):
+def test_duplicate_rows_are_refused(contrib):
     contrib("one", "[text.claims]\nx = {quantity = 'entropy'}\n")
     contrib("other", "[text.claims]\nx = {quantity = 'tokens'}\n")
     with pytest.raises(ValueError, match=r"other adds 'x' to text\.claims as another theme does"):

@@ -1,4 +1,4 @@
-"""The comparison with TRL: its table and figures, our side of it, and what it says without TRL."""
+"""Tests of the TRL comparison: table, figures, the robopolicy run, and the error without TRL."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def run(side, seed, speed, memory, right):
 RUNS = [run("robopolicy", 1, 300.0, 600.0, 60), run("trl", 1, 100.0, 1000.0, 60)]
 
 
-def test_figures_are_ratios_of_ours_to_theirs():
+def test_figures_are_ratios_of_robopolicy_to_trl():
     found = comparison.figures(RUNS)
     assert found["speed"]["value"] == 3.0 and found["memory"]["value"] == 0.6
     assert found["reached"] == {"speed": True, "memory": True, "agree": True}
@@ -30,14 +30,14 @@ def test_rows_name_both_sides():
     assert first["accuracy"].startswith("60.0%") and second["tokens/s"] == 100
 
 
-def test_without_trl_the_benchmark_says_so(monkeypatch):
+def test_missing_trl_is_reported(monkeypatch):
     monkeypatch.setattr(comparison, "find_spec", lambda name: None)
     monkeypatch.setattr("sys.argv", ["trl"])
     with pytest.raises(SystemExit, match="TRL, which is not installed"):
         comparison.main()
 
 
-def test_our_side_counts_the_tokens_after_the_first_update(tmp_path):
+def test_robopolicy_run_counts_tokens_after_the_first_update(tmp_path):
     make_base(tmp_path / "base", 1)
     _, times, rewards, tokens = ours(tmp_path / "base", Setting(1, 2))
     assert len(times) == len(rewards) == 2

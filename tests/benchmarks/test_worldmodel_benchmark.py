@@ -1,4 +1,4 @@
-"""The table of the world-model benchmark, from cells whose order is known."""
+"""Tests of the world-model benchmark table, computed from cells with a known ranking."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from robopolicy.evaluation.result import Cost, EvalResult
 
 
 def cell(index: int, seconds: float = 4.0) -> dict:
-    """A policy that succeeds on the first `index` of 8 starts, in the model on one fewer."""
+    """A policy that succeeds on the first `index` of 8 starts, and on one fewer in the model."""
 
     def side(count: int) -> dict:
         success = np.arange(8) < count
@@ -21,7 +21,7 @@ def cell(index: int, seconds: float = 4.0) -> dict:
     return {"task": "push", "player": f"p{index}", "seed": 0, **sides, "fqe": float(-index), "gate": gate}
 
 
-def test_every_task_ranks_a_dozen_policies_that_are_not_in_its_films():
+def test_every_task_ranks_at_least_12_policies_outside_its_training_data():
     for task in TASKS.values():
         assert len(set(task.players)) >= 12 and not set(task.players) & set(task.behaviours)
     assert len(SMALL.players) == 6
@@ -39,7 +39,7 @@ def test_the_table_shows_both_estimators():
     assert found["horizons"]["10"] == {"pearson": 1.0, "bias": -0.125}
 
 
-def test_ablations_change_what_the_model_learns_from_and_nothing_else():
+def test_ablations_change_only_training_data_or_settings():
     for name, task in ABLATIONS.items():
         base = TASKS[task.base]
         assert task.players == base.players and task.cloned == base.cloned and name not in TASKS

@@ -1,4 +1,4 @@
-"""`robopolicy bench`: several seeds, their report, and going on where it stopped."""
+"""Tests of `robopolicy bench`: several seeds, their report, and resuming."""
 
 import json
 
@@ -27,7 +27,7 @@ def test_seeds_are_trained_and_reported_together(tmp_path, capsys):
     assert "| final success |" in (out / "report.md").read_text()
 
 
-def test_finished_seeds_are_kept_and_interrupted_ones_go_on(tmp_path, monkeypatch, capsys):
+def test_finished_seeds_are_reused_and_interrupted_seeds_resume(tmp_path, monkeypatch, capsys):
     words = ["bench", "--out", str(tmp_path / "bench"), *QUICK]
     assert main([*words, "--seeds", "1"]) == 0
     whole = json.loads((tmp_path / "bench/report.json").read_text())
@@ -47,7 +47,7 @@ def test_finished_seeds_are_kept_and_interrupted_ones_go_on(tmp_path, monkeypatc
     assert report["final"]["return_mean"]["by_seed"][0] == whole["final"]["return_mean"]["by_seed"][0]
 
 
-def test_seeds_that_the_report_leaves_out_are_named(tmp_path, capsys):
+def test_seeds_missing_from_the_report_are_named(tmp_path, capsys):
     words = ["bench", "--seeds", "1", "--out", str(tmp_path / "bench"), *QUICK, "evaluation.episodes=0"]
     assert main(words) == 0
     assert "are not in the report" not in capsys.readouterr().out
@@ -55,7 +55,7 @@ def test_seeds_that_the_report_leaves_out_are_named(tmp_path, capsys):
     assert f"note: seed0 of {tmp_path}/bench are not in the report" in capsys.readouterr().out
 
 
-def test_other_settings_and_names_of_its_own_are_refused(tmp_path, capsys):
+def test_changed_settings_and_invalid_options_are_refused(tmp_path, capsys):
     words = ["bench", "--seeds", "1", "--out", str(tmp_path / "bench"), *QUICK, "evaluation.episodes=0"]
     assert main(words) == 0
     assert main([*words, "algorithm.lr=1e-3"]) == 2
@@ -74,7 +74,7 @@ def test_seeds_in_processes_give_the_same_runs(tmp_path):
     assert one["final"] == two["final"]
 
 
-def test_scores_that_a_task_does_not_define_are_left_out():
+def test_undefined_scores_are_omitted():
     scores = many_runs._scores([{"success": None, "return_mean": 1.0}, {"success": None, "return_mean": 3.0}])
     assert scores is not None and list(scores) == ["return_mean"] and scores["return_mean"]["value"] == 2.0
     assert many_runs._scores([None, None]) is None

@@ -20,7 +20,7 @@ from robopolicy.training.checkpoint import save_checkpoint
 TASK = "manipulation/lift"
 
 
-def test_collect_writes_a_dataset_that_depends_on_the_seed_alone(
+def test_collect_writes_a_dataset_that_depends_only_on_the_seed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for num_envs in (1, 3):
@@ -91,12 +91,12 @@ def test_unwritable_folder_is_refused(tmp_path: Path, refused: Callable[..., str
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_collection_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+def test_an_interrupted_collection_leaves_no_files(number: signal.Signals, tmp_path: Path) -> None:
     arguments = ["collect", "toy/point_mass", "--episodes", "1000000", "--out", str(tmp_path / "set")]
     process = subprocess.Popen(
         [sys.executable, "-m", "robopolicy", *arguments],
         stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs of a shell ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background shell jobs ignore SIGINT
     )
     deadline = time.monotonic() + 50
     while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
@@ -107,7 +107,7 @@ def test_a_stopped_collection_leaves_nothing_behind(number: signal.Signals, tmp_
     assert b"Traceback" not in printed and list(tmp_path.iterdir()) == []
 
 
-def test_a_policy_is_recorded_as_it_is_evaluated(tmp_path: Path) -> None:
+def test_recorded_episodes_match_evaluated_episodes(tmp_path: Path) -> None:
     torch.manual_seed(0)
     spec = PolicySpec({"state": (11,)}, 3, horizon=4, action_horizon=3, obs_horizon=2)
     policy = GaussianPolicy(GaussianConfig(hidden=(16,), normalization="identity"), spec)
@@ -116,20 +116,20 @@ def test_a_policy_is_recorded_as_it_is_evaluated(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "ckpt", policy, task="locomotion/hopper", obs_sample=obs)
     out = tmp_path / "data"
     command = ["collect", "hopper", "--policy", str(tmp_path / "ckpt"), "--episodes", "4", "--seed", "5"]
-    assert main([*command, "--out", str(tmp_path / "no")]) == 2  # the task knows no success to select by
+    assert main([*command, "--out", str(tmp_path / "no")]) == 2  # the task defines no success
     assert main([*command, "--keep-failures", "--num-envs", "3", "--out", str(out)]) == 0
     recorded = read_lerobot(out)
-    played = evaluate(policy, sim, episodes=4, seed=5)
+    evaluated = evaluate(policy, sim, episodes=4, seed=5)
     sim.close()
     returns = [float(recorded.episode(i).arrays["reward"].sum()) for i in range(4)]
-    assert returns == pytest.approx(played.returns.tolist(), rel=1e-5)
-    assert recorded.lengths.tolist() == played.lengths.tolist()
+    assert returns == pytest.approx(evaluated.returns.tolist(), rel=1e-5)
+    assert recorded.lengths.tolist() == evaluated.lengths.tolist()
 
 
-def test_films_mix_behaviours_and_close_with_what_the_last_action_led_to(tmp_path: Path) -> None:
+def test_videos_mix_behaviours_and_end_with_the_final_observation(tmp_path: Path) -> None:
     arguments = ["--cameras", "top", "--image-size", "16", "--images", "png", "--episodes", "5", "--num-envs", "2"]
-    who = ["--policies", "expert", "random+0.5"]
-    assert main(["collect", "toy/push", "--render", *who, *arguments, "--out", str(tmp_path / "films")]) == 0
+    policies = ["--policies", "expert", "random+0.5"]
+    assert main(["collect", "toy/push", "--render", *policies, *arguments, "--out", str(tmp_path / "films")]) == 0
     films = read_lerobot(tmp_path / "films")
     assert films.behaviours == ("expert",) * 3 + ("random+0.5",) * 2
     assert films.seeds.tolist() == [0, 1, 2, 3, 4] and films.success[:3].all()
@@ -137,14 +137,14 @@ def test_films_mix_behaviours_and_close_with_what_the_last_action_led_to(tmp_pat
     block = films.arrays["block"]
     assert ((block[last] - [0.75, 0.0]) ** 2).sum() < 0.08**2 < ((block[last - 1] - [0.75, 0.0]) ** 2).sum()
     assert not films.arrays["success"][last] and films.arrays["success"][last - 1]
-    played = films.without_closing_frames()
-    assert played.lengths.tolist() == (films.lengths - 1).tolist() and "closing" not in played.arrays
-    assert played.arrays["terminated"][played.ends[:3] - 1].all()
+    steps = films.without_closing_frames()
+    assert steps.lengths.tolist() == (films.lengths - 1).tolist() and "closing" not in steps.arrays
+    assert steps.arrays["terminated"][steps.ends[:3] - 1].all()
     sim = make_sim("toy/push", SimOptions(num_envs=1))
-    obs = sim.reset(3)  # the film of random actions replays: its actions are those that were executed
-    for frame in range(int(played.starts[3]), int(played.ends[3])):
-        assert (obs["block"][0].numpy() == played.arrays["block"][frame]).all()
-        obs = sim.step(torch.from_numpy(played.arrays["action"][frame : frame + 1])).final_obs
+    obs = sim.reset(3)  # replaying the recorded random actions gives the recorded states
+    for frame in range(int(steps.starts[3]), int(steps.ends[3])):
+        assert (obs["block"][0].numpy() == steps.arrays["block"][frame]).all()
+        obs = sim.step(torch.from_numpy(steps.arrays["action"][frame : frame + 1])).final_obs
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_films_mix_behaviours_and_close_with_what_the_last_action_led_to(tmp_pat
         (["--policies", "random"], "requires --render"),
     ],
 )
-def test_films_that_make_no_sense_are_refused(options, message, tmp_path, refused) -> None:
+def test_invalid_video_options_are_refused(options, message, tmp_path, refused) -> None:
     import re
 
     error = refused("collect", "toy/push", *options, "--out", tmp_path / "films")

@@ -1,4 +1,4 @@
-"""`robopolicy completion`, and what its script asks for when the tab key is pressed."""
+"""Tests of `robopolicy completion`: shell scripts and completions."""
 
 import os
 import subprocess
@@ -12,13 +12,13 @@ argcomplete = pytest.importorskip("argcomplete")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_script_for_each_shell(shell, capsys):
+def test_each_shell_has_a_script(shell, capsys):
     assert main(["completion", shell]) == 0
     assert "_ARGCOMPLETE" in capsys.readouterr().out
 
 
 def complete(line: str, folder) -> set[str]:
-    """What a shell offers at the end of `line`."""
+    """Completions at the end of `line`."""
     place = folder / "offered"
     environment = os.environ | {
         "_ARGCOMPLETE": "1",
@@ -47,5 +47,5 @@ def complete(line: str, folder) -> set[str]:
         ("robopolicy worldmodel ra", {"rank "}),
     ],
 )
-def test_names_are_offered(line, offered, tmp_path):
+def test_names_are_completed(line, offered, tmp_path):
     assert complete(line, tmp_path) == offered

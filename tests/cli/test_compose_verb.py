@@ -1,4 +1,4 @@
-"""`robopolicy compose`: checkpoints, searches, reports, interruptions, and one clear line for bad input."""
+"""Tests of `robopolicy compose`: checkpoints, searches, reports, interruptions and error messages."""
 
 import io
 import json
@@ -35,11 +35,11 @@ def edit_manifest() -> Callable[..., None]:
 
 @pytest.fixture
 def judge(parents):
-    """A critic of compositions of the parents."""
+    """Checkpoint of a critic for compositions of the parents."""
     save_judge()
 
 
-def test_given_weights_make_a_checkpoint_like_any_other(parents, tmp_path, capsys):
+def test_given_weights_write_a_regular_checkpoint(parents, tmp_path, capsys):
     out = Path("both")
     argv = ["--operator", "or", "--weights", "0.3", "0.7"]
     assert main(["compose", *parents, *argv, "--out", str(out)]) == 0
@@ -52,7 +52,7 @@ def test_given_weights_make_a_checkpoint_like_any_other(parents, tmp_path, capsy
     assert main(["eval", "both", "--episodes", "2", "--video", "0", "--out", "report"]) == 0
 
 
-def test_verify_names_the_parents_and_refuses_them_once_they_are_moved_or_changed(parents, tmp_path, capsys, refused):
+def test_verify_lists_the_parents_and_fails_if_they_moved_or_changed(parents, tmp_path, capsys, refused):
     assert main(["compose", *parents, "--out", "both"]) == 0
     capsys.readouterr()
     assert main(["verify", "both", "--json"]) == 0
@@ -63,17 +63,17 @@ def test_verify_names_the_parents_and_refuses_them_once_they_are_moved_or_change
     assert recorded[0]["files"]["model.safetensors"] == manifest["files"]["model.safetensors"]
 
     (tmp_path / "elsewhere").mkdir()
-    for name in ("left", "right", "both"):  # a family that moves together stays one
+    for name in ("left", "right", "both"):  # moving all checkpoints together keeps the paths valid
         shutil.copytree(name, tmp_path / "elsewhere" / name)
     assert main(["verify", str(tmp_path / "elsewhere" / "both")]) == 0
 
     shutil.move("left", "moved")
     message = refused("verify", "both")
     assert message.startswith("robopolicy: error: left, of which both was composed, no longer exists")
-    shutil.copytree("right", "left")  # another policy takes its place
+    shutil.copytree("right", "left")  # a different policy at the same path
     assert "left has changed since both was composed of it: manifest.json was" in refused("verify", "both")
     shutil.rmtree("left")
-    assert load_policy("both")[0].name == "composed"  # it plays all the same: its weights are its own
+    assert load_policy("both")[0].name == "composed"  # the composition has its own weights
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_a_selector_is_taught_from_demonstrations(parents, capsys, refused):
 
 @pytest.fixture(scope="module")
 def searched(trained_parents):
-    """Folder of a finished search, and what it printed to stdout and stderr."""
+    """Folder of a finished search, and its stdout and stderr."""
     out, (stdout, stderr) = trained_parents / "whole", (io.StringIO(), io.StringIO())
     argv = [str(trained_parents / "left"), str(trained_parents / "right"), *SEARCH, "--out", str(out), "--json"]
     with redirect_stdout(stdout), redirect_stderr(stderr):
@@ -120,7 +120,7 @@ def searched(trained_parents):
     return out, stdout.getvalue(), stderr.getvalue()
 
 
-def test_a_search_leaves_its_choice_its_report_and_its_curve(searched):
+def test_a_search_writes_its_checkpoint_report_and_curve(searched):
     out, stdout, stderr = searched
     assert "grid search: 5 candidates, 30 episodes on 6 common seeds" in stderr
     assert "report: 3 policies, 12 held-out episodes each" in stderr
@@ -133,9 +133,9 @@ def test_a_search_leaves_its_choice_its_report_and_its_curve(searched):
     report = json.loads((out / "report" / "report.json").read_text())
     assert [Path(name).name for name in report["results"]] == ["left", "right", "whole"]
     assert len(report["against"]) == 2
-    played = set(range(printed["search"]["first_seed"], printed["search"]["first_seed"] + 6))
+    search_seeds = set(range(printed["search"]["first_seed"], printed["search"]["first_seed"] + 6))
     for result in report["results"].values():
-        assert len(result["episodes"]["seed"]) == 12 and not played & set(result["episodes"]["seed"])
+        assert len(result["episodes"]["seed"]) == 12 and not search_seeds & set(result["episodes"]["seed"])
     files = {path.name for path in (out / "report").iterdir()}
     assert {"report.html", "report.md", "curve.png", "search.csv", "paired_1.png", "paired_2.png"} <= files
     text = (out / "report" / "report.md").read_text()
@@ -145,22 +145,22 @@ def test_a_search_leaves_its_choice_its_report_and_its_curve(searched):
     assert main(["verify", str(out)]) == 0
 
 
-def test_a_search_may_be_after_returns(parents, tmp_path, capsys):
+def test_a_search_can_maximise_returns(parents, tmp_path, capsys):
     few = ["--search", "grid", "--divisions", "2", "--episodes", "4", "--report-episodes", "2", "--reward", "shaped"]
     argv = [*parents, *few, "--objective", "return", "--out", str(tmp_path / "out"), "--json"]
     assert main(["compose", *argv]) == 0
     printed = json.loads(capsys.readouterr().out)
     candidates = printed["search"]["candidates"]
     assert len(candidates) == 3 and all(row["score"] == row["return"] for row in candidates)
-    assert "success" in printed["results"]["left"]  # of the report
+    assert "success" in printed["results"]["left"]  # from the report
 
 
 def _rows(out):
-    """The table of a search without its header, which has the names."""
+    """The rows of the search table without the header, which has the names."""
     return (out / "report" / "search.csv").read_text().splitlines()[1:]
 
 
-def test_an_interrupted_search_goes_on_to_the_same_checkpoint(parents, searched, capsys, refused, monkeypatch):
+def test_an_interrupted_search_resumes_to_the_same_checkpoint(parents, searched, capsys, refused, monkeypatch):
     whole, parts = searched[0], Path("parts")
     play, calls = SimEvaluator.__call__, []
 
@@ -189,7 +189,7 @@ def test_an_interrupted_search_goes_on_to_the_same_checkpoint(parents, searched,
     assert "is complete" in refused("compose", "--resume", parts)
 
 
-def test_a_search_does_not_go_on_with_other_parents(parents, tmp_path, refused, monkeypatch):
+def test_a_search_does_not_resume_with_changed_parents(parents, tmp_path, refused, monkeypatch):
     out = Path("both")
 
     def stop(self, policy, seeds):
@@ -242,13 +242,13 @@ def test_a_search_does_not_go_on_with_other_parents(parents, tmp_path, refused, 
         (["--search", "grid", "--task", "locomotion/hopper"], "choose the task"),
     ],
 )
-def test_bad_input_gives_one_line_and_leaves_nothing(parents, argv, message, tmp_path, refused):
+def test_bad_input_gives_one_line_and_writes_nothing(parents, argv, message, tmp_path, refused):
     before = sorted(tmp_path.iterdir())
     assert message in refused("compose", *parents, "--out", "both", *argv)
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_parents_that_do_not_belong_together_are_refused(parents, tmp_path, refused, edit_manifest):
+def test_incompatible_parents_are_refused(parents, tmp_path, refused, edit_manifest):
     out = ["--out", "both"]
     assert "at least two checkpoints, got 1" in refused("compose", parents[0], *out)
     assert "--critic has no effect here" in refused("compose", parents[0], "--critic", parents[1], *out)
@@ -266,7 +266,7 @@ def test_parents_that_do_not_belong_together_are_refused(parents, tmp_path, refu
     assert "trained on toy/point_mass and toy/other" in refused("compose", *parents, *out)
 
 
-def test_nothing_that_exists_is_replaced(parents, tmp_path, refused):
+def test_existing_folders_are_not_replaced(parents, tmp_path, refused):
     assert "right exists already" in refused("compose", *parents, "--out", parents[1])
     precious = tmp_path / "data"
     precious.mkdir()
@@ -277,7 +277,7 @@ def test_nothing_that_exists_is_replaced(parents, tmp_path, refused):
     assert (precious / "file").read_text() == "keep me"
 
 
-def test_a_composition_is_replaced_where_asked_for(parents, tmp_path):
+def test_overwrite_replaces_a_composition(parents, tmp_path):
     words = ["compose", *map(str, parents), "--out", str(tmp_path / "both")]
     assert main(words) == 0 and main(words) == 2
     assert main([*words, "--overwrite", *SEARCH]) == 0

@@ -1,4 +1,4 @@
-"""`robopolicy data`."""
+"""Tests of `robopolicy data`."""
 
 import json
 
@@ -42,7 +42,7 @@ def folders(tmp_path_factory):
     return root
 
 
-def test_the_card_shows_features_and_says_what_is_missing(folders, capsys):
+def test_card_shows_features_and_missing_inputs(folders, capsys):
     assert main(["data", str(folders / "mixed")]) == 0
     text = capsys.readouterr().out
     assert "30 at 10 Hz" in text and "3 x 32 x 48" in text and "3 [3, 3]" in text
@@ -53,7 +53,7 @@ def test_references_give_quality_and_coverage(folders, capsys):
     references = ["--random", str(folders / "random"), "--best", "6", "--replay", str(folders / "best")]
     assert main(["data", str(folders / "mixed"), *references, "--json"]) == 0
     card = json.loads(capsys.readouterr().out)
-    assert card["quality"]["estimate"] == pytest.approx(0.5)  # 3 of 6 with 0 by chance
+    assert card["quality"]["estimate"] == pytest.approx(0.5)  # return 3 between 0 (random) and 6 (best)
     assert card["coverage"]["saco"] == pytest.approx(coverage(episodes(0, images=True), episodes(2)).saco)
     assert card["advice"]["kind"] in ("constrained", "unconstrained")
 

@@ -1,4 +1,4 @@
-"""`robopolicy eval`: report folder, comparison, and one clear line for bad input."""
+"""Tests of `robopolicy eval`: report folder, comparison and error messages."""
 
 import json
 
@@ -51,7 +51,7 @@ def test_the_number_of_environments_does_not_change_the_episodes(make_checkpoint
     assert found[0] == found[1]
 
 
-def test_two_players_are_compared_and_printed_as_json(make_checkpoint, tmp_path, capsys):
+def test_two_policies_are_compared_and_printed_as_json(make_checkpoint, tmp_path, capsys):
     argv = ["eval", make_checkpoint("ckpt"), "expert", "--episodes", "20", "--out", str(tmp_path / "out"), "--json"]
     assert main(argv) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -59,7 +59,7 @@ def test_two_players_are_compared_and_printed_as_json(make_checkpoint, tmp_path,
     assert printed["results"]["expert"]["success"] == 1.0 and printed["results"]["expert"]["low"] > 0.8
 
 
-def test_an_older_report_is_replaced_where_asked_for_but_nothing_else_is(tmp_path, refused):
+def test_overwrite_replaces_reports_only(tmp_path, refused):
     out = tmp_path / "out"
     argv = ["random", "--task", TASK, "--episodes", "2", "--overwrite", "--out", str(out)]
     assert main(["eval", *argv]) == 0 and main(["eval", *argv]) == 0
@@ -112,7 +112,7 @@ def test_bad_input_gives_one_line(argv, message, refused, tmp_path, monkeypatch)
     assert not list(tmp_path.rglob("report*"))
 
 
-def test_a_checkpoint_of_another_task_is_refused_and_leaves_nothing(make_checkpoint, tmp_path, refused):
+def test_a_checkpoint_of_another_task_is_refused_and_writes_nothing(make_checkpoint, tmp_path, refused):
     checkpoint, out = make_checkpoint("ckpt", state=9), tmp_path / "out"
     assert "expects observation 'state' of shape (9,)" in refused("eval", checkpoint, "--out", out)
     assert not out.exists() and [path.name for path in tmp_path.iterdir()] == ["ckpt"]
@@ -123,7 +123,7 @@ def test_checkpoints_of_two_tasks_need_a_task(make_checkpoint, refused):
     assert "trained on toy/other and toy/point_mass; pass --task" in line
 
 
-def test_held_actions_are_played_printed_and_reported(make_checkpoint, tmp_path, capsys):
+def test_action_repeats_are_evaluated_printed_and_reported(make_checkpoint, tmp_path, capsys):
     out = tmp_path / "report"
     words = [make_checkpoint("ckpt"), "random", "--episodes", "4", "--video", "0", "--action-repeats", "1", "3"]
     assert main(["eval", *words, "--task", TASK, "--out", str(out)]) == 0
@@ -135,14 +135,14 @@ def test_held_actions_are_played_printed_and_reported(make_checkpoint, tmp_path,
     assert "every 3" in (out / "report.html").read_text()
 
 
-def test_impossible_lengths_are_refused_before_anything_is_played(make_checkpoint, refused):
+def test_invalid_action_repeats_are_refused_before_evaluation(make_checkpoint, refused):
     assert "increasing" in refused("eval", make_checkpoint("ckpt"), "--action-repeats", "4", "2")
     assert "hold must be at most 10000, got 20000" in refused(
         "eval", "random", "--task", TASK, "--action-repeats", "1", "20000"
     )
 
 
-def test_latencies_are_a_table_of_the_report(make_checkpoint, tmp_path, capsys):
+def test_latencies_are_printed_and_reported(make_checkpoint, tmp_path, capsys):
     argv = ["eval", make_checkpoint("ckpt"), "--episodes", "3", "--video", "0", "--out", str(tmp_path / "out")]
     assert main([*argv, "--latency", "0", "120", "--chunk-blending", "ensemble"]) == 0
     printed = capsys.readouterr().out
@@ -163,11 +163,11 @@ def test_latencies_are_a_table_of_the_report(make_checkpoint, tmp_path, capsys):
         ),
     ],
 )
-def test_latencies_that_make_no_sense_are_refused(refused, words, message):
+def test_invalid_latencies_are_refused(refused, words, message):
     assert message in refused("eval", "random", "--task", TASK, *words)
 
 
-def test_help_asks_for_as_many_lengths_as_are_needed(capsys):
+def test_help_shows_that_action_repeats_requires_two_values(capsys):
     with pytest.raises(SystemExit):
         main(["eval", "--help"])
     assert "--action-repeats M M [M ...]" in capsys.readouterr().out

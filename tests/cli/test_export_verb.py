@@ -1,4 +1,4 @@
-"""`robopolicy export`."""
+"""Tests of `robopolicy export`."""
 
 import json
 import sys
@@ -39,7 +39,7 @@ def test_export_reports_parity_and_a_task_that_is_not_installed(
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
-def test_a_missing_package_is_named_and_nothing_written(
+def test_a_missing_package_is_named_and_nothing_is_written(
     package: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
@@ -49,7 +49,7 @@ def test_a_missing_package_is_named_and_nothing_written(
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
 
 
-def test_a_bundle_is_replaced_where_asked_for(checkpoint: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_overwrite_replaces_a_bundle(checkpoint: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
     words = ["export", str(checkpoint), "--out", str(tmp_path / "bundle")]
     assert main(words) == 0
     assert "bundle exists already" in refused(*words)
@@ -66,7 +66,7 @@ def test_a_bundle_is_replaced_where_asked_for(checkpoint: Path, tmp_path: Path, 
         (["{c}", "--out", "{c}"], "exists and is not a bundle"),
     ],
 )
-def test_wrong_arguments_are_one_line_and_code_2(
+def test_wrong_arguments_give_one_line_and_exit_code_2(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     assert main(["export", *(word.format(c=checkpoint, t=tmp_path) for word in words)]) == 2

@@ -1,4 +1,4 @@
-"""The command line as a whole: help, suggestions, exit codes, never a traceback for bad input."""
+"""Tests of the command line: help, suggestions, exit codes, and no traceback for bad input."""
 
 import subprocess
 import sys
@@ -81,7 +81,7 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"robopolicy {__version__}\n"
 
 
-def test_arguments_may_stand_on_either_side_of_an_option(capsys):
+def test_arguments_may_precede_or_follow_an_option(capsys):
     assert main(["train", "task=point_mass", "--print-config", "algorithm=ppo", "policy=gaussian"]) == 0
     assert "name: ppo" in capsys.readouterr().out
     assert main(["collect", "lift", "--episodes", "1", "--out", "x", "extra"]) == 2
@@ -101,7 +101,7 @@ def test_arguments_may_stand_on_either_side_of_an_option(capsys):
         (["eval", "x", "--episodes", "many"], "invalid int value: 'many'"),
     ],
 )
-def test_wrong_arguments_are_one_line_and_exit_code_2(args, message, capsys):
+def test_wrong_arguments_give_one_line_and_exit_code_2(args, message, capsys):
     assert main(args) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -120,7 +120,7 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(args, message, capsys):
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "Out of memory; use fewer environments"),
     ],
 )
-def test_errors_of_the_system_are_one_line(error, code, message, monkeypatch, capsys):
+def test_system_errors_give_one_line(error, code, message, monkeypatch, capsys):
     def fail(args):
         raise error
 
@@ -130,7 +130,7 @@ def test_errors_of_the_system_are_one_line(error, code, message, monkeypatch, ca
 
 
 @pytest.mark.parametrize("choice", ["nonsense", "osmesa"])
-def test_a_renderer_that_is_not_there_is_refused_before_mujoco_is_imported(choice, monkeypatch, capsys):
+def test_a_missing_renderer_is_refused_before_mujoco_is_imported(choice, monkeypatch, capsys):
     monkeypatch.setenv("MUJOCO_GL", choice)
     monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
     assert main(["eval", "random", "--task", "lift"]) == 2
@@ -143,7 +143,7 @@ def test_programming_errors_are_not_hidden(monkeypatch):
         main(["doctor"])
 
 
-def test_a_closed_pipe_is_quiet():
+def test_a_closed_pipe_prints_no_error():
     command = f"{sys.executable} -m robopolicy train --print-config | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""

@@ -1,4 +1,4 @@
-"""`robopolicy ope`."""
+"""Tests of `robopolicy ope`."""
 
 import json
 
@@ -17,7 +17,7 @@ TASK = "toy/point_mass"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Two checkpoints, and logs that the first one played with exploration."""
+    """Three checkpoints, and logs collected by the first one with exploration."""
     from robopolicy.sim.registry import SimOptions, make_sim
 
     folder = tmp_path_factory.mktemp("ope")
@@ -45,7 +45,7 @@ def runs(tmp_path_factory):
     return folder
 
 
-def test_the_behaviour_is_worth_what_the_logs_say(runs, capsys):
+def test_importance_sampling_of_the_behaviour_policy_gives_the_logged_return(runs, capsys):
     capsys.readouterr()
     first, logs = str(runs / "first"), str(runs / "logs")
     arguments = ["ope", first, "--logs", logs, "--behavior-policy", first, "--stochastic", "--steps", "20", "--json"]
@@ -58,7 +58,7 @@ def test_the_behaviour_is_worth_what_the_logs_say(runs, capsys):
         assert rows[name]["effective"] == pytest.approx(30, rel=1e-4)
 
 
-def test_a_policy_without_density_gets_the_estimators_that_need_none(runs, capsys):
+def test_a_policy_without_density_gets_density_free_estimators(runs, capsys):
     capsys.readouterr()
     assert main(["ope", str(runs / "flow"), "--logs", str(runs / "logs"), "--steps", "20"]) == 0
     text = capsys.readouterr().out
@@ -97,12 +97,12 @@ def test_bad_options_are_refused_in_one_line(runs, options, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_options_of_playing_are_refused_where_nothing_is_played(runs, refused):
+def test_simulator_options_are_refused_without_play(runs, refused):
     for option in (["--num-envs", "2"], ["--reward", "shaped"], ["--backend", "auto"]):
         assert f"{option[0]} has no effect without --play" in refused("ope", "x", "--logs", "y", *option)
 
 
-def test_experts_and_doubles_are_refused(runs, capsys):
+def test_experts_and_duplicates_are_refused(runs, capsys):
     first, logs = str(runs / "first"), str(runs / "logs")
     for players in (["expert"], [first, first]):
         assert main(["ope", *players, "--logs", logs]) == 2

@@ -1,4 +1,4 @@
-"""`robopolicy play` writes videos; `robopolicy list` shows what can be named."""
+"""Tests of `robopolicy play`, which writes videos, and `robopolicy list`, which shows available names."""
 
 import json
 import tomllib
@@ -18,7 +18,7 @@ PYPROJECT = Path(list_verb.__file__).parents[2] / "pyproject.toml"
 
 @pytest.fixture
 def rendering(monkeypatch):
-    """Point masses that can be filmed without GL."""
+    """Makes the point mass render without GL."""
 
     def render(self, camera=None, *, width=320, height=240, envs=1):
         return torch.full((envs, 3, height, width), 90, dtype=torch.uint8)
@@ -27,7 +27,7 @@ def rendering(monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".gif"])
-def test_play_films_the_expert(rendering, tmp_path, capsys, suffix):
+def test_play_records_a_video_of_the_expert(rendering, tmp_path, capsys, suffix):
     out = tmp_path / "new" / f"expert{suffix}"
     argv = ["play", "expert", "--task", TASK, "--episodes", "2", "--seed", "5", "--width", "64", "--height", "48"]
     assert main([*argv, "--out", str(out)]) == 0
@@ -54,7 +54,7 @@ def test_play_refuses_in_one_line(argv, message, capsys, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_play_says_where_a_task_cannot_draw_itself(monkeypatch, tmp_path, refused):
+def test_play_reports_tasks_without_rendering(monkeypatch, tmp_path, refused):
     monkeypatch.setattr(PointMassSim, "render", Mock(side_effect=NotImplementedError))
     line = refused("play", "random", "--task", TASK, "--out", tmp_path / "x.mp4")
     assert f"No video: task {TASK} does not support rendering." in line
@@ -66,10 +66,10 @@ def test_list_shows_every_kind(capsys):
     assert [line for line in printed.splitlines() if not line.startswith(" ")] == list(list_verb.kinds())
     for name in (TASK, "manipulation/lift", "gymnasium/<id>", "flow", "reinflow", "lift_reinflow", "mujoco-exact"):
         assert f"  {name} " in printed
-    assert "  zenoh " in printed  # a transport, of the command deploy
+    assert "  zenoh " in printed  # a transport of `deploy`
 
 
-def test_list_knows_every_backend_of_a_task(capsys):
+def test_list_contains_every_backend_of_a_task(capsys):
     assert main(["list", "--json"]) == 0
     sections = json.loads(capsys.readouterr().out)
     named = {backend for task in sections["tasks"] for backend in task.get("backends", [])}
@@ -93,7 +93,7 @@ def test_every_extra_that_is_named_exists(capsys, monkeypatch):
     assert missing["prompts/<id>"] == "" and missing["reasoning_gym/<id>"] == "text"
 
 
-def test_list_knows_text_policies_and_algorithms(capsys):
+def test_list_contains_text_policies_and_algorithms(capsys):
     assert main(["list"]) == 0
     printed = capsys.readouterr().out
     for name in ("text", "text_recipe", "text_sft"):

@@ -1,4 +1,4 @@
-"""A stop request waits for the next update of a progress bar; a second one does not."""
+"""Tests of stop signals: the first waits for the next progress update, the second stops at once."""
 
 import os
 import signal
@@ -65,7 +65,7 @@ def test_a_stop_waits_until_modules_are_imported(name: str, code: int, tmp_path:
 
 @pytest.mark.parametrize(("line", "printed"), [("go on with --resume", "go on with --resume\n"), ("", "")])
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(143)])
-def test_who_is_stopped_hears_how_to_go_on(
+def test_a_stopped_command_prints_how_to_resume(
     stop: BaseException, line: str, printed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(type(stop)), hint_when_stopped(lambda: line):

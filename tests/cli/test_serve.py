@@ -1,4 +1,4 @@
-"""`robopolicy serve`: a checkpoint or a bundle behind an address, and one clear line for bad input."""
+"""Tests of `robopolicy serve`: serving a checkpoint or a bundle, and error messages."""
 
 import os
 import signal
@@ -75,9 +75,9 @@ def test_a_bundle_is_served_with_its_own_noise(
     served = serve._load(parse(["serve", str(tmp_path)]))
     assert served.greeting == Greeting(SPEC, f"{tmp_path.name}@0123456789ab", noise=True, prefix=True, network_calls=4)
     obs, streams = {"state": np.zeros((2, 1, 6), np.float32)}, [(2**64 - 1, 1 << 16), (3, 5)]
-    drawn = PerRowGenerator(*zip(*streams, strict=True)).normal((2, 1, 2)).numpy()
-    np.testing.assert_array_equal(served.chunks(obs, None, None, streams), drawn)
-    np.testing.assert_array_equal(served.chunks(obs, 2 * drawn, None, streams), 2 * drawn)
+    sampled = PerRowGenerator(*zip(*streams, strict=True)).normal((2, 1, 2)).numpy()
+    np.testing.assert_array_equal(served.chunks(obs, None, None, streams), sampled)
+    np.testing.assert_array_equal(served.chunks(obs, 2 * sampled, None, streams), 2 * sampled)
     Bundle.manifest.policy_spec = PolicySpec({"state": (6,), "memory": (8,)}, 2)
     assert "recurrent policy cannot be served" in refused("serve", tmp_path)
 
@@ -95,14 +95,14 @@ def test_a_bundle_is_served_with_its_own_noise(
         ([], "nowhere"),
     ],
 )
-def test_bad_input_is_one_line(
+def test_bad_input_gives_one_line(
     words: list[str], message: str, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
     assert message in refused("serve", "nowhere", *words)
 
 
-def test_the_token_is_read_from_the_variable_that_is_named(
+def test_token_is_read_from_the_named_variable(
     checkpoint: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTHER", "two words")

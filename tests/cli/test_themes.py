@@ -1,4 +1,4 @@
-"""Commands, tasks and presets of a theme of contrib: found by name, listed without being imported."""
+"""Tests of contrib themes: commands, tasks and presets are found by name and listed without imports."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ backends = ["torch"]
 
 @pytest.fixture
 def theme(tmp_path, monkeypatch):
-    """The folder of a theme, which is the only one; its module cannot be imported."""
+    """Folder of the only theme; its module cannot be imported."""
     folder = tmp_path / "contrib" / "demo"
     (folder / "configs" / "experiment").mkdir(parents=True)
     (folder / "configs" / "task").mkdir()
@@ -74,14 +74,14 @@ def test_a_theme_is_listed_without_being_imported(theme, capsys):
     assert main(["shot"]) == 2 and "Did you mean 'shout'?" in capsys.readouterr().err
 
 
-def test_its_command_runs(module, capsys):
+def test_a_theme_command_runs(module, capsys):
     assert main(["shout"]) == 7
     with pytest.raises(SystemExit):
         main(["shout", "--help"])
     assert "Shouts." in capsys.readouterr().out
 
 
-def test_its_task_is_known_by_its_id_and_by_its_last_part(module):
+def test_a_theme_task_is_found_by_its_full_or_last_name(module):
     assert "demo/glide" in task_names() and get_task("glide").name == "demo/glide"
     assert isinstance(make_sim("glide", SimOptions(num_envs=3)), PointMassSim)
     assert isinstance(get_task("demo/glide").require_expert()(), PointMassExpert)
@@ -89,7 +89,7 @@ def test_its_task_is_known_by_its_id_and_by_its_last_part(module):
         get_task("demo/glid")
 
 
-def test_its_presets_are_chosen_as_those_of_the_product(theme):
+def test_theme_presets_are_selected_like_product_presets(theme):
     assert compose_config(["task=gliding"]).task.name == "demo/glide"
     config = compose_config(["experiment=glide_bc", "algorithm=ppo", "policy=gaussian"])
     assert (config.task.name, config.seed) == ("demo/glide", 7)
@@ -97,7 +97,7 @@ def test_its_presets_are_chosen_as_those_of_the_product(theme):
         compose_config(["experiment=glide_b"])
 
 
-def test_a_preset_is_defined_once(theme):
+def test_duplicate_presets_are_refused(theme):
     (theme / "configs" / "experiment" / "lift_flow_bc.yaml").write_text("")
     with pytest.raises(ValueError, match=r"experiment=lift_flow_bc is defined by .*demo"):
         preset_files("experiment")

@@ -1,4 +1,4 @@
-"""`robopolicy train`: what a run leaves behind, and bad input in one line."""
+"""Tests of `robopolicy train`: files of a run, and error messages."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from robopolicy.training.loggers import read_jsonl
 
 PPO = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
 QUICK = ["algorithm.num_steps=8", "evaluation.episodes=10"]
-SPOKEN = ["task=text/arithmetic", "budget.updates=1"]
+TEXT = ["task=text/arithmetic", "budget.updates=1"]
 BC = ["task=point_mass", "budget.updates=2", "evaluation.episodes=0"]
 
 
@@ -37,7 +37,7 @@ def dataset(
     return path
 
 
-def test_a_run_leaves_everything_behind(tmp_path, capsys):
+def test_a_run_writes_report_config_metrics_and_checkpoints(tmp_path, capsys):
     settings = [*PPO, *QUICK, "budget.env_steps=512", f"out={tmp_path}", "name=run", "seed=3"]
     assert main(["train", *settings]) == 0
     run = tmp_path / "run"
@@ -68,7 +68,7 @@ def test_imitation_learns_from_a_dataset_without_a_simulator(tmp_path, capsys):
     data = dataset(tmp_path / "data")
     settings = [setting for setting in BC if not setting.startswith("task")]
     assert main(["train", *settings, f"dataset={data}", f"out={tmp_path}"]) == 0
-    assert "report.json and checkpoints/last." in capsys.readouterr().out  # nothing was evaluated, so none is the best
+    assert "report.json and checkpoints/last." in capsys.readouterr().out  # no best without evaluation
     report = json.loads((tmp_path / "point_mass_flow_bc_seed0" / "report.json").read_text())
     assert (report["task"], report["final"]) == ("toy/point_mass", None)
 
@@ -87,12 +87,12 @@ def test_fine_tuning_takes_policy_task_and_chunk_from_the_checkpoint(tmp_path):
     assert json.loads((tmp_path / "tuned" / "report.json").read_text())["base"]["n"] == 10
 
 
-def test_show_prints_a_configuration_that_can_be_read(capsys):
+def test_print_config_prints_a_readable_configuration(capsys):
     assert main(["train", "--print-config", *PPO, "seed=5"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["seed"] == 5
 
 
-def test_show_prints_the_configuration_of_a_run(tmp_path, capsys):
+def test_print_config_prints_the_configuration_of_a_run(tmp_path, capsys):
     config = compose_config([*PPO, "seed=7", "budget.updates=1"])
     (tmp_path / "config.yaml").write_text(config_text(config))
     assert main(["train", "--print-config", "--resume", str(tmp_path)]) == 0
@@ -109,7 +109,7 @@ def test_runs_do_not_overwrite_each_other(tmp_path, refused):
         assert words in line and "name=NAME" in line
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_anything_is_built(tmp_path, refused, monkeypatch):
+def test_an_invalid_output_path_is_refused_before_building(tmp_path, refused, monkeypatch):
     monkeypatch.setattr("robopolicy.training.loop.build", None)
     (tmp_path / "file").write_text("")
     line = refused("train", *PPO, "budget.updates=1", f"out={tmp_path}/file")
@@ -145,11 +145,11 @@ def test_help_names_the_presets_but_no_recipe(capsys):
         (["init_from=x", "policy.steps=8"], "come from the checkpoint in init_from; drop policy.steps"),
         ([*PPO, "budget.updates=1", "task.reward=dense"], "Unknown reward 'dense' of task toy/point_mass"),
         ([], "No settings are given"),
-        ([*SPOKEN, "policy=gaussian", "algorithm=ppo"], "Task text/arithmetic is a text task; use policy=text with"),
-        ([*SPOKEN, "policy=flow", "dataset=x"], "not policy 'flow' with algorithm 'bc'"),
-        ([*SPOKEN, "policy=text", "algorithm=ppo"], "not policy 'text' with algorithm 'ppo'"),
+        ([*TEXT, "policy=gaussian", "algorithm=ppo"], "Task text/arithmetic is a text task; use policy=text with"),
+        ([*TEXT, "policy=flow", "dataset=x"], "not policy 'flow' with algorithm 'bc'"),
+        ([*TEXT, "policy=text", "algorithm=ppo"], "not policy 'text' with algorithm 'ppo'"),
         (
-            [*SPOKEN, "policy=text", "algorithm=text_sft", "algorithm.num_prompts=-1"],
+            [*TEXT, "policy=text", "algorithm=text_sft", "algorithm.num_prompts=-1"],
             "num_prompts must be at least 0, got -1",
         ),
         ([*PPO, "policy=text", "budget.updates=1"], "Task toy/point_mass is not a text task; use a task such as"),
@@ -198,7 +198,7 @@ def test_datasets_with_non_finite_numbers_are_refused(tmp_path, refused):
     assert "'action' is not finite in episode 0" in line
 
 
-def test_datasets_of_unknown_tasks_need_the_task_named(tmp_path, refused):
+def test_datasets_of_unknown_tasks_are_refused(tmp_path, refused):
     data = dataset(tmp_path / "data", task="fold the towel")
     assert "Unknown task 'fold the towel'" in refused("train", "budget.updates=1", f"dataset={data}")
 
@@ -216,7 +216,7 @@ def test_a_run_that_cannot_start_leaves_no_folder(tmp_path, refused, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-def test_policies_and_algorithms_that_do_not_fit_are_refused(tmp_path, refused):
+def test_incompatible_policies_and_algorithms_are_refused(tmp_path, refused):
     ppo = ["algorithm=ppo", "budget.updates=1", f"out={tmp_path}"]
     assert "imitate first (algorithm=bc)" in refused("train", "task=point_mass", "policy=flow", *ppo)
     data = dataset(tmp_path / "data")

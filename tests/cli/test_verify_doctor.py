@@ -1,4 +1,4 @@
-"""`robopolicy verify` and `robopolicy doctor`."""
+"""Tests of `robopolicy verify` and `robopolicy doctor`."""
 
 import json
 
@@ -29,7 +29,7 @@ def test_verify_reports_the_error_and_the_policy(checkpoint, capsys):
     assert "policy gaussian, task toy/point_mass" in text
 
 
-def test_verify_takes_the_folder_it_is_called_in_and_refuses_the_root(checkpoint, capsys, monkeypatch):
+def test_verify_accepts_the_current_folder_and_refuses_the_root(checkpoint, capsys, monkeypatch):
     monkeypatch.chdir(checkpoint)
     assert main(["verify", "."]) == 0
     assert main(["verify", "/"]) == 2
@@ -52,7 +52,7 @@ def test_verify_shows_changed_versions(checkpoint, capsys):
     assert "torch has changed since: 1.0 -> " in capsys.readouterr().out
 
 
-def test_verify_refuses_damage_in_one_line(checkpoint, capsys):
+def test_verify_reports_a_corrupted_file_in_one_line(checkpoint, capsys):
     (checkpoint / "golden.safetensors").write_bytes(b"")
     assert main(["verify", str(checkpoint)]) == 2
     captured = capsys.readouterr()
@@ -60,7 +60,7 @@ def test_verify_refuses_damage_in_one_line(checkpoint, capsys):
     assert "golden.safetensors is corrupted or truncated" in captured.err
 
 
-def test_doctor_reports_core_machine_and_optional_pieces(capsys):
+def test_doctor_reports_core_machine_and_optional_packages(capsys):
     assert main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert all(finding["ok"] for finding in report["core"])
@@ -68,7 +68,7 @@ def test_doctor_reports_core_machine_and_optional_pieces(capsys):
     assert {"envpool", "rclpy", "lerobot", "wandb"} <= {finding["name"] for finding in report["optional"]}
 
 
-def test_doctor_says_what_a_missing_piece_would_enable(capsys, monkeypatch):
+def test_doctor_reports_what_a_missing_package_enables(capsys, monkeypatch):
     monkeypatch.setattr(doctor.util, "find_spec", lambda name: None)
     monkeypatch.setenv("MUJOCO_GL", "nonsense")
     assert main(["doctor"]) == 0

@@ -1,4 +1,4 @@
-"""Point clouds through the command line: recorded, trained on, and shown again when the policy is played."""
+"""Tests of point clouds in the command line: collection, training and evaluation."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from robopolicy.sim import gl
 from robopolicy.sim.registry import observation_options
 
 
-def test_one_simulator_shows_what_all_policies_see():
+def test_observation_options_cover_all_policies():
     clouds, images = {"point_cloud.wrist": (64, 3), "state": (3,)}, {"image.front": (3, 32, 32)}
     assert observation_options([clouds, images, {"point_cloud.front": (64, 3)}]) == {
         "cameras": ("front",),
@@ -25,9 +25,7 @@ def test_one_simulator_shows_what_all_policies_see():
         observation_options([clouds, {"point_cloud.front": (32, 3)}])
 
 
-def test_a_policy_is_trained_on_recorded_clouds_and_played_with_the_same_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_policy_is_trained_and_evaluated_on_the_same_point_clouds(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     try:
         gl.gl_backend()
     except UserError as error:

@@ -1,4 +1,4 @@
-"""A world model in a browser: keys move both sides, a policy plays while somebody looks, nothing else is obeyed."""
+"""Tests of the world model in a browser: keys control both simulators, a policy runs, other input is refused."""
 
 import json
 import queue
@@ -19,17 +19,17 @@ from robopolicy_tasks.toy.push import PushExpert
 
 client = pytest.importorskip("websockets.sync.client", reason="needs robopolicy[remote]")
 exceptions = pytest.importorskip("websockets.exceptions")
-Play = Callable[..., Any]
+Runner = Callable[..., Any]
 
 
 def table() -> VectorSim:
-    """The pushing toy in place of a world model."""
+    """The toy push task in place of a world model."""
     return make_sim("push", SimOptions(num_envs=1, cameras=("top",), image_size=16))
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
-    """Plays in a thread and returns where a browser would connect to."""
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
+    """Function that runs a view in a thread and returns the address for a browser."""
     monkeypatch.delenv(TOKEN, raising=False)
     pages: queue.Queue[Dashboard] = queue.Queue()
     threads: list[threading.Thread] = []
@@ -41,8 +41,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
 
     monkeypatch.setattr(teleop, "Dashboard", Known)
 
-    def start(play: Play, *arguments: Any) -> Any:
-        threads.append(threading.Thread(target=play, args=("127.0.0.1:0", *arguments)))
+    def start(runner: Runner, *arguments: Any) -> Any:
+        threads.append(threading.Thread(target=runner, args=("127.0.0.1:0", *arguments)))
         threads[-1].start()
         return pages.get(timeout=20).url.replace("http", "ws") + "live"
 
@@ -53,7 +53,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
 
 
 def figures(page: Any) -> tuple[dict[str, str], list[bytes], dict[str, Any]]:
-    """The next figures, the pictures before them, and the whole message."""
+    """The next figures, the images before them, and the whole message."""
     pictures: list[bytes] = []
     while isinstance(data := page.recv(timeout=20), bytes):
         pictures.append(data)
@@ -61,7 +61,7 @@ def figures(page: Any) -> tuple[dict[str, str], list[bytes], dict[str, Any]]:
     return dict(now["figures"]), pictures, now
 
 
-def test_keys_play_both_sides_and_nothing_else_is_obeyed(watch: Play) -> None:
+def test_keys_control_both_simulators(watch: Runner) -> None:
     predicted, real = table(), table()
     with client.connect(watch(teleop.teleoperate, predicted, real, 7), proxy=None) as page:
         found, pictures, now = figures(page)
@@ -81,7 +81,7 @@ def test_keys_play_both_sides_and_nothing_else_is_obeyed(watch: Play) -> None:
         assert end.value.rcvd.code == 1001
 
 
-def test_a_policy_plays_while_somebody_looks(watch: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_runs_while_a_client_is_connected(watch: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(teleop.time, "sleep", lambda seconds: None)
     player = PolicyEntry("expert", lambda: ExpertActor(PushExpert()))
     address = watch(teleop.run_policy, table(), player, range(3, 4))
@@ -91,7 +91,7 @@ def test_a_policy_plays_while_somebody_looks(watch: Play, monkeypatch: pytest.Mo
             found.append(figures(page))
         assert len(found) > 3 and all(len(pictures) == 1 for _, pictures, _ in found)
         assert found[0][2]["title"] == "expert in toy/push"
-        page.send('{"d": true}')  # a key that nobody plays by
+        page.send('{"d": true}')  # keys are refused while a policy runs
         with pytest.raises(exceptions.ConnectionClosed) as refusal:
             while True:
                 page.recv(timeout=20)

@@ -1,4 +1,4 @@
-"""`robopolicy worldmodel`: train, eval, rank and play on a world small enough for seconds."""
+"""Tests of `robopolicy worldmodel`: train, eval, rank and play with a tiny world model."""
 
 import json
 from dataclasses import replace
@@ -24,11 +24,11 @@ TESTS = ["evaluation.windows=4", "evaluation.horizon=3", "logging.every=1"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Films, a world model trained on them for an instant, and a copy of it that claims to have passed its tests."""
+    """Videos, a world model briefly trained on them, and a copy of it that is marked as having passed its tests."""
     out = tmp_path_factory.mktemp("world")
     films = ["--cameras", "top", "--image-size", "16", "--images", "png", "--episodes", "8", "--num-envs", "4"]
-    who = ["--policies", "expert", "random"]
-    assert main(["collect", "push", "--render", *films, *who, "--out", str(out / "films")]) == 0
+    policies = ["--policies", "expert", "random"]
+    assert main(["collect", "push", "--render", *films, *policies, "--out", str(out / "films")]) == 0
     run = ["--preset", "smoke", "--out", str(out), "--name", "run", "--override", *TINY, *TESTS]
     assert main(["worldmodel", "train", str(out / "films"), *run]) == 0
     model, manifest = load_world(out / "run" / "checkpoints" / "last")
@@ -36,25 +36,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_model_that_failed_its_tests_judges_nothing(folder, refused):
+def test_a_model_that_failed_its_tests_evaluates_no_policy(folder, refused):
     world = str(folder / "run" / "checkpoints" / "last")
     assert "must not evaluate policies: It ignores actions" in refused("worldmodel", "rank", world, "random")
     backend = ["--task", "push", "--backend", f"worldmodel:{world}"]
     assert "must not evaluate policies" in refused("eval", "random", *backend, "--out", folder / "no")
 
 
-def test_eval_tells_what_it_found_and_draws_a_contact_sheet(folder, capsys):
+def test_eval_prints_its_results_and_writes_a_contact_sheet(folder, capsys):
     world, sheet = str(folder / "passed"), folder / "sheet.png"
     options = ["--windows", "4", "--horizon", "12", "--out", str(sheet)]
     assert main(["worldmodel", "eval", world, str(folder / "films"), *options]) == 0
     out = capsys.readouterr().out
     assert "shuffled" in out and "It failed the test and must not evaluate policies: It ignores actions" in out
-    assert Image.open(sheet).width == 8 + 7 * (128 + 8)  # last seen; real and predicted at three horizons
+    assert Image.open(sheet).width == 8 + 7 * (128 + 8)  # last observed frame; real and predicted at three horizons
     assert main(["worldmodel", "eval", world, str(folder / "films"), "--windows", "4", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)["psnr"]) == {"true", "shuffled", "zero"}
 
 
-def test_rank_compares_both_sides_start_by_start(folder, capsys):
+def test_rank_compares_real_and_predicted_results_per_start(folder, capsys):
     players = ["expert", "expert+0.5", "expert+1", "random", "random+0.5"]
     options = ["--episodes", "4", "--num-envs", "4", "--video", "2", "--out", str(folder / "rank"), "--json"]
     assert main(["worldmodel", "rank", str(folder / "passed"), *players, *options]) == 0
@@ -93,7 +93,7 @@ def test_a_policy_tries_its_chunks_in_the_world_model_before_it_plays(folder, ca
     assert "trained on toy/push, not on toy/point_mass" in refused(*other)
 
 
-def test_play_films_both_sides_or_obeys_keys(folder, capsys):
+def test_play_records_a_video_or_follows_keys(folder, capsys):
     world, film = str(folder / "passed"), folder / "film.mp4"
     assert main(["worldmodel", "play", world, "random", "--episodes", "2", "--out", str(film)]) == 0
     assert film.is_file()
@@ -104,7 +104,7 @@ def test_play_films_both_sides_or_obeys_keys(folder, capsys):
     assert out.count("progress") == 4 and "▀" in out
 
 
-def test_keys_play_the_bounds_of_the_actions():
+def test_keys_map_to_bounded_actions():
     sim = make_sim("push", SimOptions(num_envs=1))
     for key, expected in (("d", [0.7, 0.0]), ("s", [0.0, -0.7]), (" ", [0.0, 0.0])):
         action = action_of(key, sim)
@@ -112,7 +112,7 @@ def test_keys_play_the_bounds_of_the_actions():
     assert action_of("r", sim) is None  # a third dimension, which the task does not have
 
 
-def test_half_blocks_show_two_pixels_a_character():
+def test_half_blocks_show_two_pixels_per_character():
     picture = torch.zeros(3, 4, 2, dtype=torch.uint8)
     picture[0, 1] = 200
     lines = half_blocks(picture).splitlines()
@@ -142,10 +142,10 @@ def test_half_blocks_show_two_pixels_a_character():
         (["play", "nowhere", "--browser", "0.0.0.0:1"], "needs a token"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments, message, refused):
+def test_invalid_arguments_are_refused(arguments, message, refused):
     assert message in refused("worldmodel", *arguments)
 
 
-def test_films_of_the_fixture_hold_failures(folder):
+def test_fixture_videos_contain_failures(folder):
     films = read_lerobot(folder / "films")
     assert films.success.sum() == 4 and films.num_episodes == 8

@@ -1,4 +1,4 @@
-"""Decisions in every layout, what runs of the point mass need, and checkpoints for the rules of algorithms."""
+"""Fixtures: decisions in every layout, inputs of point-mass runs, and checkpoints for the algorithm rules."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +16,6 @@ __all__ = ["clone", "decisions", "demonstrations", "make_policy", "shift"]
 
 @pytest.fixture(scope="class")
 def place(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A dataset, and a checkpoint of every head for the algorithms of the theme that a class of rules is about."""
+    """A dataset, and a checkpoint of every head for the algorithms of the theme that the rule class tests."""
     with workplace(names_of(ALGORITHMS, request.cls.theme)) as folder:
         yield folder

@@ -1,4 +1,4 @@
-"""Checkpoints and runs of before with settings that are now those of parts of several themes."""
+"""Tests of old checkpoints and runs whose settings moved to parts of several themes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def old_name(name: str) -> str:
 
 
 @pytest.mark.parametrize("cells", [0, 4])
-def test_a_checkpoint_of_before_computes_what_it_did(tmp_path: Path, cells: int) -> None:
+def test_an_old_checkpoint_computes_the_same_outputs(tmp_path: Path, cells: int) -> None:
     vision = VISION | {"augmentation": {"name": "noise_mask", "cells": cells} if cells else {}}
     config = GaussianConfig(**MODULAR, normalization="identity", encoders={"entities": ENTITIES})
     config = GaussianConfig(**{**vars(config), "vision": type(config.vision)(**vision)})
@@ -70,7 +70,7 @@ RUN = ["task=point_mass", "policy=gaussian", "algorithm=ppo", "budget.updates=1"
         ({"skills": 3, "skill_bonus": 0.1}, (WrapperSpec("skills", {"count": 3, "bonus": 0.1}),)),
     ],
 )
-def test_a_run_from_before_wrappers_had_a_list_is_read(tmp_path: Path, old: dict[str, Any], new: Any) -> None:
+def test_an_old_run_without_a_wrapper_list_is_read(tmp_path: Path, old: dict[str, Any], new: Any) -> None:
     content = to_dict(compose_config(RUN))
     del content["task"]["wrappers"]
     content["task"] |= NONE | old

@@ -1,4 +1,4 @@
-"""One batch per layout: every part of the core must treat them alike."""
+"""Fixtures with one batch per layout: every part of the core must treat both layouts in the same way."""
 
 from batches import decisions, shift
 

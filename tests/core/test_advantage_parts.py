@@ -1,4 +1,4 @@
-"""Parts of the advantage at their edges, by hand: what counts just so, and what just does not."""
+"""Tests of advantage parts at their boundary values, with hand-computed numbers."""
 
 import math
 
@@ -12,7 +12,7 @@ from robopolicy.core.objectives import GeometricMean, KahnemanTversky
 
 
 def episodes(reward: list[float], group: list[int], length: int = 1, **fields: object) -> Decisions:
-    """Rollouts of one row each, with their outcome at the first decision."""
+    """Rollouts of one row each, with the outcome at the first decision."""
     placed = torch.zeros(len(reward), length, dtype=torch.float64)
     placed[:, 0] = torch.tensor(reward)
     return Decisions(torch.zeros_like(placed), reward=placed, group=torch.tensor(group), **fields)  # pyright: ignore
@@ -22,15 +22,15 @@ def double(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def test_the_critic_of_steps_learns_whether_reward_is_to_come() -> None:
+def test_step_critic_target_is_whether_reward_follows() -> None:
     """DigiRL (Bai et al. 2024)."""
     reward = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
     case = Decisions(torch.zeros_like(reward), reward=reward, unit=torch.arange(3).expand(2, 3))
     assert StepGain().targets(case)[0].tolist() == [[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]
 
 
-def test_log_ratios_fall_and_rise_by_bounds_of_their_own() -> None:
-    """GMPO: only the side is cut on which the objective could grow."""
+def test_log_ratios_have_separate_lower_and_upper_bounds() -> None:
+    """GMPO clips only the side on which the objective could grow."""
     case = episodes([0.0, 0.0], [0, 0])
     for change, advantage, ratio in ((-0.3, -1.0, -0.1), (-0.3, 1.0, -0.3), (0.5, 1.0, 0.4), (0.5, -1.0, 0.5)):
         logp, given = torch.full((2, 1), change, dtype=torch.float64), torch.full((2, 1), advantage).double()
@@ -39,8 +39,8 @@ def test_log_ratios_fall_and_rise_by_bounds_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.2])
-def test_what_is_not_fitted_gives_a_critic_no_gradient(clip: float) -> None:
-    """It may hold anything, even what is not a number."""
+def test_masked_entries_give_the_critic_no_gradient(clip: float) -> None:
+    """A masked entry may hold any value, including NaN."""
     off = double(0.0, math.nan)[None]
     value = double(0.5, 0.5)[None].requires_grad_()
     case = Decisions(torch.zeros(1, 2), mask=torch.tensor([[True, False]]), value=off)
@@ -49,7 +49,7 @@ def test_what_is_not_fitted_gives_a_critic_no_gradient(clip: float) -> None:
     assert loss.item() == 0.25 and gradient.tolist() == [[1.0, 0.0]]
 
 
-def test_a_value_that_has_moved_further_than_the_clip_earns_nothing_for_the_rest() -> None:
+def test_value_clip_uses_the_larger_squared_error() -> None:
     value, target = double(1.0, -1.0, 0.1, 1.0)[None], double(2.0, 2.0, 2.0, -1.0)[None]
     case = Decisions(torch.zeros(1, 4), value=torch.zeros(1, 4, dtype=torch.float64))
     loss = Critic(clip=0.2).loss(value, case, target, case.valid())
@@ -57,8 +57,8 @@ def test_a_value_that_has_moved_further_than_the_clip_earns_nothing_for_the_rest
     assert float(loss) == pytest.approx((3.24 + 9.0 + 3.61 + 4.0) / 4)
 
 
-def test_good_and_bad_trajectories_have_weights_of_their_own() -> None:
-    """KTO: log-ratios 1 and -0.4 have the mean 0.3, from which each is 0.7 away on its side."""
+def test_good_and_bad_trajectories_have_separate_weights() -> None:
+    """KTO: log-ratios 1 and -0.4 have the mean 0.3, and each is 0.7 away from it on its own side."""
     case = episodes([1.0, 0.0], [0, 0], logp_ref=torch.zeros(2, 1, dtype=torch.float64))
     part = KahnemanTversky(beta=2.0, desirable=3.0, undesirable=5.0)
     loss, info = part(case, double(1.0, -1.0)[:, None], double(1.0, -0.4)[:, None])

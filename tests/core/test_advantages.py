@@ -1,4 +1,4 @@
-"""The advantage pipeline on both layouts: each stage, the invariants of the group methods, trackers, checkpoints."""
+"""Tests of the advantage pipeline on both layouts: stages, invariants of group methods, trackers, checkpoints."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ PER_ROLLOUT = Scope(by_group, reduce_over=by_trajectory)
 
 
 def rollout_rewards(decisions: Decisions) -> dict[int, tuple[int, float]]:
-    """Group and outcome of each trajectory, by a loop."""
+    """Group and outcome of each trajectory, computed by a loop."""
     found: dict[int, tuple[int, float]] = {}
     trajectory, valid = by_trajectory(decisions).flatten(), decisions.valid()
     for key in trajectory.unique().tolist():
@@ -42,7 +42,7 @@ def test_outcome_is_the_reward_of_the_whole_trajectory(decisions):
 
 
 def test_grpo_equals_a_loop_over_rollouts(decisions):
-    """Mean and unbiased deviation over the rollouts of a group, however many rows each rollout has."""
+    """Mean and unbiased deviation over the rollouts of a group, for any number of rows per rollout."""
     pipeline = Pipeline([Baseline("mean", PER_ROLLOUT), Scale(PER_ROLLOUT)])
     advantage = pipeline(outcome(decisions), decisions)
     rewards = rollout_rewards(decisions)
@@ -89,7 +89,7 @@ def test_equal_rewards_give_no_advantage(decisions, kind):
 
 @pytest.mark.parametrize(("lone", "expected"), [("raw", 2.0), ("zero", 0.0)])
 @pytest.mark.parametrize("kind", ["mean", "leave_one_out", "median"])
-def test_an_entry_without_company(kind, lone, expected):
+def test_advantage_of_an_entry_alone_in_its_group(kind, lone, expected):
     decisions = Decisions(torch.zeros(3, 1), group=torch.tensor([0, 1, 1]))
     advantage = Baseline(kind, Scope(by_group), lone)(torch.tensor([[2.0], [1.0], [3.0]]), decisions)
     assert advantage[0].item() == expected
@@ -98,9 +98,9 @@ def test_an_entry_without_company(kind, lone, expected):
 def test_whitening_over_all_valid_decisions(decisions):
     scope = Scope(by_batch)
     white = Pipeline([Baseline("mean", scope), Scale(scope, eps=0.0)])(decisions.require("reward"), decisions)
-    kept = white[decisions.valid()]
-    assert kept.mean().item() == pytest.approx(0.0, abs=1e-9)
-    assert kept.std().item() == pytest.approx(1.0)
+    valid = white[decisions.valid()]
+    assert valid.mean().item() == pytest.approx(0.0, abs=1e-9)
+    assert valid.std().item() == pytest.approx(1.0)
     assert bool((white[~decisions.valid()] == 0).all())
 
 
@@ -112,7 +112,7 @@ def test_a_given_baseline_is_subtracted(decisions):
         GivenBaseline("greedy")(raw, decisions)
 
 
-def test_depth_discount_keeps_the_last_step_whole(decisions):
+def test_depth_discount_is_one_at_the_last_step(decisions):
     steps = decisions.shape[1]
     factor = DepthDiscount(0.9, steps)(decisions)
     torch.testing.assert_close(factor[0], 0.9 ** torch.arange(steps - 1, -1, -1, dtype=torch.float64))
@@ -156,7 +156,7 @@ def test_constant_scale_and_clip(decisions):
     assert ClipAdvantage(0.3)(raw, decisions).abs().max() <= 0.3
 
 
-def test_memory_survives_a_checkpoint(decisions):
+def test_tracker_state_survives_a_checkpoint(decisions):
     def build() -> Pipeline:
         tracked = Pipeline([TrackerBaseline(BetaTracker())])
         return Pipeline([Mix([tracked, Pipeline([])], [0.5, 0.5]), Baseline("mean", PER_ROLLOUT)])
@@ -207,7 +207,7 @@ def test_beta_tracker_forgets():
     assert tracker.read(torch.tensor([0])).item() == pytest.approx(0.5, abs=1e-6)
 
 
-def test_running_moments_equal_those_of_everything():
+def test_running_moments_equal_the_moments_of_all_values():
     moments, values = RunningMoments(), torch.randn(100, generator=torch.Generator().manual_seed(0)).double()
     for part in values.split(33):
         moments.observe(part)
@@ -216,7 +216,7 @@ def test_running_moments_equal_those_of_everything():
     assert moments.std == pytest.approx(values.std(correction=0).item())
 
 
-def test_a_smoothed_value_is_the_mean_of_what_follows_in_its_trajectory():
+def test_smoothed_value_is_the_mean_of_the_following_window():
     valid = torch.tensor([[True, True, True, True], [True, True, False, False]])
     decisions = Decisions(logp_old=torch.zeros(2, 4), mask=valid, trajectory=torch.tensor([0, 1]))
     value = torch.tensor([[1.0, 2.0, 6.0, 3.0], [5.0, 7.0, 99.0, 99.0]])

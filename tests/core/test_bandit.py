@@ -24,12 +24,12 @@ def score_and_logp(theta: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("layout", "count"), [("tokens", 1), ("tokens", 3), ("chain", 3)])
 def test_gradient_on_a_gaussian_bandit(surrogate, level, layout, count):
     generator = torch.Generator().manual_seed(count)
-    steps = torch.randn(N, count, generator=generator, dtype=torch.float64)  # drawn at theta = 0
+    steps = torch.randn(N, count, generator=generator, dtype=torch.float64)  # sampled at theta = 0
     old = score_and_logp(torch.zeros(()), steps)
     reward = -((steps.sum(1) - 2.0) ** 2)
     if layout == "chain":
         decisions = Decisions(old)
-    else:  # two tokens of padding, whose log-probabilities are garbage
+    else:  # two tokens of padding with garbage log-probabilities
         mask = torch.cat([torch.ones(N, count), torch.zeros(N, 2)], 1).bool()
         steps = torch.cat([steps, torch.full((N, 2), 1e6, dtype=torch.float64)], 1)
         decisions = Decisions(score_and_logp(torch.zeros(()), steps), mask=mask)

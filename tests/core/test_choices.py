@@ -1,4 +1,4 @@
-"""Selectors, masks and weights at their edges, by hand: the least that is chosen, and what is not chosen at all."""
+"""Tests of Clip-Cov weights at their boundary values, with hand-computed numbers."""
 
 import math
 
@@ -13,8 +13,8 @@ def column(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64).unsqueeze(1)
 
 
-def test_only_what_is_not_clipped_and_not_too_costly_is_silenced() -> None:
-    """Clip-Cov: costs are 3, 3, 0 and 0; the ratio of 0.7 is clipped for the negative advantage alone."""
+def test_clip_cov_masks_only_unclipped_decisions_within_the_cost_range() -> None:
+    """Clip-Cov: costs are 3, 3, 0 and 0; the ratio of 0.7 is clipped only at the negative advantage."""
     change = column(math.log(0.7), math.log(0.7), 0.0, 0.0)
     case = Decisions(column(-3.0, 3.0, 0.0, 0.0) - change)
     advantage = column(-1.0, 1.0, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""The batch: construction from both layouts, validation, selection, stacking, partitions."""
+"""Tests of the batch: construction from both layouts, validation, selection, stacking, partitions."""
 
 import itertools
 
@@ -57,13 +57,13 @@ def test_partitions_are_nested(decisions):
             assert coarse[fine == key].unique().numel() == 1
 
 
-def test_group_and_depth_are_told_apart():
+def test_group_depth_partition_separates_groups_and_depths():
     decisions = Decisions(torch.zeros(3, 2), group=torch.tensor([5, 5, -1]))
     ids = by_group_depth(decisions)
     assert torch.equal(ids[0], ids[1]) and ids.unique().numel() == 4
 
 
-def test_recorded_depths_are_read_and_columns_stand_in_for_them():
+def test_depths_default_to_the_column_index():
     assert Decisions(torch.zeros(1, 3), depth=torch.tensor([[4, 5, 6]])).depths().tolist() == [[4, 5, 6]]
     assert Decisions(torch.zeros(1, 3)).depths().tolist() == [[0, 1, 2]]
 

@@ -1,4 +1,4 @@
-"""The composed loss: gradient at ratio 1, diagnostics, weights, regularisers, and known methods as configurations."""
+"""Tests of the composed loss: gradient at ratio 1, diagnostics, weights, regularisers, methods as configurations."""
 
 import itertools
 
@@ -19,7 +19,7 @@ SMOOTH = sorted(set(SURROGATES.product()) - STRAIGHT_THROUGH)
 
 
 def row_advantage(decisions: Decisions) -> torch.Tensor:
-    """One number per trajectory, spread to its rows."""
+    """One number per trajectory, repeated on its rows."""
     return outcome(decisions)
 
 
@@ -54,14 +54,14 @@ def test_at_ratio_one_every_surrogate_has_the_same_gradient(decisions, surrogate
 
 
 @pytest.mark.parametrize("surrogate", ["importance_sampling", "clip", "dual_clip"])
-def test_hierarchical_level_starts_from_the_same_gradient(decisions, surrogate):
+def test_hierarchical_level_has_the_same_gradient_at_ratio_one(decisions, surrogate):
     config = EstimatorConfig(level="hierarchical", surrogate=surrogate, hierarchy=Hierarchy(outer="unit"))
     advantage, valid = decisions.require("reward"), decisions.valid()
     gradient, _ = gradient_of(Estimator(config), decisions, advantage, decisions.logp_old)
     torch.testing.assert_close(gradient, -(advantage * valid) / valid.sum())
 
 
-def test_the_budgets_of_a_hierarchy_do_not_hide_how_far_the_policy_has_gone(decisions):
+def test_hierarchy_budgets_do_not_change_approx_kl(decisions):
     logp, advantage = decisions.logp_old + 1.0, torch.ones(len(decisions))
     plain, gated = (
         Estimator(EstimatorConfig(level=level, surrogate="importance_sampling"))(decisions, advantage, logp)[1]
@@ -89,12 +89,12 @@ def test_gradient_away_from_ratio_one_equals_finite_differences(decisions, shift
 
 
 @pytest.mark.parametrize("surrogate", ["policy_gradient", "cispo"])
-def test_long_rows_that_were_learned_are_not_cut_off(surrogate):
-    """The limit keeps exponentials finite; a loss that is linear in the log-ratio has none, and its gradient stays."""
+def test_long_rows_with_large_log_ratios_keep_their_gradient(surrogate):
+    """The limit keeps exponentials finite; a loss linear in the log-ratio has none, so its gradient stays."""
     decisions = Decisions(torch.full((2, 60), -1.0))
     advantage = torch.tensor([1.0, 0.0])
     estimator = Estimator(EstimatorConfig(level="sequence", surrogate=surrogate, aggregate="sequence_sum"))
-    for rise in (0.5, 2.0):  # 30 nats, and more than a ratio of float32 can hold
+    for rise in (0.5, 2.0):  # 30 nats, and more than a float32 ratio can represent
         gradient, info = gradient_of(estimator, decisions, advantage, decisions.logp_old + rise)
         weight = 1.2 if surrogate == "cispo" else 1.0
         torch.testing.assert_close(gradient, -weight * 60 / 2 * advantage[:, None].expand(2, 60))
@@ -133,7 +133,7 @@ def test_no_gradient_flows_into_the_advantage(decisions):
 
 
 def test_minibatches_of_rows_add_up_to_the_batch(decisions, shift):
-    """A token-mean loss is the average over minibatches, weighted by their decisions."""
+    """The token-mean loss of a batch is the mean over its minibatches, weighted by their decisions."""
     estimator, advantage = Estimator(EstimatorConfig()), decisions.require("reward")
     logp = decisions.logp_old + shift
     whole, _ = estimator(decisions, advantage, logp)
@@ -152,7 +152,7 @@ def test_advantages_may_be_given_per_row(decisions, shift):
         torch.testing.assert_close(estimator(decisions, given, logp)[0], expected)
 
 
-def test_mask_rules_leave_numerator_and_denominator(decisions, shift):
+def test_masked_decisions_leave_numerator_and_denominator(decisions, shift):
     valid = decisions.valid().clone()
     valid[:, 2:] = False
     advantage, logp = decisions.require("reward"), decisions.logp_old + shift
@@ -198,7 +198,7 @@ def test_controllers_observe_and_resume(decisions, shift):
         ({"reduction": "max"}, "Unknown reduction"),
     ],
 )
-def test_unknown_choices_are_refused_at_once(choice, message):
+def test_unknown_choices_are_refused_at_construction(choice, message):
     with pytest.raises(ValueError, match=message):
         EstimatorConfig(**choice)
 

@@ -1,4 +1,4 @@
-"""Mask rules and the ways to turn one loss per decision into a scalar."""
+"""Tests of mask rules and of the aggregation of one loss per decision into a scalar."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def test_rules_are_composed_by_product(decisions, shift):
     assert bool(keep.any()) and not bool(keep.all())
 
 
-def test_no_rule_and_no_mask_costs_nothing():
+def test_no_rule_and_no_mask_give_none():
     assert compose([], Decisions(torch.zeros(2, 3)), torch.zeros(2, 1), torch.zeros(2, 3)) is None
 
 
@@ -51,13 +51,13 @@ def test_rows_without_a_decision_change_nothing(decisions, name):
 
 
 @pytest.mark.parametrize("name", AGGREGATES.product())
-def test_nothing_to_learn_from_is_a_loss_of_zero_with_zero_gradient(decisions, name):
+def test_fully_masked_batch_has_zero_loss_and_zero_gradient(decisions, name):
     loss = decisions.reward.clone().requires_grad_()
     total = AGGREGATES[name](loss, torch.zeros_like(decisions.valid()), decisions, 1.0)
     (gradient,) = torch.autograd.grad(total, loss)
     assert total == 0 and bool((gradient == 0).all())
 
 
-def test_masked_mean_ignores_what_is_masked():
+def test_masked_mean_ignores_masked_entries():
     values = torch.tensor([1.0, torch.nan, 3.0])
     assert masked_mean(values, torch.tensor([True, False, True])) == 2.0

@@ -1,4 +1,4 @@
-"""Mistakes seen in published code, one test each; letters as in the design notes on estimator parts."""
+"""Tests of mistakes found in published code, one each; letters refer to the design notes on estimator parts."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def two_rollouts() -> Decisions:
     return Decisions(torch.zeros(4, 2), group=torch.zeros(4, dtype=torch.long), trajectory=torch.tensor([0, 0, 0, 1]))
 
 
-def test_a_statistics_over_turns_and_over_rollouts_differ_and_both_can_be_said():
+def test_a_statistics_over_turns_differ_from_statistics_over_rollouts():
     decisions = two_rollouts()
     turns = Baseline("mean", Scope(by_group))(REWARDS, decisions)
     rollouts = Baseline("mean", Scope(by_group, reduce_over=by_trajectory))(REWARDS, decisions)
@@ -24,7 +24,7 @@ def test_a_statistics_over_turns_and_over_rollouts_differ_and_both_can_be_said()
     assert rollouts.flatten().tolist() == pytest.approx([0.5, 0.5, 0.5, -0.5])
 
 
-def test_a_counting_per_rollout_also_holds_where_the_partition_cuts_rollouts():
+def test_a_rollouts_count_once_if_the_partition_splits_them():
     decisions = two_rollouts().with_fields(depth=torch.tensor([[0, 1]]).expand(4, 2))
     rewards = REWARDS.expand(4, 2) + torch.tensor([[0.0, 10.0]])
     advantage = Baseline("mean", Scope(by_group_depth, reduce_over=by_trajectory))(rewards, decisions)
@@ -32,7 +32,7 @@ def test_a_counting_per_rollout_also_holds_where_the_partition_cuts_rollouts():
     assert advantage[:, 1].tolist() == pytest.approx([0.5, 0.5, 0.5, -0.5], abs=1e-5)
 
 
-def test_a_teacher_rows_can_be_kept_out_of_the_statistics():
+def test_a_teacher_rows_can_be_excluded_from_the_statistics():
     decisions = two_rollouts().with_fields(trajectory=torch.arange(4), source=torch.tensor([0, 0, 1, 0]))
     rewards = torch.tensor([[1.0], [0.0], [5.0], [0.5]])
     own = Baseline("mean", Scope(by_group, source=0))(rewards, decisions)
@@ -41,7 +41,7 @@ def test_a_teacher_rows_can_be_kept_out_of_the_statistics():
     assert loo.flatten().tolist() == pytest.approx([0.75, -0.75, 4.5, 0.0])
 
 
-def test_a_unbiased_and_population_deviation_are_told_apart():
+def test_a_unbiased_and_population_deviation_differ():
     decisions = Decisions(torch.zeros(4, 1), group=torch.zeros(4, dtype=torch.long))
     rewards = torch.tensor([[1.0], [1.0], [0.0], [0.0]])
     unbiased = Scale(Scope(by_group), eps=0.0)(rewards - 0.5, decisions)
@@ -50,8 +50,8 @@ def test_a_unbiased_and_population_deviation_are_told_apart():
     assert unbiased[0].item() == pytest.approx(0.75**0.5)
 
 
-def test_b_the_length_normalizer_lives_in_the_aggregation_alone(decisions, shift):
-    """Advantages, ratios and surrogates know no length: only the choice of aggregation changes the scale."""
+def test_b_only_the_aggregation_normalises_by_length(decisions, shift):
+    """Advantages, ratios and surrogates do not depend on length: only the choice of aggregation changes the scale."""
     logp, advantage = decisions.logp_old + shift, outcome(decisions)
     losses = {
         name: Estimator(EstimatorConfig(aggregate=name, length=50.0))(decisions, advantage, logp)[0].item()

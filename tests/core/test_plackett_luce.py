@@ -1,4 +1,4 @@
-"""Rankings as decisions: probabilities of all orders, limiting cases, frequencies, and a policy that learns to rank."""
+"""Tests of the log-probability of rankings: sum over all orders, limiting cases, and partial rankings."""
 
 from itertools import permutations
 

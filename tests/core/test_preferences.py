@@ -1,4 +1,4 @@
-"""Pairwise objectives: pairs, values, gradients."""
+"""Tests of pairwise objectives: pairs, values, gradients."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Diagnostics against counting, closed forms and known limits."""
+"""Tests of pass@k against counting and closed forms."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Log-ratios at every level and with every reduction, bounds, hierarchy, importance weights."""
+"""Tests of log-ratios at every level and with every reduction, bounds, hierarchy, importance weights."""
 
 import math
 
@@ -44,7 +44,7 @@ def test_masked_log_probabilities_may_be_infinite(decisions, shift):
 
 
 def test_normalized_ratio_does_not_depend_on_the_number_of_dimensions():
-    """Doubling D with independent copies leaves the normalised ratio of identical shifts unchanged (ReinFlow)."""
+    """Doubling D with independent copies of the same shift leaves the normalised ratio unchanged (ReinFlow)."""
     per_dimension, steps = 0.03, 4
     for dimensions in (3, 6):
         decisions = Decisions(torch.zeros(2, steps))
@@ -102,8 +102,8 @@ def test_hierarchy_at_ratio_one_has_the_identity_as_jacobian(decisions):
         (None, {0.1: 0.1, 0.11: 0.08, 0.14: 0.02, 0.15: 0.0, 0.4: 0.0}),
     ],
 )
-def test_hierarchy_takes_back_drift_beyond_its_budget(slope, expected):
-    """By default the faster, the more decisions there are: here 2 of 3."""
+def test_hierarchy_rolls_back_drift_beyond_its_budget(slope, expected):
+    """The default slope is the number of valid decisions: here 2 of 3."""
     decisions = Decisions(torch.zeros(1, 3, dtype=torch.float64), mask=torch.tensor([[True, True, False]]))
     hierarchy = Hierarchy(budget_up=0.1, budget_down=0.1, residual=0.5, slope=slope)
     for drift, left in expected.items():

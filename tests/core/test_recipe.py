@@ -1,4 +1,4 @@
-"""Parts by name and recipes: what is refused, order, identity of the shared functions, controllers, the formula."""
+"""Tests of parts by name and of recipes: refused input, order, shared functions, controllers, the formula."""
 
 import re
 from pathlib import Path
@@ -122,13 +122,13 @@ def test_unknown_names_and_options_are_refused_in_one_line(slot: str, plain: obj
         ),
     ],
 )
-def test_what_a_recipe_refuses(plain: dict[str, object], message: str) -> None:
+def test_invalid_recipes_are_refused(plain: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Recipe.from_dict(plain)
 
 
 def test_recipes_and_robot_algorithms_share_their_surrogates() -> None:
-    """No fork of the estimator for text: the function a recipe names is the function PPO, DPPO and ReinFlow call."""
+    """Text has no fork of the estimator: a recipe names the same function that PPO, DPPO and ReinFlow call."""
     assert REGISTRIES["surrogate"] is SURROGATES is surrogates.SURROGATES
     assert build("surrogate", "clip") is surrogates.clip
     recipe = recipe_of("grpo")
@@ -144,7 +144,7 @@ def test_grpo_is_its_formula() -> None:
     )
 
 
-def test_selectors_see_what_the_one_before_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_selectors_run_on_the_rows_of_the_previous_selector(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REGISTRIES, "selector", {"last_half": lambda d, _: torch.arange(len(d) // 2, len(d))})
     case = tabular()
     recipe = Recipe.from_dict({"select": ["last_half", "last_half"]})
@@ -219,12 +219,14 @@ def test_weights_multiply_the_losses_without_a_gradient(monkeypatch: pytest.Monk
     torch.testing.assert_close(found, wanted)
 
 
-def test_the_guide_names_every_extra_that_a_part_can_ask_for() -> None:
+def test_guide_names_every_extra_that_a_part_requires() -> None:
     root = Path(__file__).parents[2]
     guide = set(re.findall(r"`(\w+)`", (root / "docs" / "text" / "recipes.md").read_text(encoding="utf-8")))
     parts = (root / "robopolicy" / "core").rglob("*.py")
-    asked = {key for path in parts for key in re.findall(r'require_extra\("(\w+)"', path.read_text(encoding="utf-8"))}
-    assert asked and not (asked | set(EXTRAS)) - guide, sorted((asked | set(EXTRAS)) - guide)
+    required = {
+        key for path in parts for key in re.findall(r'require_extra\("(\w+)"', path.read_text(encoding="utf-8"))
+    }
+    assert required and not (required | set(EXTRAS)) - guide, sorted((required | set(EXTRAS)) - guide)
 
 
 def test_a_tracker_may_hold_one_estimate_per_task() -> None:

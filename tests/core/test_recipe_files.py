@@ -1,4 +1,4 @@
-"""Every recipe of the product obeys the rules of recipes."""
+"""Tests of every product recipe against the shared rules of recipes."""
 
 import pytest
 from recipe_rules import (
@@ -16,7 +16,7 @@ NAMES, ROLLOUTS = recipes_of("product"), recipes_of("product", "rollout")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_says_what_it_is(name: str) -> None:
+def test_recipe_has_a_title_and_a_cited_source(name: str) -> None:
     check_says_what_it_is(name)
 
 
@@ -31,16 +31,16 @@ def test_a_recipe_updates_a_denoising_chain(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_memory_of_a_recipe_survives_a_checkpoint(name: str) -> None:
+def test_recipe_state_survives_a_checkpoint(name: str) -> None:
     check_memory_survives_a_checkpoint(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_masked_reaches_no_part_of_a_recipe(name: str) -> None:
+def test_masked_decisions_reach_no_part_of_a_recipe(name: str) -> None:
     check_what_is_masked_reaches_no_part(name)
 
 
 @pytest.mark.parametrize("layout", ["tokens", "chain"])
 @pytest.mark.parametrize("name", list(filter(plays, ROLLOUTS)))
-def test_a_recipe_plays_and_learns(name: str, layout: str) -> None:
+def test_recipe_rolls_out_and_learns(name: str, layout: str) -> None:
     check_plays_and_learns(name, layout)

@@ -1,4 +1,4 @@
-"""The loss of recipes of the product for advantages of any kind."""
+"""Tests of the loss of product recipes for arbitrary advantages."""
 
 import math
 
@@ -25,18 +25,18 @@ PLAIN = {  # policy gradients by log-probability
 
 
 @pytest.mark.parametrize("name", CLIPPED)
-def test_the_clipped_loss_of_a_recipe(name: str) -> None:
+def test_recipe_has_the_clipped_loss(name: str) -> None:
     check_clipped_loss(name, *CLIPPED[name])
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_the_plain_loss_of_a_recipe(name: str) -> None:
+def test_recipe_has_the_plain_loss(name: str) -> None:
     check_plain_loss(name, PLAIN[name])
 
 
 @pytest.mark.parametrize("name", ["dapo", "nft"])
-def test_groups_that_agree_are_left_out(name: str) -> None:
+def test_groups_with_equal_outcomes_are_excluded(name: str) -> None:
     case = tabular()
     rows = recipe_of(name).select(case.decisions)
     groups = set(case.decisions.require("group")[rows].tolist())
-    assert 0 in groups and 1 not in groups  # the first is mixed, the second has failed
+    assert 0 in groups and 1 not in groups  # group 0 has mixed outcomes, group 1 has failed

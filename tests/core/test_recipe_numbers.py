@@ -1,4 +1,4 @@
-"""The numbers that the catalogue gives for a method are those of its recipe, whatever the defaults of the parts."""
+"""The hyperparameters of each recipe equal the catalogue values, independent of the defaults of the parts."""
 
 from typing import Any
 
@@ -42,5 +42,5 @@ NUMBERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_a_recipe_has_the_numbers_of_its_source(name: str) -> None:
+def test_recipe_has_the_hyperparameters_of_its_source(name: str) -> None:
     check_numbers(name, NUMBERS[name])

@@ -1,4 +1,4 @@
-"""Recipes of advantages: every one against its written formula or its limiting cases."""
+"""Advantage recipes compared with their written formulas or limiting cases."""
 
 import torch
 from tabular import Tabular, recipe_of, rewards, tabular

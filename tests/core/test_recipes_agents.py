@@ -1,4 +1,4 @@
-"""Recipes of agents, and checklists: advantages that know turns, steps, histories and subgoals."""
+"""Agent recipes: advantages that use turns, steps and histories."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_poad_is_gae_for_one_token_per_action_and_the_single_clock_without_disco
 
 @pytest.mark.parametrize("level", ["token", "unit"])
 def test_returns_and_gae_are_the_same_for_one_row_per_trajectory_and_one_row_per_unit(level: str) -> None:
-    """A robot's chunks are rows of their own, a sentence is one row: the numbers do not depend on the layout."""
+    """A robot's chunks are separate rows, a sentence is one row: the numbers do not depend on the layout."""
     generator = torch.Generator().manual_seed(3)
     reward, value = torch.randn(2, 2, 6, generator=generator, dtype=DOUBLE)
     unit = (torch.arange(6) // 2).expand(2, 6)
@@ -41,21 +41,21 @@ def test_gigpo_compares_steps_from_the_same_observation() -> None:
     case = steps([[0.0, 1.0], [0.0, 0.0], [1.0, 0.0]], [[1, 2], [1, 2], [1, 3]], [0, 0, 0])
     found = HistoryGroups(longest=0, gamma=0.5, base=False)(torch.zeros(3, 1), case)
     mean = (0.5 + 0.0 + 1.0) / 3
-    expected = [[0.5 - mean, 0.5], [0.0 - mean, -0.5], [1.0 - mean, 0.0]]  # observation 3 has no company
+    expected = [[0.5 - mean, 0.5], [0.0 - mean, -0.5], [1.0 - mean, 0.0]]  # observation 3 occurs once
     torch.testing.assert_close(found, torch.tensor(expected, dtype=DOUBLE))
     other = HistoryGroups(longest=0, gamma=0.5, base=False)(torch.zeros(3, 1), case.with_fields(group=torch.arange(3)))
-    assert float(other.abs().max()) == 0.0  # singletons everywhere: the episode term is all that is left
+    assert float(other.abs().max()) == 0.0  # all groups are singletons: only the episode term remains
 
 
 def test_hgpo_weighs_longer_histories_more_where_they_tell_something() -> None:
     case = steps([[0.0, 1.0], [0.0, 0.0], [1.0, 0.75]], [[1, 2], [1, 2], [9, 2]], [0, 0, 0])
     episode = torch.tensor([[0.3], [-0.3], [0.0]], dtype=DOUBLE)
     found = HistoryGroups(longest=1, gamma=1.0)(episode, case)
-    mean = (1.0 + 0.0 + 0.75) / 3  # all three saw 2, the first two 1 before it
+    mean = (1.0 + 0.0 + 0.75) / 3  # all three observe 2; the first two observe 1 before it
     first = (0.3 + 2 * (1.0 - mean) + 3 * 0.5) / 6
     second = (-0.3 + 2 * (0.0 - mean) - 3 * 0.5) / 6
     assert found[:2, 1].tolist() == pytest.approx([first, second])
-    assert float(found[2, 1]) == pytest.approx(0.75 - mean)  # alone with its history, and no episode advantage
+    assert float(found[2, 1]) == pytest.approx(0.75 - mean)  # its history is unique, and its episode advantage is 0
     assert found[:2, 0].tolist() == pytest.approx([(0.3 + 2 * 0.5) / 3, (-0.3 - 2 * 0.5) / 3])
     assert float(found[2, 0]) == 0.0
     spread = HistoryGroups(longest=0, gamma=1.0, base=False, standardise=True)(episode, case)

@@ -1,4 +1,4 @@
-"""The reference family of group and critic methods: each recipe against its written formula, and their relations."""
+"""Group and critic baselines: each recipe compared with its written formula, and relations between recipes."""
 
 import pytest
 import torch
@@ -24,8 +24,8 @@ def pg(case: Tabular, advantage: Tensor) -> Tensor:
 
 
 def whitened(values: Tensor, mask: Tensor) -> Tensor:
-    kept = values[mask]
-    return (values - kept.mean()) / (kept.std() + 1e-6)
+    selected = values[mask]
+    return (values - selected.mean()) / (selected.std() + 1e-6)
 
 
 FORMULAS = {
@@ -57,17 +57,17 @@ def test_opo_weighs_rewards_by_length() -> None:
     check_recipe("opo", formula)
 
 
-def test_gpg_divides_by_the_share_of_rollouts_that_teach() -> None:
+def test_gpg_divides_by_the_share_of_nonzero_advantages() -> None:
     def formula(case: Tabular) -> Tensor:
         advantage = centred(case)
         share = (advantage != 0).double().mean()
         return pg(case, advantage / share)[valid(case)].mean()
 
     check_recipe("gpg", formula)
-    assert (centred(tabular()) == 0).any()  # else the test would show nothing
+    assert (centred(tabular()) == 0).any()  # otherwise the share is 1 and the test checks nothing
 
 
-def test_pass_at_k_rewards_the_best_alone() -> None:
+def test_pass_at_k_rewards_only_the_best_rollout() -> None:
     reward = torch.zeros(16, 6, dtype=torch.float64)
     reward[:, 0] = torch.tensor([3.0, 1, 2, 0, 5, 5, 1, 0, 1, 1, 1, 1, 0, 0, 4, 1])
     case = tabular(reward=reward, mask=torch.ones(16, 6, dtype=torch.bool))
@@ -93,7 +93,7 @@ def test_the_optimal_token_baseline_is_a_weighted_mean_of_the_returns_at_a_posit
 
 
 @pytest.mark.parametrize("name", CENTRED)
-def test_a_constant_added_to_a_group_changes_nothing_and_equal_rewards_teach_nothing(name: str) -> None:
+def test_group_constants_and_equal_rewards_give_no_advantage(name: str) -> None:
     case, mask = tabular(), torch.ones(16, 6, dtype=torch.bool)
     reward = torch.zeros(16, 6, dtype=torch.float64)
     reward[:, 0] = rewards(case) * 0.5
@@ -128,7 +128,7 @@ def test_every_baseline_is_the_policy_gradient_at_ratio_one() -> None:
         torch.testing.assert_close(found, wanted)
 
 
-def test_seq_mean_of_the_helper_is_the_aggregation() -> None:
+def test_seq_mean_helper_equals_the_aggregation() -> None:
     case = tabular()
     loss, _ = recipe_of("grpo", estimator={"surrogate": "importance_sampling", "aggregate": "sequence_mean"}).loss(
         case.decisions, torch.ones(16, 1), case.logp()

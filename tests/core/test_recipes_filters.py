@@ -1,4 +1,4 @@
-"""Recipes of masks and references: which rows and decisions enter, what holds the policy near a reference."""
+"""Recipes with masks and references: the restricted support of NLPO."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from robopolicy.text.generation import masked_log_softmax, top_p_support
 
 @pytest.mark.parametrize("p", [0.5, 0.9, 1.0])
 def test_a_restricted_policy_gives_no_probability_outside_its_support(p: float) -> None:
-    """NLPO: the same support for the old and the new policy; all of it is the policy itself."""
+    """NLPO: the old and the new policy have the same support; the full support gives the unrestricted policy."""
     case = tabular()
     lagged = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     support = top_p_support(lagged, p)
@@ -19,6 +19,6 @@ def test_a_restricted_policy_gives_no_probability_outside_its_support(p: float) 
     inside = (lagged.softmax(-1) * support).sum(-1)
     assert bool((inside >= p - 1e-9).all())
     fewer = inside - lagged.softmax(-1).masked_fill(~support, 2.0).min(-1).values
-    assert bool((fewer < p).all())  # without its least likely choice it would not be enough
+    assert bool((fewer < p).all())  # without its least likely choice the support holds less than p
     if p == 1.0:
         torch.testing.assert_close(new, case.logits.log_softmax(-1))

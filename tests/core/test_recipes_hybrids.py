@@ -1,4 +1,4 @@
-"""Hybrid recipes against their written formulas: imitation, imitation and reinforcement, weighted imitation."""
+"""Hybrid recipes compared with their written formulas: imitation, imitation with RL, weighted imitation."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Recipes of preferences against their written formulas, and the limits in which they are something simpler."""
+"""Preference recipes compared with their written formulas, and the limits in which they equal simpler methods."""
 
 import torch
 from formulas import pairs, relative, to_reference
@@ -29,7 +29,7 @@ def test_kto() -> None:
 
 
 def test_relative_advantages_do_not_change_pairs() -> None:
-    """Pairs need only the order within a group, which a baseline and a scale keep."""
+    """Pairs depend only on the order within a group, which a baseline and a scale preserve."""
     case = tabular()
     loss, _ = recipe_of("dpo").loss(case.decisions, relative(case)[:, None], case.logp())
     plain, _ = recipe_of("dpo").loss(case.decisions, rewards(case)[:, None], case.logp())

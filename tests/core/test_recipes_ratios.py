@@ -1,4 +1,4 @@
-"""Recipes of ratios against their written formulas, and the limits in which they are something simpler."""
+"""Ratio recipes compared with their written formulas, and the limits in which they equal simpler methods."""
 
 import torch
 from formulas import DISTANCES, by_row, gradients, relative, tok, z
@@ -32,7 +32,7 @@ def test_gmpo() -> None:
     check_recipe("gmpo", lambda case: gmpo(case, 0.4, 0.4), drift=0.8)
 
 
-def test_gmpo_is_grpo_at_first_and_without_bounds_a_mean_ratio_of_sequences() -> None:
+def test_gmpo_is_grpo_at_ratio_one_and_unclipped_gspo_without_bounds() -> None:
     fresh = tabular(drift=0.0)
     torch.testing.assert_close(gradients("gmpo", fresh), gradients("grpo", fresh))
     wide = {"name": "geometric_mean", "low": 50.0, "high": 50.0}
@@ -52,18 +52,18 @@ def test_dapo() -> None:
 
 
 def test_dynamic_sampling_changes_only_the_denominator() -> None:
-    """Groups that agree have no advantage, so that without them the sum of the losses is the same."""
+    """Groups with equal outcomes have no advantage, so dropping them leaves the sum of the losses unchanged."""
     case, recipe = tabular(), recipe_of("dapo")
     rows = recipe.select(case.decisions)
     value, group = rewards(case), case.decisions.require("group")
     assert rows.tolist() == [i for i in range(len(value)) if value[group == group[i]].unique().numel() > 1]
-    kept = case.decisions.select(rows)
-    part, _ = recipe.loss(kept, recipe.advantage(kept), case.logp()[rows])
+    selected = case.decisions.select(rows)
+    part, _ = recipe.loss(selected, recipe.advantage(selected), case.logp()[rows])
     whole, _ = recipe.loss(case.decisions, recipe.advantage(case.decisions), case.logp())
-    torch.testing.assert_close(part * kept.valid().sum(), whole * case.decisions.valid().sum())
+    torch.testing.assert_close(part * selected.valid().sum(), whole * case.decisions.valid().sum())
 
 
-def test_cispo_gradient_is_that_of_a_policy_gradient_weighted_by_the_clamped_ratio() -> None:
+def test_cispo_is_the_policy_gradient_weighted_by_the_clamped_ratio() -> None:
     check_recipe(
         "cispo", lambda c: tok(-relative(c)[:, None] * z(c).detach().exp().clamp(0.0, 1.28) * z(c), c), drift=0.8
     )
@@ -85,7 +85,7 @@ def covariances(case: Tabular) -> Tensor:
 
 
 def test_clip_cov_silences_the_candidates() -> None:
-    """With a share that takes every candidate the random choice is none."""
+    """With a share of 1 every candidate is chosen, so the choice is not random."""
     weights = [{"name": "clip_covariance", "share": 1.0, "least": 0.3, "most": 2.0}]
     config = {"bounds": {"name": "constant", "low": 0.2}, "weights": weights}
 
@@ -107,14 +107,14 @@ def test_clip_cov_with_a_share_of_zero_is_ppo_and_draws_as_many_as_it_says() -> 
     torch.manual_seed(0)
     weight = recipe_of("clip_cov").estimator.config.weights[0]
     wide = type(weight)(share=0.1, least=-torch.inf, most=torch.inf)
-    drawn = wide(case.decisions, relative(case)[:, None], z(case).detach())
-    assert int((drawn == 0).sum()) == int(0.1 * int(case.decisions.valid().sum()))
-    assert bool((drawn[~case.decisions.valid()] == 1).all())
+    weights = wide(case.decisions, relative(case)[:, None], z(case).detach())
+    assert int((weights == 0).sum()) == int(0.1 * int(case.decisions.valid().sum()))
+    assert bool((weights[~case.decisions.valid()] == 1).all())
 
 
 def test_kl_cov() -> None:
     def formula(case: Tabular) -> Tensor:
-        """One decision, the one of largest covariance, pays for its log-ratio."""
+        """The decision of largest covariance has a penalty on its log-ratio."""
         top = covariances(case)
         chosen = top == top.max()
         return tok(-relative(case)[:, None] * z(case).exp() + z(case).abs() * chosen, case)

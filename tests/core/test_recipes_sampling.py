@@ -1,6 +1,6 @@
-"""Recipes of the sampling side against their written formulas, value and gradient, and their limits.
+"""Rollout recipes compared with their written formulas, value and gradient, and their limiting cases.
 
-What they play (hints, trees, replays) is tested beside the parts in tests/rollout; here is what they make of the rows.
+The tests in tests/rollout cover the rollouts (hints, trees, replays); the tests here cover the losses on their rows.
 """
 
 import torch
@@ -13,7 +13,7 @@ from robopolicy.core.recipe import Recipe
 
 
 def gains(d: Decisions, penalty: float = 0.05, gamma: float = 0.9) -> Tensor:
-    """Gain (N, T) of the unit of every decision, unit by unit; every row is a trajectory."""
+    """Gain (N, T) of the unit of every decision, computed per unit; every row is a trajectory."""
     result = torch.zeros_like(d.logp_old)
     for row in range(len(d)):
         units = [u for u in (0, 1) if bool((d.valid()[row] & (d.require("unit")[row] == u)).any())]
@@ -27,12 +27,12 @@ def gains(d: Decisions, penalty: float = 0.05, gamma: float = 0.9) -> Tensor:
 
 
 def steps(d: Decisions) -> int:
-    """Units that have decisions."""
+    """Number of units that have decisions."""
     return sum(int((d.valid() & (d.require("unit") == unit)).any(1).sum()) for unit in (0, 1))
 
 
 def test_gains_of_steps_are_imitated():
-    """DigiRL (Bai et al. 2024)."""
+    """DigiRL (Bai et al. 2024) imitates the steps with a positive gain."""
 
     def formula(case: Tabular) -> Tensor:
         d = case.decisions
@@ -50,7 +50,7 @@ def test_if_every_step_gains_it_is_cloning():
 
 
 def test_gains_follow_trajectories_over_rows():
-    """Rows of one trajectory: the next unit may stand in another row."""
+    """The next unit of a trajectory may be in another row."""
     logp = torch.zeros(3, 2, dtype=torch.float64)
     d = Decisions(
         logp,

@@ -1,4 +1,4 @@
-"""KL estimators against the exact divergence, and the coefficient controllers."""
+"""Tests of KL estimators against the exact divergence, and of the coefficient controllers."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_k1_and_k3_are_unbiased_and_k3_is_never_negative():
 
 
 def test_only_k2_has_the_gradient_of_the_divergence():
-    """Gradient of the estimator per sample is f'(d) * score; k1 gives 0 on average, k2 the true gradient."""
+    """The gradient of an estimator per sample is f'(d) * score; its mean is 0 for k1 and the true gradient for k2."""
     mean = MEAN.clone().requires_grad_()
     (exact,) = torch.autograd.grad(gaussian_kl(mean, STD, REF_MEAN, REF_STD), mean)
     difference, _ = differences(MEAN)
@@ -62,7 +62,7 @@ def test_ratio_variance_is_about_twice_the_divergence_for_small_steps(decisions,
     torch.testing.assert_close(ratio_variance(small), 2 * k3(-small), rtol=1e-2, atol=1e-9)
 
 
-def test_constant_stays():
+def test_constant_coefficient_does_not_change():
     controller = Constant(0.5)
     controller.update(100.0)
     assert controller.value == 0.5
@@ -85,7 +85,7 @@ def test_anneal_goes_from_start_to_end_and_resumes(shape, middle):
         Anneal(1.0, 0.0, 4, "step")
 
 
-def test_a_resumed_path_goes_on_where_it_was():
+def test_resumed_anneal_continues_from_its_value():
     first, again = Anneal(1.0, 0.0, 4), Anneal(1.0, 0.0, 4)
     first.update(0.0)
     again.load_state_dict(first.state_dict())

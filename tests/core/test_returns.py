@@ -1,4 +1,4 @@
-"""Returns against numbers worked out by hand: termination, truncation, early end inside a chunk, automatic reset."""
+"""Tests of returns with hand-computed numbers: termination, truncation, early chunk ends, automatic reset."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_gae_without_an_end_bootstraps_from_the_last_value():
     assert_column(target, 2.0625, 3.25, 4)
 
 
-def test_termination_cuts_the_bootstrap_whatever_the_successor_value_holds():
+def test_termination_cuts_the_bootstrap_for_any_successor_value():
     # residuals: .5, 1.5, 3 - 1 = 2; trace .25
     for garbage in (99.0, float("nan")):
         advantage, _ = gae(
@@ -47,7 +47,7 @@ def test_termination_wins_where_both_flags_are_set():
 
 
 def test_an_automatic_reset_after_truncation_cuts_the_trace_and_hides_the_new_episode():
-    # Episode one: t = 0, 1, its final observation is worth 4; episode two starts at t = 2 with value 10.
+    # Episode one: t = 0, 1, its final observation has value 4; episode two starts at t = 2 with value 10.
     value, truncated, none = column(1, 1, 10, 1), flags(0, 1, 0, 0), flags(0, 0, 0, 0)
     successor = successor_values(value, torch.tensor([2.0]).double(), truncated, torch.tensor([4.0]).double())
     assert_column(successor, 1, 4, 1, 2)
@@ -70,7 +70,7 @@ def test_environments_do_not_mix():
     assert advantage.tolist() == [[3, 2], [2, 1], [1, 1]]
 
 
-def test_a_chunk_that_ends_early_bootstraps_with_the_steps_it_really_took():
+def test_truncated_chunk_bootstraps_with_its_executed_steps():
     # gamma .5, chunks of 4 with reward 1 per step; the second is truncated after 2 steps, final value 8.
     reward, steps = column(1 + 0.5 + 0.25 + 0.125, 1 + 0.5), torch.tensor([[4], [2]])
     discount = chunk_discount(0.5, steps).double()
@@ -80,7 +80,7 @@ def test_a_chunk_that_ends_early_bootstraps_with_the_steps_it_really_took():
     assert_column(advantage, 1.875 + 0.0625 * 2 - 1 + 0.0625 * 0.5 * second, second)
 
 
-def test_one_discount_per_chunk_is_a_choice():
+def test_discount_per_chunk_is_optional():
     assert chunk_discount(0.5, torch.tensor([[4], [2]]), "chunk").tolist() == [[0.5], [0.5]]
     with pytest.raises(ValueError, match="Discount unit"):
         chunk_discount(0.5, torch.tensor([[4]]), "second")
@@ -168,7 +168,7 @@ def test_masked_entries_are_skipped(decisions):
         assert bool((advantage[row, ~keep] == 0).all())
 
 
-def test_a_row_that_was_cut_off_bootstraps():
+def test_truncated_row_bootstraps():
     reward, value = column(1, 2).T, column(1, 1).T
     advantage, _ = sequence_gae(reward, value, 0.5, 0.5, last_value=torch.tensor([4.0]).double())
     assert_column(advantage.T, 0.5 + 0.25 * 3, 3)

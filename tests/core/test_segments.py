@@ -1,4 +1,4 @@
-"""Segment statistics against loops, on both layouts."""
+"""Tests of segment statistics against loops, on both layouts."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_statistics_equal_a_loop_over_segments(decisions, name):
         assert spread["others"][row, column] == pytest.approx(others.item())
 
 
-def test_masked_entries_may_hold_anything():
+def test_masked_entries_are_ignored():
     values = torch.tensor([[1.0, torch.nan, 3.0, torch.inf]])
     segments = Segments(torch.zeros(1, 1, dtype=torch.long), torch.tensor([[True, False, True, False]]))
     assert segments.mean(values).tolist() == [2.0]
@@ -44,7 +44,7 @@ def test_masked_entries_may_hold_anything():
     assert segments.std(values, unbiased=False).tolist() == [1.0]
 
 
-def test_an_entry_that_does_not_enter_reads_the_mean_of_all_others():
+def test_leave_one_out_of_a_masked_entry_is_the_mean_of_the_valid_entries():
     values = torch.tensor([[1.0], [3.0], [100.0]])
     segments = Segments(torch.zeros(3, 1, dtype=torch.long), torch.tensor([[True], [True], [False]]))
     assert segments.leave_one_out(values).flatten().tolist() == [3.0, 1.0, 2.0]

@@ -1,4 +1,4 @@
-"""Selectors: which trajectories stay; always whole, never twice, in their order."""
+"""Tests of the selectors: whole trajectories in order, without repeats."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ SCOPE = {"partition": "group", "reduce_over": "trajectory"}
 
 
 def batch(decisions: Decisions) -> Decisions:
-    """With what the selectors read; the likelihood is that of the group."""
+    """Add the fields that the selectors read; the likelihood depends on the group only."""
     base = torch.zeros(len(decisions), dtype=torch.float64)
     likelihood = torch.where(decisions.require("group") == decisions.require("group").min(), 0.1, 0.9).double()
     chosen = torch.randint(3, decisions.shape, generator=torch.Generator().manual_seed(0))
@@ -21,7 +21,7 @@ def batch(decisions: Decisions) -> Decisions:
 
 
 @pytest.mark.parametrize("name", SELECTORS.product())
-def test_rows_are_whole_trajectories_in_their_order(decisions: Decisions, name: str) -> None:
+def test_rows_are_whole_trajectories_in_order(decisions: Decisions, name: str) -> None:
     given = batch(decisions)
     selector = build("selector", name)
     rows = selector(given, torch.Generator().manual_seed(0))
@@ -30,8 +30,8 @@ def test_rows_are_whole_trajectories_in_their_order(decisions: Decisions, name: 
     assert rows.tolist() == torch.nonzero(torch.isin(trajectory, trajectory[rows])).flatten().tolist()
 
 
-def test_groups_of_equal_outcomes_are_found_whatever_the_rounding() -> None:
-    """The mean of equal single-precision numbers need not be equal to them."""
+def test_groups_of_equal_outcomes_are_found_despite_rounding() -> None:
+    """The mean of equal single-precision numbers may differ from them."""
     decisions = Decisions(torch.zeros(6, 1), reward=torch.full((6, 1), 0.1), group=torch.tensor([0, 0, 0, 1, 1, 1]))
     assert len(build("selector", "mixed")(decisions, None)) == 0
     one = decisions.with_fields(reward=torch.tensor([[0.1]] * 5 + [[0.1 + 1e-7]]))
@@ -43,7 +43,7 @@ def test_successes_have_an_outcome_above_the_threshold(decisions: Decisions) -> 
     assert torch.equal(rows, torch.nonzero(outcome(decisions)[:, 0] > 0.2).squeeze(1))
 
 
-def test_a_batch_of_which_nothing_is_left_has_no_advantage_and_no_second_selector() -> None:
+def test_empty_selection_has_no_advantage_and_skips_later_selectors() -> None:
     agreed = Decisions(torch.zeros(4, 2), reward=torch.zeros(4, 2), group=torch.tensor([0, 0, 1, 1]))
     recipe = Recipe.from_dict({"select": ["mixed", "successes"], "advantage": [{"name": "scale", "scope": SCOPE}]})
     rows = recipe.select(agreed)

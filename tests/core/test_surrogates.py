@@ -1,4 +1,4 @@
-"""Value and gradient of each surrogate, tested apart, in float64."""
+"""Tests of the value and gradient of each surrogate, in float64."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def closed_form(name: str, z: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", SURROGATES.product())
-def test_value(name):
+def test_value_equals_the_closed_form(name):
     torch.testing.assert_close(SURROGATES[name](Z, A, LOW, HIGH).loss, closed_form(name, Z, A))
 
 
@@ -67,7 +67,7 @@ def test_gradient_equals_finite_differences(name):
 
 
 @pytest.mark.parametrize("name", STRAIGHT_THROUGH)
-def test_straight_through_surrogates_really_differ_from_their_values(name):
+def test_straight_through_gradients_differ_from_the_gradients_of_the_values(name):
     check_straight_through(name)
 
 
@@ -104,7 +104,7 @@ def test_aspo_is_the_clip_at_positive_advantage_and_a_parabola_at_negative():
     z[0, 2] = z[0, 2].log()
     z.requires_grad_()
     (gradient,) = torch.autograd.grad(aspo(z, torch.full_like(z, -1.5), LOW, HIGH).loss.sum(), z)
-    assert gradient[0, 2].item() == pytest.approx(0.0, abs=1e-12)  # the minimum lies at the lower bound
+    assert gradient[0, 2].item() == pytest.approx(0.0, abs=1e-12)  # the minimum is at the lower bound
     assert bool((gradient[0, :2] < 0).all()) and bool((gradient[0, 3:] > 0).all())
     assert torch.equal(aspo(z, torch.full_like(z, -1.5), LOW, HIGH).clipped[0, :2], torch.tensor([True, True]))
 
@@ -116,30 +116,30 @@ def test_bounds_may_differ_per_decision():
     torch.testing.assert_close(aspo(Z, A, low, high).loss, aspo(Z, A, LOW, HIGH).loss)
 
 
-def test_the_clip_is_a_drift_too():
+def test_clip_adds_a_positive_cost_only_outside_the_bounds():
     cost = clip(Z, A, LOW, HIGH).loss - importance_sampling(Z, A, LOW, HIGH).loss
     outside = clip(Z, A, LOW, HIGH).clipped
     assert bool((cost[outside] > 0).all()) and bool((cost[~outside] == 0).all())
 
 
-def test_stopgrad_pushes_every_decision_with_its_clamped_ratio():
+def test_cispo_weighs_every_decision_with_its_clamped_ratio():
     torch.testing.assert_close(slope(cispo, Z, A), -A * Z.exp().clamp(LOW, HIGH))
 
 
-def test_soft_gate_fades_smoothly_on_both_sides():
-    force = slope(soft_gate, Z, A) / (-A * Z.exp())  # derivative by the ratio
+def test_soft_gate_gradient_decays_on_both_sides():
+    force = slope(soft_gate, Z, A) / (-A * Z.exp())  # derivative with respect to the ratio
     assert bool((force <= 1.0).all()) and bool((force > 0.0).all())
     sharp = slope(soft_gate, Z, A, up=50.0, down=50.0) / (-A * Z.exp())
     assert sharp[Z.abs() >= 0.5].max().item() < 1e-3
 
 
-def test_best_ratio_is_the_middle_of_the_bounds_where_nothing_is_better():
+def test_best_ratio_is_the_middle_of_the_bounds_at_zero_advantage():
     assert best_ratio(torch.zeros(1), 0.7, 1.5, 1e-4).item() == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize("p", [0.25, 0.5, 0.75])
 def test_nft_is_the_negative_aware_loss_of_the_paper_in_both_scalings(p):
-    """-log ratio on successes, -log of what is left of the old policy on failures; times 1 - p or sqrt((1 - p) / p)."""
+    """-log ratio on successes, -log of the remaining old policy on failures; times 1 - p or sqrt((1 - p) / p)."""
     z = torch.tensor([[0.3, -0.4, 0.2, -0.2]], dtype=torch.float64)
     reward = torch.tensor([[1.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
     leaf = z.clone().requires_grad_()
@@ -153,6 +153,6 @@ def test_nft_is_the_negative_aware_loss_of_the_paper_in_both_scalings(p):
         torch.testing.assert_close(slope(surrogate, z, a), factor * gradient)
 
 
-def test_nft_leaves_tied_groups_alone():
+def test_nft_has_no_gradient_at_zero_advantage():
     zero = torch.zeros_like(Z)
     assert bool((slope(nft, Z, zero) == 0).all()) and bool((slope(nft_scaled, Z, zero) == 0).all())

@@ -1,4 +1,4 @@
-"""Q ensembles against separate networks, HL-Gauss against a numerical reference, targets against closed forms."""
+"""Tests of Q ensembles against separate networks, HL-Gauss against a numerical reference, targets in closed form."""
 
 import copy
 from typing import Any
@@ -33,7 +33,7 @@ def observations(rows: int, spec: PolicySpec = SPEC) -> dict[str, Tensor]:
 
 
 def separate(ensemble: EnsembleMLP, member: int) -> nn.Sequential:
-    """One member as ordinary layers."""
+    """One member as a network of ordinary layers."""
     layers: list[nn.Module] = []
     for part in ensemble.layers:
         if isinstance(part, EnsembleLinear):
@@ -51,7 +51,7 @@ def separate(ensemble: EnsembleMLP, member: int) -> nn.Sequential:
 @pytest.mark.parametrize("activation", ["relu", "silu", "tanh"])
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("outputs", [1, 4])
-def test_an_ensemble_is_so_many_separate_networks(activation: str, layer_norm: bool, outputs: int) -> None:
+def test_ensemble_equals_separate_networks(activation: str, layer_norm: bool, outputs: int) -> None:
     ensemble = EnsembleMLP(3, 6, (8, 7), outputs, activation=activation, layer_norm=layer_norm)
     for parameter in ensemble.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
@@ -64,18 +64,18 @@ def test_an_ensemble_is_so_many_separate_networks(activation: str, layer_norm: b
     expected = torch.autograd.grad((torch.stack([network(x) for network in alone]) * weight).sum(), x)[0]
     torch.testing.assert_close(gradient[0], expected)
     first = torch.autograd.grad((alone[1](x) * weight[1]).sum(), next(alone[1].parameters()))[0]
-    torch.testing.assert_close(gradient[1][1], first.t())  # a member's loss moves that member alone
+    torch.testing.assert_close(gradient[1][1], first.t())  # the loss of a member has a gradient only for that member
     some = torch.tensor([2, 0])
     torch.testing.assert_close(ensemble(x, some), result[some])
 
 
 @pytest.mark.parametrize("members", [1, 2, 5])
 @pytest.mark.parametrize("hidden", [(8,), (16, 16)])
-def test_the_lowest_member_has_the_gradient_of_the_minimum(members: int, hidden: tuple[int, ...]) -> None:
+def test_min_output_has_the_value_and_gradient_of_the_minimum(members: int, hidden: tuple[int, ...]) -> None:
     ensemble = EnsembleMLP(members, 6, hidden, 1, activation="relu")
     for layer in ensemble.layers:
         if isinstance(layer, EnsembleLinear):
-            layer.bias.data.zero_()  # so that the members cross
+            layer.bias.data.zero_()  # makes the members cross
     x, weight = torch.randn(40, 6, requires_grad=True), torch.randn(40)
     least = ensemble.min_output(x)
     expected = ensemble(x).squeeze(-1).min(0).values
@@ -88,7 +88,7 @@ def test_the_lowest_member_has_the_gradient_of_the_minimum(members: int, hidden:
 @pytest.mark.parametrize(
     "config", [{"layer_norm": True}, {"activation": "silu"}, {"bins": 11, "value_min": -100.0, "value_max": 0.0}]
 )
-def test_every_critic_has_a_lowest_value(config: dict[str, Any]) -> None:
+def test_min_q_is_the_minimum_over_members(config: dict[str, Any]) -> None:
     critic = QEnsemble(
         CriticConfig(**({"hidden": (16,), "activation": "relu", "layer_norm": False} | config)), policy()
     )
@@ -99,7 +99,7 @@ def test_every_critic_has_a_lowest_value(config: dict[str, Any]) -> None:
     assert chunk.grad is not None and bool(chunk.grad[:, :3].any()) and not bool(chunk.grad[:, 3:].any())
 
 
-def test_members_start_as_torch_starts_linear_layers() -> None:
+def test_members_are_initialised_like_torch_linear_layers() -> None:
     layer = EnsembleLinear(50, 16, 64)
     assert float(layer.weight.detach().abs().max()) == pytest.approx(0.25, rel=1e-3)
     assert float(layer.weight.detach().std()) == pytest.approx(0.25 / 3**0.5, rel=0.02)
@@ -107,13 +107,13 @@ def test_members_start_as_torch_starts_linear_layers() -> None:
     assert not torch.equal(layer.weight[0], layer.weight[1])
 
 
-def test_activations_in_place_are_the_same_functions() -> None:
+def test_inplace_activations_equal_the_plain_ones() -> None:
     for name in ("relu", "silu", "tanh", "elu"):
         x = torch.randn(20)
         torch.testing.assert_close(make_activation(name, inplace=True)(x.clone()), make_activation(name)(x))
 
 
-def test_a_critic_sees_normalised_observations_and_the_executed_part_of_a_chunk() -> None:
+def test_critic_input_is_normalised_observations_and_executed_actions() -> None:
     actor = policy()
     critic = QEnsemble(CriticConfig(hidden=(16,)), actor)
     obs, chunk = observations(4), torch.rand(4, 5, 2)
@@ -129,7 +129,7 @@ def test_a_critic_sees_normalised_observations_and_the_executed_part_of_a_chunk(
     assert torch.equal(QEnsemble(CriticConfig(hidden=(16,)), actor, steps=5)(obs, chunk).isfinite(), values.isfinite())
 
 
-def test_statistics_are_copies_of_the_policys() -> None:
+def test_critic_copies_the_statistics_of_the_policy() -> None:
     actor = policy()
     critic = QEnsemble(CriticConfig(hidden=(16,)), actor)
     actor.fit_normalizer(
@@ -148,7 +148,7 @@ def test_a_policy_without_normalisers_is_refused() -> None:
         QEnsemble(CriticConfig(), Bare())  # type: ignore[arg-type]
 
 
-def test_candidates_are_judged_as_one_by_one() -> None:
+def test_candidate_values_equal_separate_evaluations() -> None:
     critic = QEnsemble(CriticConfig(hidden=(16, 16), members=3), policy())
     obs, chunks = observations(4), torch.rand(4, 6, 5, 2)
     values = critic.candidate_values(obs, chunks)
@@ -173,7 +173,7 @@ def test_images_pass_through_the_critics_own_camera_network() -> None:
 
 
 @pytest.mark.parametrize("bins", [0, 21])
-def test_losses_are_finite_under_autocast_and_show_a_nan(bins: int) -> None:
+def test_losses_are_finite_under_autocast_and_propagate_nan(bins: int) -> None:
     critic = QEnsemble(CriticConfig(hidden=(16,), bins=bins, value_min=-100.0, value_max=0.0), policy())
     obs, chunk = observations(4), torch.rand(4, 5, 2)
     with torch.autocast("cpu", torch.bfloat16):
@@ -188,7 +188,7 @@ def test_losses_are_finite_under_autocast_and_show_a_nan(bins: int) -> None:
 
 
 @pytest.mark.parametrize("outputs", [1, 2, 51])
-def test_lower_precision_of_products_leaves_outputs_their_digits(outputs: int) -> None:
+def test_autocast_outputs_have_float32_resolution(outputs: int) -> None:
     torch.manual_seed(0)
     ensemble, x = EnsembleMLP(2, 5, (16,), outputs), torch.randn(256, 5)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
@@ -196,7 +196,7 @@ def test_lower_precision_of_products_leaves_outputs_their_digits(outputs: int) -
         assert len(ensemble(x)[0, :, 0].unique()) > 200  # in bfloat16 the next number after 100 is 100.5
 
 
-def test_subsets_are_distinct_members_and_decided_by_the_generator() -> None:
+def test_subsets_are_distinct_members_and_follow_the_generator() -> None:
     generator = torch.Generator().manual_seed(0)
     draws = [random_members(10, 2, generator) for _ in range(200)]
     assert all(draw is not None and len(draw.unique()) == 2 for draw in draws)
@@ -222,20 +222,20 @@ def test_a_target_moves_by_tau_and_copies_statistics() -> None:
             parameter.add_(1.0)
     source.encoder.update_stats(observations(50))
     update.step(0.25)
-    for kept, old in zip(target.parameters(), before, strict=True):
-        torch.testing.assert_close(kept, old + 0.25)
+    for moved, old in zip(target.parameters(), before, strict=True):
+        torch.testing.assert_close(moved, old + 0.25)
     assert float(target.encoder.normalizer.offset[0]) == 0.5
     update.copy_buffers()
     assert float(target.encoder.normalizer.offset[0]) == float(source.encoder.normalizer.offset[0]) != 0.5
     update.step(1.0)
-    for kept, new in zip(target.parameters(), source.parameters(), strict=True):
-        torch.testing.assert_close(kept, new)
+    for moved, new in zip(target.parameters(), source.parameters(), strict=True):
+        torch.testing.assert_close(moved, new)
 
 
 # HL-Gauss.
 
 
-def test_histogram_masses_are_those_of_the_truncated_gaussian() -> None:
+def test_histogram_masses_equal_the_truncated_gaussian() -> None:
     head = HLGauss(20, -2.0, 3.0)
     target = torch.tensor([-2.0, -0.4, 0.0, 1.7, 3.0])
     normal = torch.distributions.Normal(target.double()[:, None], 0.75 * 5 / 20)
@@ -245,7 +245,7 @@ def test_histogram_masses_are_those_of_the_truncated_gaussian() -> None:
     torch.testing.assert_close(head.probabilities(target).sum(1), torch.ones(5))
 
 
-def test_histograms_are_read_as_they_are_written() -> None:
+def test_histogram_mean_inverts_the_encoding() -> None:
     head = HLGauss(101, -10.0, 10.0)
     target = torch.linspace(-9, 9, 37)
     torch.testing.assert_close(head.mean(head.probabilities(target).log()), target, atol=1e-3, rtol=0)
@@ -253,10 +253,10 @@ def test_histograms_are_read_as_they_are_written() -> None:
     assert -10 <= float(beyond[0]) < -9.5 and 9.5 < float(beyond[1]) <= 10
 
 
-def test_lower_precision_of_products_leaves_histograms_their_digits() -> None:
+def test_autocast_histogram_means_have_float32_resolution() -> None:
     head, logits = HLGauss(101, -100.0, 0.0), 0.1 * torch.randn(512, 101)
     with torch.autocast("cpu", torch.bfloat16):
-        assert len(head.mean(logits).unique()) > 500  # around -50 bfloat16 counts by quarters
+        assert len(head.mean(logits).unique()) > 500  # near -50 bfloat16 has steps of 0.25
         torch.testing.assert_close(head.mean(logits.bfloat16()), head.mean(logits), atol=0.2, rtol=0)
 
 
@@ -285,7 +285,7 @@ def test_a_distributional_critic_regresses_every_member() -> None:
     torch.testing.assert_close(critic(obs, chunk), target.expand(2, -1), atol=0.1, rtol=0)
 
 
-def test_impossible_critics_are_refused() -> None:
+def test_invalid_critics_are_refused() -> None:
     for settings in ((1, 0.0, 1.0), (10, 1.0, 1.0)):
         with pytest.raises(UserError, match="at least 2 bins"):
             HLGauss(*settings)

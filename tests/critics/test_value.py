@@ -1,4 +1,4 @@
-"""The value network."""
+"""Tests of the value network."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_one_value_per_row(config: ValueConfig) -> None:
     assert ValueNet(config, SPEC)(observations(7)).shape == (7,)
 
 
-def test_it_may_see_what_the_policy_does_not() -> None:
+def test_value_net_may_use_privileged_observations() -> None:
     critic = ValueNet(ValueConfig(privileged_obs={"state": 3}), PolicySpec({"image.front": (3, 32, 32)}, action_dim=2))
     obs = {"state": torch.randn(4, 1, 3), "image.front": torch.zeros(4, 1, 3, 32, 32, dtype=torch.uint8)}
     values = critic(obs)
@@ -35,7 +35,7 @@ def test_an_optimistic_value_starts_near_its_bias(residual: bool) -> None:
     assert bool((value(observations(5)) - 100.0).abs().max() < 20.0)
 
 
-def test_no_rows_give_no_values() -> None:
+def test_empty_batch_gives_empty_values() -> None:
     assert ValueNet(ValueConfig(), SPEC)(observations(0)).shape == (0,)  # a rollout without truncated episodes
     pixels = PolicySpec({"image.front": (3, 32, 32)}, action_dim=2)
     critic = ValueNet(ValueConfig(vision=VisionConfig(widths=(16,), keypoints=2)), pixels)
@@ -53,7 +53,7 @@ def test_running_statistics_come_from_the_newest_observation_only() -> None:
     torch.testing.assert_close(features.std(0), torch.ones(5), atol=1e-2, rtol=0)
 
 
-def test_observing_changes_nothing_without_running_statistics() -> None:
+def test_update_stats_changes_nothing_without_running_statistics() -> None:
     critic = ValueNet(ValueConfig(normalization="minmax"), SPEC)
     critic.fit_normalizer({"state": {"min": [0] * 3, "max": [10] * 3}, "goal": {"min": [-1] * 2, "max": [1] * 2}})
     before = {key: value.clone() for key, value in critic.state_dict().items()}
@@ -75,7 +75,7 @@ def test_a_critic_fits_a_linear_value() -> None:
     assert float(loss.detach()) < 0.05 * float(target.var())
 
 
-def test_lower_precision_of_products_leaves_values_their_digits() -> None:
+def test_autocast_values_have_float32_resolution() -> None:
     torch.manual_seed(0)
     value, obs = ValueNet(ValueConfig(bias=3.0), SPEC), observations(256)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

@@ -1,4 +1,4 @@
-"""Expectiles, advantage weights and the calibrated penalty, from closed forms and small tables."""
+"""Tests of expectiles, advantage weights and the calibrated penalty, with closed forms and small tables."""
 
 import math
 
@@ -48,14 +48,14 @@ def test_softmax_weights_sum_to_one_and_are_uniform_for_equal_values() -> None:
     torch.testing.assert_close(softmax_weights(values, 2.0), torch.tensor([[[0.25, 0.75]], [[0.5, 0.5]]]))
 
 
-def test_the_bound_stops_the_gradient_exactly_below_the_return() -> None:
+def test_calibration_stops_the_gradient_below_the_return() -> None:
     policy = torch.tensor([[[0.5, 1.5], [0.5, 1.5], [0.5, 1.5]]], requires_grad=True)  # (M=1, B=3, C=2)
     returns = torch.tensor([1.0, torch.nan, 2.0])
     data, uniform = torch.zeros(1, 3, requires_grad=True), torch.zeros(1, 3, 4)
     penalty = conservative_penalty(data, policy, uniform, returns)
     (gradient,) = torch.autograd.grad(penalty.sum(), policy)
     assert gradient[0, 0, 0] == 0 and gradient[0, 0, 1] > 0  # below and above a return of 1
-    assert bool((gradient[0, 1] > 0).all())  # an unknown return bounds nothing
+    assert bool((gradient[0, 1] > 0).all())  # a NaN return sets no bound
     assert bool((gradient[0, 2] == 0).all())
     torch.testing.assert_close(calibrated(policy, returns)[0, 0], torch.tensor([1.0, 1.5]))
 
@@ -67,7 +67,7 @@ def test_uniform_chunks_are_never_calibrated() -> None:
     assert bool((gradient > 0).all())
 
 
-def test_the_penalty_vanishes_where_all_values_agree_and_follows_the_soft_maximum() -> None:
+def test_penalty_is_zero_for_equal_values_and_follows_the_soft_maximum() -> None:
     same = torch.full((2, 3, 1), 5.0)
     unknown = torch.full((3,), torch.nan)
     penalty = conservative_penalty(same[..., 0], same.expand(2, 3, 4), same.expand(2, 3, 6), unknown)
@@ -78,7 +78,7 @@ def test_the_penalty_vanishes_where_all_values_agree_and_follows_the_soft_maximu
     torch.testing.assert_close(conservative_penalty(data, policy, uniform, unknown), expected)
 
 
-def test_a_nan_value_is_not_hidden_by_the_bound() -> None:
+def test_calibration_propagates_nan() -> None:
     policy = torch.zeros(1, 2, 3)
     policy[0, 1, 2] = torch.nan
     penalty = conservative_penalty(torch.zeros(1, 2), policy, torch.zeros(1, 2, 3), torch.ones(2))

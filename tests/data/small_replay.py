@@ -1,4 +1,4 @@
-"""A replay memory that counts: observation and reward of step t are t, so that windows can be read off."""
+"""A replay buffer with known contents: observations, actions and rewards encode the step, so windows are readable."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from robopolicy.data.replay import MixedReplay, Replay
 
 
 def request(**settings: Any) -> ReplaySampleSpec:
-    """A small request."""
+    """A sample request with small defaults."""
     return ReplaySampleSpec(**{"batch_size": 8, "horizon": 1, "steps": 1, "gamma": 0.5} | settings)
 
 
 def play(replay: Replay, start: int, count: int, end: str = "", lane: int = 0, **more: Any) -> None:
-    """`count` steps from observation `start`; step i sees start + i, plays action -(start + i), earns start + i + 1."""
+    """Add `count` steps; step i has observation start + i, action -(start + i) and reward start + i + 1."""
     for x in range(start, start + count):
         last = x == start + count - 1
         replay.add(
@@ -41,7 +41,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def drawn(replay: Replay | MixedReplay, **settings: Any) -> list[int]:
-    """The slots that 40 batches start at, each once."""
+    """The distinct start slots of 40 sampled batches."""
     return sorted(set(replay.sample(request(**settings), generator(), batches=40).index.tolist()))
 
 
@@ -56,7 +56,7 @@ def successor(batch: Transitions) -> list[float]:
 
 
 def random_replay(seed: int = 0, **settings: Any) -> Replay:
-    """Three lanes with episodes of random length, far beyond the capacity."""
+    """A replay buffer with three lanes and episodes of random length, filled far beyond the capacity."""
     rng = np.random.default_rng(seed)
     replay = Replay(90, lanes=3, gamma=0.9, **settings)
     time, running = np.zeros(3, int), np.zeros(3, int)

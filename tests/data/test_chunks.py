@@ -87,7 +87,7 @@ def test_sizes_below_one_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_read_only_arrays_are_taken() -> None:
+def test_read_only_arrays_are_accepted() -> None:
     data = counting_episodes((3,))
     for array in data.arrays.values():
         array.flags.writeable = False

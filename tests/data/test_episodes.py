@@ -22,7 +22,7 @@ def make_episode(length: int, seed: int = 0, success: bool = True) -> Episode:
     )
 
 
-def test_episodes_come_back_as_they_went_in() -> None:
+def test_episodes_round_trip() -> None:
     parts = [make_episode(length, seed) for seed, length in enumerate((4, 1, 6))]
     data = Episodes.from_list(parts, 0.1)
     assert (len(data), data.num_episodes, data.ends.tolist(), data.lengths.tolist()) == (11, 3, [4, 5, 11], [4, 1, 6])
@@ -74,7 +74,7 @@ def test_empty_selection_is_refused() -> None:
         data.subset([])
 
 
-def test_datasets_with_different_rates_do_not_mix() -> None:
+def test_datasets_with_different_rates_cannot_be_joined() -> None:
     slow, fast = (Episodes.from_list([make_episode(3)], dt) for dt in (0.1, 0.05))
     with pytest.raises(UserError, match="different control steps"):
         Episodes.concat([slow, fast])

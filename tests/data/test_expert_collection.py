@@ -18,7 +18,7 @@ from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, Vect
 
 
 class Walk(VectorSim):
-    """A point that must reach a goal; goal and time limit depend on the episode seed, every third goal is too far."""
+    """A point that must reach a goal in 12 steps; the goal depends on the episode seed, every third goal is too far."""
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs, self.device = num_envs, torch.device("cpu")
@@ -61,7 +61,7 @@ class Walk(VectorSim):
 
 def expert(sim: VectorSim, obs: Observation) -> Tensor:
     assert isinstance(sim, Walk)
-    return (sim.goal - sim.position)[:, None]  # beyond the bounds: what is recorded must be clipped
+    return (sim.goal - sim.position)[:, None]  # exceeds the bounds: the recorded action must be clipped
 
 
 class Sink:
@@ -88,7 +88,7 @@ def test_dataset_does_not_depend_on_the_number_of_environments(only_success: boo
     assert all(np.array_equal(one.arrays[key], five.arrays[key]) for key in one.arrays)
 
 
-def test_only_successes_are_kept_and_the_expert_is_judged_on_all_attempts() -> None:
+def test_only_successes_are_stored_and_the_success_rate_counts_all_attempts() -> None:
     sink = Sink()
     report = collect(Walk(4), expert, sink, episodes=6)
     assert [episode.seed for episode in sink.episodes] == [0, 1, 3, 4, 6, 7]
@@ -96,7 +96,7 @@ def test_only_successes_are_kept_and_the_expert_is_judged_on_all_attempts() -> N
     assert "6 of 8 (75.0%)" in str(report)
 
 
-def test_frames_pair_what_was_seen_with_what_was_done() -> None:
+def test_frames_pair_each_observation_with_its_action() -> None:
     sink = Sink()
     collect(Walk(1), expert, sink, episodes=1)  # goal 2: two steps of 1
     arrays = sink.episodes[0].arrays
@@ -114,7 +114,7 @@ def test_noise_disturbs_the_motion_but_not_the_recorded_action() -> None:
     assert (arrays["action"][:4] == 1.0).all()
 
 
-def test_value_learning_from_a_noisy_dataset_sees_the_actions_that_moved_the_point(tmp_path: Path) -> None:
+def test_replay_of_a_noisy_dataset_uses_the_executed_actions(tmp_path: Path) -> None:
     with LeRobotWriter(tmp_path / "walk", control_dt=0.1, video=False) as writer:
         collect(Walk(3), expert, writer, episodes=6, seed=1, only_success=False, noise=0.3)
     data = read_lerobot(tmp_path / "walk")
@@ -154,7 +154,7 @@ def test_collection_streams_into_a_dataset(tmp_path: Path) -> None:
     assert data.success.all() and set(data.tasks) == {"toy/walk"}
 
 
-def test_an_expert_that_never_succeeds_is_given_up() -> None:
+def test_collection_stops_if_the_expert_never_succeeds() -> None:
     with pytest.raises(UserError, match="only 0 of 100"):
         collect(Walk(8), lambda sim, obs: torch.zeros(sim.num_envs, 1), Sink(), episodes=1)
 
@@ -170,17 +170,17 @@ def test_a_task_without_success_is_refused() -> None:
 
 
 @pytest.mark.parametrize("only_success", [True, False])
-def test_a_task_may_judge_an_episode_as_it_ends_alone(only_success: bool) -> None:
+def test_success_may_be_reported_only_at_the_end_of_an_episode(only_success: bool) -> None:
     class Verdict(Walk):
         def step(self, action: Tensor, active: Tensor | None = None) -> Step:
             step = super().step(action, active)
             return step if bool(step.done.any()) else replace(step, info={})
 
     for num_envs in (1, 2, 5):
-        told, plain = Sink(), Sink()
-        report = collect(Verdict(num_envs), expert, told, episodes=6, only_success=only_success)
+        sparse, plain = Sink(), Sink()
+        report = collect(Verdict(num_envs), expert, sparse, episodes=6, only_success=only_success)
         assert report == collect(Walk(num_envs), expert, plain, episodes=6, only_success=only_success)
-        one, other = (Episodes.from_list(sink.episodes, 0.1) for sink in (told, plain))
+        one, other = (Episodes.from_list(sink.episodes, 0.1) for sink in (sparse, plain))
         assert one.arrays.keys() == other.arrays.keys()
         assert all(np.array_equal(one.arrays[key], other.arrays[key]) for key in one.arrays)
 

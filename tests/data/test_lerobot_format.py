@@ -48,14 +48,14 @@ def assert_equal(found: Episodes, expected: Episodes, *, skip: tuple[str, ...] =
     assert (found.tasks, found.control_dt) == (expected.tasks, expected.control_dt)
 
 
-def test_png_dataset_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_png_dataset_round_trips_bit_for_bit(tmp_path: Path) -> None:
     data = make_data()
     write_lerobot(data, tmp_path / "set", video=False)
     assert_equal(read_lerobot(tmp_path / "set"), data)
     assert [entry.name for entry in tmp_path.iterdir()] == ["set"]
 
 
-def test_arrays_of_any_shape_come_back_bit_for_bit(tmp_path: Path) -> None:
+def test_arrays_of_any_shape_round_trip_bit_for_bit(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     arrays = {"points": rng.normal(size=(4, 5, 3)).astype(np.float32), "action": np.zeros((4, 2), np.float32)}
     data = Episodes.from_list([Episode(arrays, "toy/reach", 0)], 0.05)
@@ -66,14 +66,14 @@ def test_arrays_of_any_shape_come_back_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(video_encoder() is None, reason="this PyAV has no video encoder")
-def test_video_dataset_comes_back_with_small_image_error(tmp_path: Path) -> None:
+def test_video_dataset_round_trips_with_small_image_error(tmp_path: Path) -> None:
     data = make_data()
     write_lerobot(data, tmp_path / "set")
     assert (tmp_path / "set/videos/observation.images.front/chunk-000/file-000.mp4").is_file()
     back = read_lerobot(tmp_path / "set")
     assert_equal(back, data, skip=("image.front",))
     error = np.abs(back.arrays["image.front"].astype(int) - data.arrays["image.front"])
-    assert error.mean() < 3  # one frame later would differ by 3 everywhere, one episode later by more
+    assert error.mean() < 3  # a shift by one frame gives 3 everywhere, a shift by one episode more
     part = read_lerobot(tmp_path / "set", episodes=[1, 3])
     assert np.array_equal(part.episode(1).arrays["image.front"], back.episode(3).arrays["image.front"])
 
@@ -97,7 +97,7 @@ def test_large_datasets_roll_over_into_several_files(tmp_path: Path) -> None:
     assert read_lerobot(tmp_path / "set", episodes=[3], images=False).seeds.tolist() == [3]
 
 
-def test_layout_is_the_one_of_lerobot_v30(tmp_path: Path) -> None:
+def test_layout_matches_lerobot_v30(tmp_path: Path) -> None:
     data = make_data()
     write_lerobot(data, tmp_path / "set", video=False)
     info = json.loads((tmp_path / "set/meta/info.json").read_text())
@@ -120,7 +120,7 @@ def test_layout_is_the_one_of_lerobot_v30(tmp_path: Path) -> None:
             np.testing.assert_allclose(stored[name][statistic], value)
 
 
-def test_rates_that_are_no_whole_number_survive(tmp_path: Path) -> None:
+def test_fractional_rates_are_preserved(tmp_path: Path) -> None:
     data = Episodes.from_list([make_episode(3, 0, True)], 0.015)
     write_lerobot(data, tmp_path / "set")
     assert read_lerobot(tmp_path / "set").control_dt == 0.015
@@ -203,7 +203,7 @@ def test_damaged_files_give_one_clear_line(tmp_path: Path, name: str, damage: st
         (lambda info: info.update(data_path="{chunk_index.__class__}"), "'data_path' must be a file path"),
     ],
 )
-def test_what_is_wrong_with_the_metadata_is_said_in_words(tmp_path: Path, change: Any, message: str) -> None:
+def test_invalid_metadata_gives_a_clear_error(tmp_path: Path, change: Any, message: str) -> None:
     write_lerobot(make_data(), tmp_path / "set", video=False)
     file = tmp_path / "set/meta/info.json"
     info = json.loads(file.read_text())
@@ -229,7 +229,7 @@ def test_deep_json_gives_one_clear_line(tmp_path: Path) -> None:
         ("data", "action", [None] * 22, "column 'action' must hold numbers, found null"),
     ],
 )
-def test_columns_of_another_kind_are_named(
+def test_columns_of_the_wrong_type_are_named(
     tmp_path: Path, file: str, column: str, values: list[Any], message: str
 ) -> None:
     write_lerobot(make_data(), tmp_path / "set", video=False)
@@ -330,9 +330,7 @@ def test_episodes_with_other_shapes_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [0.0, -1.0, float("nan"), 1e-9, 86_400.0])
-def test_a_control_step_that_the_format_cannot_tell_is_refused_before_anything_is_played(
-    step: float, tmp_path: Path
-) -> None:
+def test_control_steps_that_the_format_cannot_store_are_refused_at_construction(step: float, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"control steps of 0\.0001 to 10000 s, got"):
         LeRobotWriter(tmp_path / "set", control_dt=step)
     assert list(tmp_path.iterdir()) == []
@@ -342,14 +340,14 @@ def test_a_control_step_that_the_format_cannot_tell_is_refused_before_anything_i
     ("extra", "lesson"),
     [
         (np.array([["a"], ["b"]]), "real numbers, found <U1"),
-        (np.array([[1], [2]], object), "real numbers, found object"),  # was written, and left out when read
+        (np.array([[1], [2]], object), "real numbers, found object"),  # earlier versions dropped it on reading
         (np.zeros((2, 1), "datetime64[s]"), "real numbers, found datetime64"),
         (np.zeros((2, 1), np.complex64), "real numbers, found complex64"),
         ([[1.0], [2.0]], "real numbers, found list"),
         (np.zeros((2, 0)), r"frames of shape \(0,\), without numbers"),
     ],
 )
-def test_what_could_not_be_read_again_is_not_written(extra: Any, lesson: str, tmp_path: Path) -> None:
+def test_arrays_that_cannot_be_read_back_are_not_written(extra: Any, lesson: str, tmp_path: Path) -> None:
     arrays = {"state": np.zeros((2, 1), np.float32), "action": np.zeros((2, 1), np.float32), "extra": extra}
     with pytest.raises(UserError, match=lesson), LeRobotWriter(tmp_path / "set", control_dt=0.05) as writer:
         writer.add(Episode(arrays))

@@ -1,4 +1,4 @@
-"""Both directions against the `lerobot` package, where it is installed."""
+"""Round trips in both directions with the `lerobot` package, where it is installed."""
 
 from pathlib import Path
 from typing import Any
@@ -39,20 +39,20 @@ def make_data() -> Episodes:
 
 
 @pytest.mark.parametrize("video", [False, True])
-def test_lerobot_loads_what_we_write(tmp_path: Path, video: bool) -> None:
+def test_lerobot_loads_our_datasets(tmp_path: Path, video: bool) -> None:
     if video and video_encoder() is None:
         pytest.skip("this PyAV has no video encoder")
     data = make_data()
     write_lerobot(data, tmp_path / "set", video=video)
     delta = {"action": [0.0, 0.05, 0.1]}
-    theirs = lerobot_dataset.LeRobotDataset(
+    dataset = lerobot_dataset.LeRobotDataset(
         "local/set", root=tmp_path / "set", delta_timestamps=delta, video_backend="pyav"
     )
-    assert (len(theirs), theirs.num_episodes, theirs.fps) == (len(data), 5, 20)
-    assert np.allclose(theirs.meta.stats["action"]["mean"], data.arrays["action"].mean(0), atol=1e-6)
-    assert theirs.meta.stats["observation.images.front"]["mean"].shape == (3, 1, 1)
+    assert (len(dataset), dataset.num_episodes, dataset.fps) == (len(data), 5, 20)
+    assert np.allclose(dataset.meta.stats["action"]["mean"], data.arrays["action"].mean(0), atol=1e-6)
+    assert dataset.meta.stats["observation.images.front"]["mean"].shape == (3, 1, 1)
     for frame in (0, 5, 6, 20, len(data) - 1):
-        item = theirs[frame]
+        item = dataset[frame]
         assert np.array_equal(item["observation.state"], data.arrays["state"][frame])
         assert np.array_equal(item["observation.points"], data.arrays["points"][frame])
         assert np.array_equal(item["action"][0], data.arrays["action"][frame])
@@ -66,10 +66,10 @@ def test_lerobot_loads_what_we_write(tmp_path: Path, video: bool) -> None:
 
 
 @pytest.mark.parametrize("video", [False, True])
-def test_we_read_what_lerobot_writes(tmp_path: Path, video: bool) -> None:
+def test_we_read_lerobot_datasets(tmp_path: Path, video: bool) -> None:
     data = make_data()
     dtype = "video" if video else "image"
-    theirs = lerobot_dataset.LeRobotDataset.create(
+    dataset = lerobot_dataset.LeRobotDataset.create(
         "local/set",
         fps=20,
         root=tmp_path / "set",
@@ -87,7 +87,7 @@ def test_we_read_what_lerobot_writes(tmp_path: Path, video: bool) -> None:
     for index in range(data.num_episodes):
         episode = data.episode(index)
         for frame in range(len(episode)):
-            theirs.add_frame(
+            dataset.add_frame(
                 {
                     "observation.state": episode.arrays["state"][frame],
                     "action": episode.arrays["action"][frame],
@@ -95,28 +95,28 @@ def test_we_read_what_lerobot_writes(tmp_path: Path, video: bool) -> None:
                     "task": episode.task,
                 }
             )
-        theirs.save_episode()
-    theirs.finalize()
-    ours = read_lerobot(tmp_path / "set")
-    assert ours.ends.tolist() == data.ends.tolist() and ours.tasks == data.tasks
-    assert np.array_equal(ours.arrays["state"], data.arrays["state"])
-    assert np.array_equal(ours.arrays["action"], data.arrays["action"])
-    error = np.abs(ours.arrays["image.front"].astype(int) - data.arrays["image.front"])
+        dataset.save_episode()
+    dataset.finalize()
+    loaded = read_lerobot(tmp_path / "set")
+    assert loaded.ends.tolist() == data.ends.tolist() and loaded.tasks == data.tasks
+    assert np.array_equal(loaded.arrays["state"], data.arrays["state"])
+    assert np.array_equal(loaded.arrays["action"], data.arrays["action"])
+    error = np.abs(loaded.arrays["image.front"].astype(int) - data.arrays["image.front"])
     assert error.mean() < (1.0 if video else 1e-9)
 
 
-def written_again_by_lerobot(source: Path, target: Path) -> None:
-    """Copy a dataset frame by frame through lerobot's own reader and writer."""
-    theirs = lerobot_dataset.LeRobotDataset("local/set", root=source, video_backend="pyav")
+def copy_with_lerobot(source: Path, target: Path) -> None:
+    """Copy a dataset frame by frame with lerobot's own reader and writer."""
+    dataset = lerobot_dataset.LeRobotDataset("local/set", root=source, video_backend="pyav")
     made = {"timestamp", "frame_index", "episode_index", "index", "task_index"}
-    features = {name: feature for name, feature in theirs.meta.features.items() if name not in made}
+    features = {name: feature for name, feature in dataset.meta.features.items() if name not in made}
     copy = lerobot_dataset.LeRobotDataset.create(
-        "local/copy", fps=theirs.fps, root=target, features=features, use_videos=False
+        "local/copy", fps=dataset.fps, root=target, features=features, use_videos=False
     )
-    for episode in range(theirs.num_episodes):
-        rows = [row for row in range(len(theirs)) if int(theirs[row]["episode_index"]) == episode]
+    for episode in range(dataset.num_episodes):
+        rows = [row for row in range(len(dataset)) if int(dataset[row]["episode_index"]) == episode]
         for row in rows:
-            item = theirs[row]
+            item = dataset[row]
             frame = {name: item[name] for name in features}
             for name, feature in features.items():
                 if feature["dtype"] == "image":
@@ -128,10 +128,10 @@ def written_again_by_lerobot(source: Path, target: Path) -> None:
     copy.finalize()
 
 
-def test_ours_to_lerobot_and_back_is_lossless(tmp_path: Path) -> None:
+def test_round_trip_with_lerobot_is_lossless(tmp_path: Path) -> None:
     data = make_data()
     write_lerobot(data, tmp_path / "ours", video=False)
-    written_again_by_lerobot(tmp_path / "ours", tmp_path / "theirs")
+    copy_with_lerobot(tmp_path / "ours", tmp_path / "theirs")
     back = read_lerobot(tmp_path / "theirs")
     assert back.ends.tolist() == data.ends.tolist()
     assert back.tasks == data.tasks
@@ -140,11 +140,11 @@ def test_ours_to_lerobot_and_back_is_lossless(tmp_path: Path) -> None:
     for key, array in data.arrays.items():
         assert back.arrays[key].dtype == array.dtype, key
         assert np.array_equal(back.arrays[key], array), key
-    assert (data.seeds >= 0).all() and (back.seeds == -1).all()  # lerobot has no place for the seed of a simulator
-    first = theirs_episodes(tmp_path / "theirs")[0]
+    assert (data.seeds >= 0).all() and (back.seeds == -1).all()  # lerobot does not store simulator seeds
+    first = episode_metadata(tmp_path / "theirs")[0]
     assert (first["length"], first["tasks"]) == (len(data.episode(0)), [data.tasks[0]])
 
 
-def theirs_episodes(root: Path) -> list[dict[str, Any]]:
-    """Metadata of the episodes as lerobot reads it."""
+def episode_metadata(root: Path) -> list[dict[str, Any]]:
+    """Episode metadata as lerobot reads it."""
     return list(lerobot_dataset.LeRobotDataset("local/set", root=root, video_backend="pyav").meta.episodes)

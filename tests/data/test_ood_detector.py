@@ -1,4 +1,4 @@
-"""The gate around the support of data: how much of it is inside, what is not, and that it survives a file."""
+"""Tests of the out-of-distribution detector: share of data inside, rejected points, and storage in a file."""
 
 import math
 
@@ -29,7 +29,7 @@ def make_data(episodes: int = 20, seed: int = 0) -> Episodes:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("groups", [20, 1])
 def test_new_data_are_inside_and_four_deviations_are_not(kind: str, groups: int) -> None:
-    """With many episodes some are held out; of a single one each point is."""
+    """With many episodes some episodes are held out; with a single one each point is held out in turn."""
     data = normal_points(2000, 0)
     gate = OODDetector.fit(data, np.arange(2000) % groups, OODDetectorConfig(kind=kind))
     assert float(gate.inside(normal_points(2000, 1)).float().mean()) == pytest.approx(0.95, abs=0.025)
@@ -38,7 +38,7 @@ def test_new_data_are_inside_and_four_deviations_are_not(kind: str, groups: int)
 
 
 def test_scores_by_hand() -> None:
-    """Two points a distance of 2 apart once scaled, so that each supports itself with 1 and the other with exp(-4)."""
+    """After scaling the two points are 2 apart, so each adds 1 to its own support and exp(-4) to the other's."""
     points = torch.tensor([[0.0, 0.0], [10.0, 0.0]])
     config = OODDetectorConfig(bandwidth=math.sqrt(0.5), neighbours=1, points=2)
     gate = OODDetector(config, (), points.min(0).values, points.max(0).values, torch.tensor([[-1.0, 0], [1, 0]]), 0.0)
@@ -47,12 +47,12 @@ def test_scores_by_hand() -> None:
     assert gate.score(points).tolist() == [-2.0, -2.0]
 
 
-def test_what_is_no_number_is_outside() -> None:
+def test_non_finite_points_are_outside() -> None:
     gate = OODDetector.fit(normal_points(100, 0), np.zeros(100, np.int64), OODDetectorConfig())
     assert gate.inside(torch.tensor([[math.nan, 0, 0], [math.inf, 0, 0], [0, 0, 0]])).tolist() == [False, False, True]
 
 
-def test_units_do_not_matter() -> None:
+def test_detector_does_not_depend_on_units() -> None:
     data, new = normal_points(500, 0), normal_points(100, 1)
     scale, shift = torch.tensor([1e3, 1e-2, 1.0]), torch.tensor([5.0, 0.0, -7.0])
     groups = np.arange(500) % 10
@@ -62,7 +62,7 @@ def test_units_do_not_matter() -> None:
     )
 
 
-def test_it_is_the_same_after_a_file_and_a_state(tmp_path) -> None:
+def test_detector_survives_a_file_and_a_state_dict(tmp_path) -> None:
     data = make_data()
     gate, new = fit_ood_detector(data, OODDetectorConfig(kind="neighbours", points=100)), torch.randn(50, 5)
     gate.save(tmp_path / "gate.safetensors")
@@ -74,14 +74,14 @@ def test_it_is_the_same_after_a_file_and_a_state(tmp_path) -> None:
         assert copy.keys == ("pose", "state") and copy.config == gate.config
 
 
-def test_points_are_laid_out_as_the_data_were(tmp_path) -> None:
+def test_points_have_the_layout_of_the_data(tmp_path) -> None:
     write_lerobot(make_data(), tmp_path / "data")
     gate = load_ood_detector(tmp_path / "data", keys=["pose"])
     obs = {"state": torch.zeros(1, 2), "pose": torch.tensor([[1.0, 2.0]])}
     assert gate.point(obs, torch.tensor([[3.0]])).tolist() == [[1.0, 2.0, 3.0]]
 
 
-def test_what_does_not_fit_is_refused(tmp_path) -> None:
+def test_mismatched_inputs_are_refused(tmp_path) -> None:
     data = make_data(2)
     gate = fit_ood_detector(data)
     with pytest.raises(UserError, match="'pose' is not observed"):

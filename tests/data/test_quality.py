@@ -1,4 +1,4 @@
-"""Trajectory quality, coverage and what may be wrong with a dataset."""
+"""Tests of trajectory quality, coverage and the faults of a dataset."""
 
 import numpy as np
 import pytest
@@ -65,12 +65,12 @@ def test_bins_of_both_are_the_same_and_narrow_data_cover_less() -> None:
     assert coverage(wide, wide, bins=10).saco == 1.0
 
 
-def test_the_larger_of_two_datasets_is_cut_to_the_other() -> None:
+def test_coverage_cuts_the_larger_dataset_to_the_smaller() -> None:
     data, replay = walk(4, 10, 0), walk(30, 10, 1)
     assert coverage(data, replay).steps == coverage(replay, data).steps == 40
 
 
-def test_coverage_refuses_what_cannot_be_compared() -> None:
+def test_coverage_refuses_incomparable_data() -> None:
     data = walk(1, 5, 0)
     with pytest.raises(UserError, match="same vectors"):
         coverage(data, Episodes.from_list([Episode({"other": np.zeros((5, 1)), "action": np.zeros((5, 1))})], 0.1))
@@ -90,6 +90,6 @@ def test_faults_are_found_and_named() -> None:
     assert constant_entries(data) == ["state[1]"]
     clipped = clipped_actions(data)
     assert clipped["action[0] (reach)"] > 0.4 and clipped["action[2] (turn)"] == pytest.approx(0.02, abs=0.2)
-    assert "action[1] (grip)" not in clipped  # a switch is always at an end
+    assert "action[1] (grip)" not in clipped  # a binary action is always at a bound
     assert idle_fraction(data) == pytest.approx(19 / 99)
     assert repeated_episodes(data) == 1

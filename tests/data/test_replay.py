@@ -1,4 +1,4 @@
-"""Windows of the replay memory against numbers worked out by hand, and its sampling against brute force."""
+"""Tests of replay windows with hand-computed numbers, and of replay sampling against brute force."""
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def test_only_steps_with_a_known_successor_start_windows() -> None:
         running.sample(request(steps=9), generator())
 
 
-def test_an_empty_memory_says_so() -> None:
+def test_empty_replay_is_refused() -> None:
     with pytest.raises(UserError, match="empty"):
         Replay(20).sample(request(), generator())
     with pytest.raises(UserError, match="at least 2 slots"):
@@ -84,7 +84,7 @@ def test_history_repeats_the_first_observation_of_its_own_episode() -> None:
     assert successor(window(replay, 0, obs_horizon=3, steps=5)) == [11, 12, 13]
 
 
-def test_the_ring_overwrites_the_oldest_and_never_joins_old_with_new() -> None:
+def test_ring_overwrites_the_oldest_steps_and_never_joins_old_with_new() -> None:
     replay = Replay(6)
     play(replay, 0, 10)  # slots hold 6 7 8 9 4 5; the head is at slot 4
     assert len(replay) == 6
@@ -93,13 +93,13 @@ def test_the_ring_overwrites_the_oldest_and_never_joins_old_with_new() -> None:
     assert successor(window(replay, 5)) == [6]
     batch = window(replay, 2, horizon=4, steps=1)
     assert batch.chunk[0, :, 0].tolist() == [-8, -9, -9, -9]
-    assert batch.mask.tolist() == [[1, 1, 0, 0]]  # what lies beyond the newest step is not part of the chunk
+    assert batch.mask.tolist() == [[1, 1, 0, 0]]  # steps after the newest one are not part of the chunk
     assert drawn(replay, steps=3) == [0, 4, 5]
 
 
-def test_windows_whose_history_was_overwritten_are_not_drawn() -> None:
+def test_windows_whose_history_was_overwritten_are_not_sampled() -> None:
     replay = Replay(6)
-    play(replay, 0, 10)  # oldest is 4: it lacks 2 and 3, and 5 lacks 3
+    play(replay, 0, 10)  # the oldest step is 4: it lacks 2 and 3, and 5 lacks 3
     assert drawn(replay, obs_horizon=3) == [0, 1, 2]
     assert state(window(replay, 0, obs_horizon=3)) == [4, 5, 6]
     fresh = Replay(6)
@@ -125,12 +125,12 @@ def test_returns_of_an_episode_longer_than_the_ring() -> None:
     assert drawn(replay) == [0, 2, 3]
 
 
-def test_lanes_are_separate_and_may_stand_still() -> None:
+def test_lanes_are_separate_and_may_pause() -> None:
     replay = Replay(20, lanes=2)
     flags = torch.zeros(2, dtype=torch.bool)
     both = {"state": torch.tensor([[0.0], [100.0]])}
     replay.add(torch.tensor([0, 1]), both, torch.zeros(2, 1), torch.ones(2), flags, flags, both)
-    play(replay, 101, 2, lane=1)  # lane 0 stands still
+    play(replay, 101, 2, lane=1)  # lane 0 adds no step
     play(replay, 1, 2, lane=0)
     assert drawn(replay) == [0, 1, 10, 11]
     assert successor(window(replay, 10)) == [101]
@@ -141,16 +141,16 @@ def test_lanes_are_separate_and_may_stand_still() -> None:
     assert successor(window(replay, 7)) == [8]
 
 
-def test_decisions_only_starts_where_a_chunk_with_its_record_was_chosen() -> None:
+def test_chunk_starts_only_samples_decisions_with_a_record() -> None:
     replay = Replay(40)
-    play(replay, 0, 4, decision=True)  # before anything was noted
+    play(replay, 0, 4, decision=True)  # decisions without a record
     for start in (4, 7, 10):
         play(replay, start, 1, record={"noise": torch.full((1, 2), float(start))})
         play(replay, start + 1, 2, decision=False)
     assert drawn(replay, chunk_starts_only=True) == [4, 7, 10]
     batch = replay.sample(request(chunk_starts_only=True), generator())
     torch.testing.assert_close(batch.record["noise"], batch.obs["state"][:, 0].expand(8, 2))
-    play(replay, 13, 3, decision=True)  # notes nothing again
+    play(replay, 13, 3, decision=True)  # again without a record
     assert drawn(replay, chunk_starts_only=True) == [4, 7, 10]
 
 
@@ -164,7 +164,7 @@ def test_a_cut_episode_ends_without_joining_the_next() -> None:
     play(replay, 70, 1)
     replay.end_episodes()
     play(replay, 80, 3, "terminated")
-    # 0 1 (2) 50 (51) (70) 80 81 82 (83): what stands in brackets is only a successor.
+    # 0 1 (2) 50 (51) (70) 80 81 82 (83): steps in parentheses are only successors.
     assert drawn(replay, steps=2) == [0, 1, 3, 6, 7, 8]
     batch = window(replay, 1, horizon=3, steps=3)
     assert (batch.mask.tolist(), batch.steps.tolist(), batch.discount.tolist()) == ([[1, 0, 0]], [1], [0.5])
@@ -174,7 +174,7 @@ def test_a_cut_episode_ends_without_joining_the_next() -> None:
 
 
 @pytest.mark.parametrize("horizon, steps, obs_horizon", [(1, 1, 1), (4, 2, 3), (2, 5, 2)])
-def test_every_drawn_window_is_a_piece_of_one_episode(horizon: int, steps: int, obs_horizon: int) -> None:
+def test_every_sampled_window_is_a_piece_of_one_episode(horizon: int, steps: int, obs_horizon: int) -> None:
     replay = random_replay()
     wanted = request(batch_size=500, horizon=horizon, steps=steps, obs_horizon=obs_horizon, gamma=0.9)
     batch = replay.sample(wanted, generator())
@@ -207,7 +207,7 @@ def test_sampling_is_uniform_over_the_usable_steps() -> None:
     assert chi < len(counts) + 5 * (2 * len(counts)) ** 0.5
 
 
-def test_a_generator_decides_the_batch() -> None:
+def test_generator_determines_the_batch() -> None:
     replay = random_replay()
     one, two, other = (replay.sample(request(), generator(seed)).index for seed in (3, 3, 4))
     assert torch.equal(one, two) and not torch.equal(one, other)
@@ -222,13 +222,10 @@ def test_a_batch_is_split_into_its_minibatches() -> None:
     assert next(batch.split(24)) is batch
 
 
-# Datasets.
-
-
 # Ages.
 
 
-def test_played_steps_are_weighed_and_drawn_by_their_age() -> None:
+def test_online_steps_are_weighted_and_sampled_by_age() -> None:
     replay = Replay(100)
     play(replay, 0, 40)
     aged = request(

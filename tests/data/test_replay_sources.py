@@ -1,4 +1,4 @@
-"""Where the replay memory gets its steps and how it weighs them: datasets, mixtures, priorities, saved states."""
+"""Tests of the sources and weights of replay steps: datasets, mixtures, priorities, saved states."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def episodes(seed: int = 0, terminated: bool = True) -> Episodes:
 
 
 def written(data: Episodes) -> Replay:
-    """The same memory, filled step by step."""
+    """The same replay buffer, filled step by step."""
     replay = Replay(30, gamma=0.9, online=False)
     for index in range(data.num_episodes):
         frames = data.episode(index).arrays
@@ -53,7 +53,7 @@ def written(data: Episodes) -> Replay:
 
 
 @pytest.mark.parametrize("terminated", [True, False])
-def test_a_dataset_becomes_the_memory_of_its_steps(terminated: bool) -> None:
+def test_from_episodes_equals_adding_every_step(terminated: bool) -> None:
     data = episodes(terminated=terminated)
     whole, slow = Replay.from_episodes(data, gamma=0.9), written(data)
     wanted = request(horizon=3, steps=2, obs_horizon=2)
@@ -92,7 +92,7 @@ def test_a_large_dataset_loads_fast() -> None:
     torch.testing.assert_close(batch.returns, torch.tensor([full, 1.0, full]).float())
 
 
-def test_mixed_batches_have_their_share_of_both_in_every_minibatch() -> None:
+def test_every_minibatch_of_a_mixture_has_the_share_of_both_sources() -> None:
     offline = Replay.from_episodes(episodes(), gamma=0.9)
     online = Replay(20)
     play(online, 10, 5)
@@ -114,7 +114,7 @@ def test_mixed_batches_have_their_share_of_both_in_every_minibatch() -> None:
 # Priorities.
 
 
-def test_the_sum_tree_draws_what_brute_force_draws() -> None:
+def test_sum_tree_samples_equal_brute_force() -> None:
     rng = np.random.default_rng(0)
     for size in (1, 2, 7, 64, 100):
         tree = Priorities(size, 0.7)
@@ -144,7 +144,7 @@ def test_importance_weights_correct_the_sampling() -> None:
     assert np.ptp(weight * probability) < 1e-9  # every slot contributes the same
 
 
-def test_prioritised_sampling_follows_the_errors_and_skips_what_starts_no_window() -> None:
+def test_prioritised_sampling_follows_the_errors_and_skips_slots_without_a_window() -> None:
     replay = Replay(20, prioritized=1.0)
     play(replay, 0, 3, "truncated")
     play(replay, 50, 3)
@@ -181,7 +181,7 @@ def test_prioritised_halves_get_their_own_errors() -> None:
 
 
 @pytest.mark.parametrize("prioritized", [0.0, 0.6])
-def test_a_restored_memory_goes_on_identically(prioritized: float) -> None:
+def test_restored_replay_continues_identically(prioritized: float) -> None:
     replay = random_replay(prioritized=prioritized)
     saved = replay.state_dict()
     other = Replay(90, lanes=3, gamma=0.9, prioritized=prioritized)
@@ -195,7 +195,7 @@ def test_a_restored_memory_goes_on_identically(prioritized: float) -> None:
         torch.testing.assert_close(getattr(one, key), getattr(two, key), rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_full_memory_goes_on_in_a_larger_one_from_its_oldest_step() -> None:
+def test_full_replay_is_restored_into_a_larger_one_from_its_oldest_step() -> None:
     replay = Replay(20, lanes=2)
     play(replay, 0, 14)  # the lane's ring of 10 slots begins at step 4
     play(replay, 100, 3, lane=1)
@@ -210,7 +210,7 @@ def test_a_full_memory_goes_on_in_a_larger_one_from_its_oldest_step() -> None:
     assert seen == [*range(4, 16), *range(100, 105)]
 
 
-def test_memories_that_do_not_fit_are_refused() -> None:
+def test_states_of_another_capacity_are_refused() -> None:
     full = Replay(20, prioritized=0.6)
     play(full, 0, 30)
     for other in (Replay(40, prioritized=0.6), Replay(10)):
@@ -218,7 +218,7 @@ def test_memories_that_do_not_fit_are_refused() -> None:
             other.load_state_dict(full.state_dict())
 
 
-def test_a_state_holds_only_what_is_in_use() -> None:
+def test_state_dict_holds_only_used_slots() -> None:
     replay = Replay(1000, lanes=2)
     play(replay, 0, 5)
     assert replay.state_dict()["arrays"]["action"].shape == (2, 5, 1)

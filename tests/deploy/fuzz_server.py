@@ -1,4 +1,4 @@
-"""Damaged messages and frames for a chunk server; `python tests/deploy/fuzz_server.py 100000` is the long run."""
+"""Fuzzer of a chunk server with damaged messages and frames; `python tests/deploy/fuzz_server.py 100000` runs long."""
 
 import resource
 import socket
@@ -25,7 +25,7 @@ def damaged(rng: np.random.Generator) -> bytes:
 
 
 def fuzz(url: str, frames: int, seed: int = 0) -> dict[str, int]:
-    """Send damaged messages and damaged frames; count what came back."""
+    """Send damaged messages and damaged frames; count the replies by kind."""
     from websockets.exceptions import ConnectionClosed
     from websockets.sync.client import connect
 
@@ -38,7 +38,7 @@ def fuzz(url: str, frames: int, seed: int = 0) -> dict[str, int]:
             client = line.__enter__()
             client.recv()  # the greeting
         try:
-            if rng.random() < 0.005:  # below the messages: bytes that are no frame
+            if rng.random() < 0.005:  # raw bytes that are not a frame
                 client.socket.sendall(rng.bytes(int(rng.integers(1, 200))))
             client.send(damaged(rng) if rng.random() < 0.95 else "text")
             reply = Reply.unpack(client.recv(timeout=0.5))
@@ -48,7 +48,7 @@ def fuzz(url: str, frames: int, seed: int = 0) -> dict[str, int]:
             found["closed"] += 1
             line.__exit__(None, None, None)
             line = None
-            if rng.random() < 0.5:  # no websocket at all
+            if rng.random() < 0.5:  # not a websocket connection
                 with socket.create_connection(address) as raw:
                     raw.sendall(rng.bytes(int(rng.integers(1, 500))) + b"\r\n\r\n")
     if line is not None:
@@ -57,7 +57,7 @@ def fuzz(url: str, frames: int, seed: int = 0) -> dict[str, int]:
 
 
 def main(frames: int) -> None:
-    """Fuzz a server of this process while another client goes on asking; print what came of it."""
+    """Fuzz a server in this process while another client sends requests; print the counts."""
     with running(Shift()) as server, connected(server.url) as bystander:
         found, start, before = {"errors": 0, "chunks": 0, "closed": 0}, time.monotonic(), 0
         for part in range(10):

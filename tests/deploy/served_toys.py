@@ -1,4 +1,4 @@
-"""Small things to serve: a shift that every input counts in, and sources of one robot."""
+"""Small policies to serve: a shift that depends on every input, and a policy of one robot."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ IMAGES = PolicySpec({"state": (6,), "image.front": (3, 4, 4)}, action_dim=2, hor
 
 
 class Shift:
-    """Position plus noise; a prefix is continued by its last action. Some positions make trouble."""
+    """Position plus noise; a prefix is continued by its last action. Position 3 waits, 5 raises and 7 returns NaN."""
 
     def __init__(self, spec: PolicySpec = SPEC, *, noise: bool = True, prefix: bool = True) -> None:
         self.greeting = Greeting(spec, "shift", noise, prefix)
@@ -43,7 +43,7 @@ class Shift:
 
 
 class OneRobot:
-    """A `ChunkPolicy`."""
+    """A `ChunkPolicy` of one robot."""
 
     spec, takes_prefix = SPEC, True
 
@@ -58,7 +58,7 @@ class OneRobot:
 
 
 def state(value: float = 1.0, rows: int = 1) -> dict[str, np.ndarray]:
-    """Observations `(B, 1, 6)` with every number `value`."""
+    """Observations `(B, 1, 6)` filled with `value`."""
     return {"state": np.full((rows, 1, 6), value, np.float32)}
 
 
@@ -73,7 +73,7 @@ def connected(url: str, timeout: float = 5.0) -> Iterator[Connection]:
 
 
 def wait_until(happened: Callable[[], bool], seconds: float = 5.0) -> None:
-    """Return when it has; fail after so long."""
+    """Wait until the condition holds; fail after `seconds`."""
     end = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < end, "it did not happen"

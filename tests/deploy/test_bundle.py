@@ -1,4 +1,4 @@
-"""Bundles on a robot's computer: no torch, strict inputs, and refusals of what was damaged or changed."""
+"""Tests of bundles on a robot's computer: no torch, strict inputs, and refusal of damaged or changed files."""
 
 import json
 import shutil
@@ -52,7 +52,7 @@ def test_a_copy_runs_in_a_process_without_torch_and_mujoco(folder: Path, tmp_pat
     assert printed == f"{open_bundle(folder, seed=3).chunk(OBS).tolist()} []\n"
 
 
-def test_the_manifest_says_what_the_task_declares(bundle: Bundle) -> None:
+def test_manifest_contains_the_task_metadata(bundle: Bundle) -> None:
     manifest = bundle.manifest
     assert manifest.task == "toy/point_mass" and manifest.control_dt is not None
     assert manifest.action_names == ("ax [m/s^2]", "ay [m/s^2]")
@@ -60,7 +60,7 @@ def test_the_manifest_says_what_the_task_declares(bundle: Bundle) -> None:
     assert manifest.noise_shape == (4, 2) and manifest.network_calls == 3
 
 
-def test_the_command_line_verifies_a_bundle_too(
+def test_command_line_verifies_a_bundle(
     folder: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["verify", str(folder)]) == 0
@@ -71,7 +71,7 @@ def test_the_command_line_verifies_a_bundle_too(
     assert "A bundle runs on the CPU" in refused("verify", folder, "--device", "cpu")
 
 
-def test_seeds_repeat_an_episode_and_differ(bundle: Bundle) -> None:
+def test_seeds_repeat_an_episode_and_other_seeds_differ(bundle: Bundle) -> None:
     first = [bundle.chunk(OBS) for _ in range(2)]
     assert not np.array_equal(first[0], first[1])
     bundle.reset()
@@ -81,7 +81,7 @@ def test_seeds_repeat_an_episode_and_differ(bundle: Bundle) -> None:
     assert np.array_equal(bundle.chunk(OBS, noise=np.ones((4, 2))), bundle.chunk(OBS, noise=np.ones((4, 2))))
 
 
-def test_given_actions_come_out_and_the_rest_reacts(bundle: Bundle) -> None:
+def test_prefix_actions_are_returned_and_the_rest_adapts(bundle: Bundle) -> None:
     noise = np.random.default_rng(0).standard_normal((4, 2))
     plain = bundle.chunk(OBS, noise=noise)
     prefix = np.array([[0.3, 2.0], [0.1, -7.0]], np.float32)
@@ -98,7 +98,7 @@ def test_soft_weights_hold_the_delay_and_fade_to_the_end() -> None:
         prefix_weights(16, 11, 6)
 
 
-def test_what_does_not_fit_is_refused_in_one_line(bundle: Bundle) -> None:
+def test_mismatched_inputs_are_refused_in_one_line(bundle: Bundle) -> None:
     refused = {
         "needs the observation 'goal', got state": {"obs": {"state": OBS["state"]}},
         r"'state' must have shape \(2, 3\), found \(3,\)": {"obs": OBS | {"state": np.ones(3)}},
@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_refused_in_one_line(bundle: Bundle) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_closed_bundle_says_so(bundle: Bundle) -> None:
+def test_closed_bundle_is_refused(bundle: Bundle) -> None:
     bundle.close()
     bundle.close()
     with pytest.raises(UserError, match="is closed; open it again"):
@@ -170,8 +170,8 @@ def test_a_manifest_of_another_graph_is_refused(folder: Path, tmp_path: Path, ch
 
 
 @pytest.mark.parametrize("size", [0, 1000])
-def test_a_graph_that_was_cut_off_is_refused(folder: Path, tmp_path: Path, size: int) -> None:
-    """Even where the manifest vouches for it: the disk was full when it was exported."""
+def test_truncated_graph_is_refused(folder: Path, tmp_path: Path, size: int) -> None:
+    """The graph is refused even if the manifest has its hash, as after an export to a full disk."""
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     (copy / "policy.onnx").write_bytes((copy / "policy.onnx").read_bytes()[:size])
     write_manifest(copy, replace(read_manifest(copy), files=hash_files(copy)))

@@ -1,4 +1,4 @@
-"""What is played is aligned by time stamps, whatever arrives when."""
+"""Tests of the chunk buffer: time stamps align the executed actions for any order of arrival."""
 
 import math
 
@@ -13,34 +13,34 @@ EVERY = pytest.mark.parametrize("blending", sorted(BLENDINGS))
 
 
 def at(observed: float, horizon: int = 8, dt: float = DT) -> np.ndarray:
-    """A chunk whose actions are the times at which they are due."""
+    """A chunk whose actions are their own due times."""
     return (observed + dt * np.arange(horizon))[:, None]
 
 
-def played(buffer: ChunkBuffer, now: float) -> float | None:
+def executed(buffer: ChunkBuffer, now: float) -> float | None:
     action = buffer.action(now)
     return None if action is None else float(action[0])
 
 
 @EVERY
-def test_a_tick_plays_the_row_of_its_time(blending):
+def test_each_tick_executes_the_row_of_its_time(blending):
     buffer = ChunkBuffer(DT, 1, blending)
-    assert played(buffer, 5.0) is None and buffer.remaining(5.0) == 0.0
+    assert executed(buffer, 5.0) is None and buffer.remaining(5.0) == 0.0
     buffer.put(at(5.0), 5.0)
-    assert [round(played(buffer, 5.0 + k * DT), 9) for k in range(8)] == [round(5.0 + k * DT, 9) for k in range(8)]
-    assert played(buffer, 5.0 + 7.99 * DT) == pytest.approx(5.0 + 7 * DT)
-    assert played(buffer, 5.0 + 8 * DT) is None  # exhausted
+    assert [round(executed(buffer, 5.0 + k * DT), 9) for k in range(8)] == [round(5.0 + k * DT, 9) for k in range(8)]
+    assert executed(buffer, 5.0 + 7.99 * DT) == pytest.approx(5.0 + 7 * DT)
+    assert executed(buffer, 5.0 + 8 * DT) is None  # exhausted
 
 
 @EVERY
-def test_whatever_arrives_when_actions_are_those_of_their_time(blending):
-    """Chunks of one truth agree on every tick, so every blending must play exactly that."""
+def test_actions_match_their_time_for_any_order_of_arrival(blending):
+    """All chunks agree on every tick, so every blending must execute exactly that action."""
     for seed in range(20):
         rng = np.random.default_rng(seed)
         dt, start = float(rng.uniform(0.001, 0.2)), float(rng.uniform(0, 1e6))
         horizon = int(rng.integers(2, 20))
         observed = start + dt * np.sort(rng.choice(60, 12, replace=False))
-        arrival = observed + dt * rng.uniform(0, 1.5 * horizon, 12)  # late, out of order, some too late for anything
+        arrival = observed + dt * rng.uniform(0, 1.5 * horizon, 12)  # late, out of order, some too late to execute
         events = sorted((a + again * dt, o) for a, o in zip(arrival, observed, strict=True) for again in (0, 1))
         buffer = ChunkBuffer(dt, 1, blending)
         for tick in range(90):
@@ -51,7 +51,7 @@ def test_whatever_arrives_when_actions_are_those_of_their_time(blending):
             over = (now - observed) / dt > horizon - 1e-6
             covered = (arrival <= now) & (observed <= now + 1e-9) & ~over
             assert (buffer.remaining(now) > 1e-6 * dt) == any(covered)
-            action = played(buffer, now)
+            action = executed(buffer, now)
             assert (action is not None) == any(covered)
             assert action is None or action == pytest.approx(now, abs=1e-3 * dt)
 
@@ -60,20 +60,20 @@ def test_replace_takes_the_newest_observation_not_the_newest_arrival():
     buffer = ChunkBuffer(1.0, 1)
     buffer.put(np.full((6, 1), 1.0), 10.0)
     buffer.put(np.full((6, 1), 3.0), 12.0)
-    buffer.put(np.full((6, 1), 2.0), 11.0)  # overtaken on its way
-    buffer.put(np.full((6, 1), 9.0), 12.0)  # the same again
-    assert played(buffer, 13.0) == 3.0
+    buffer.put(np.full((6, 1), 2.0), 11.0)  # arrives after a newer chunk
+    buffer.put(np.full((6, 1), 9.0), 12.0)  # the same observation again
+    assert executed(buffer, 13.0) == 3.0
 
 
-def test_hold_plays_a_chunk_to_its_end_and_then_the_newest():
+def test_hold_executes_a_chunk_to_its_end_and_then_the_newest():
     buffer = ChunkBuffer(1.0, 1, "hold")
     for observed in (0.0, 2.0, 3.0):
         buffer.put(np.full((4, 1), observed), observed)
-        assert played(buffer, observed) == 0.0
-    assert [played(buffer, float(t)) for t in (4, 5, 6, 7)] == [3.0, 3.0, 3.0, None]
+        assert executed(buffer, observed) == 0.0
+    assert [executed(buffer, float(t)) for t in (4, 5, 6, 7)] == [3.0, 3.0, 3.0, None]
 
 
-def test_the_ensemble_weighs_as_act_does():
+def test_ensemble_has_the_weights_of_act():
     buffer = ChunkBuffer(1.0, 2, "ensemble")
     chunks = np.random.default_rng(0).normal(size=(3, 4, 2))
     for observed in (2, 0, 1):
@@ -84,14 +84,14 @@ def test_the_ensemble_weighs_as_act_does():
     np.testing.assert_allclose(buffer.action(5.0), chunks[2, 3], rtol=1e-12)
 
 
-def test_real_time_chunking_plays_what_was_committed():
+def test_real_time_chunking_executes_the_committed_actions():
     rng = np.random.default_rng(0)
     for _ in range(50):
-        delay, early = 3, int(rng.integers(0, 4))  # the chunk may be there before it was expected
+        delay, early = 3, int(rng.integers(0, 4))  # the chunk may arrive before the expected delay
         buffer = ChunkBuffer(DT, 2, "rtc")
         first, second = rng.normal(size=(2, 8, 2))
         buffer.put(first, 0.0)
-        now = 4 * DT + rng.uniform(-0.4, 0.4) * DT  # observations do not keep the rhythm of the ticks
+        now = 4 * DT + rng.uniform(-0.4, 0.4) * DT  # observations are not aligned with the ticks
         buffer.action(now)
         prefix = buffer.committed(now, delay)
         np.testing.assert_array_equal(prefix, first[4:7])
@@ -103,31 +103,31 @@ def test_real_time_chunking_plays_what_was_committed():
         np.testing.assert_array_equal(seen, [*first[4:7], *second[3:]])
 
 
-def test_a_commitment_holds_no_more_than_there_is():
+def test_committed_actions_end_with_the_chunk():
     buffer = ChunkBuffer(1.0, 1, "rtc")
     assert buffer.committed(0.0, 3).shape == (0, 1)
     buffer.put(np.arange(4.0)[:, None], 0.0)
     assert buffer.committed(2.0, 3).flatten().tolist() == [2.0, 3.0]
-    buffer.put(np.full((1, 1), 7.0), 2.0)  # shorter than what was committed
-    assert played(buffer, 2.0) == 2.0
+    buffer.put(np.full((1, 1), 7.0), 2.0)  # shorter than the committed actions
+    assert executed(buffer, 2.0) == 2.0
     plain = ChunkBuffer(1.0, 1)
     plain.put(np.arange(4.0)[:, None], 0.0)
     plain.committed(2.0, 2)
     plain.put(np.full((4, 1), 7.0), 2.0)
-    assert played(plain, 2.0) == 7.0
+    assert executed(plain, 2.0) == 7.0
 
 
 @EVERY
-def test_a_clock_that_jumps_never_plays_the_wrong_time(blending):
+def test_clock_jumps_never_execute_the_row_of_another_time(blending):
     buffer = ChunkBuffer(DT, 1, blending)
     buffer.put(at(100.0), 100.0)
-    assert played(buffer, 100.0 - 0.5 * DT) == 100.0  # a tick that began just before the observation came
-    assert played(buffer, 1e6) is None  # forwards
+    assert executed(buffer, 100.0 - 0.5 * DT) == 100.0  # a tick that started just before the observation
+    assert executed(buffer, 1e6) is None  # forwards
     buffer.put(at(100.0), 100.0)
-    assert played(buffer, 50.0) is None and buffer.remaining(50.0) == 0.0  # backwards
-    assert played(buffer, 100.0) is None  # half a minute later the old chunk does not come to life again
+    assert executed(buffer, 50.0) is None and buffer.remaining(50.0) == 0.0  # backwards
+    assert executed(buffer, 100.0) is None  # back in time, the old chunk is not used again
     buffer.put(at(50.1), 50.1)
-    assert played(buffer, 50.1) == 50.1
+    assert executed(buffer, 50.1) == 50.1
 
 
 @EVERY
@@ -154,15 +154,15 @@ def test_bad_chunks_are_refused_and_change_nothing(blending):
 
 @EVERY
 @pytest.mark.parametrize("kind", ["i1", "u8", "f2", ">f4"])
-def test_numbers_of_any_kind_are_played_as_floats(blending, kind):
+def test_numbers_of_any_dtype_are_executed_as_floats(blending, kind):
     buffer = ChunkBuffer(DT, 1, blending)
     buffer.put(np.arange(8, dtype=kind)[:, None], 2.0)
-    assert [played(buffer, 2.0 + k * DT) for k in range(8)] == list(range(8))
+    assert [executed(buffer, 2.0 + k * DT) for k in range(8)] == list(range(8))
 
 
 @EVERY
-def test_nothing_but_what_was_put_is_ever_played(blending):
-    """Random chunks of one action dimension that overlap, repeat and come out of order, on a clock that trembles."""
+def test_executed_actions_are_within_the_range_of_the_chunks(blending):
+    """Random chunks of one action dimension that overlap, repeat and arrive out of order, on a clock with jitter."""
     for seed in range(10):
         rng = np.random.default_rng(seed)
         buffer, put, now = ChunkBuffer(DT, 1, blending), {0.0: 0.0}, 5.0
@@ -170,11 +170,11 @@ def test_nothing_but_what_was_put_is_ever_played(blending):
             now += DT * rng.choice([0.0, 1.0, 1.0, rng.uniform(0, 3), -0.4])
             observed = now + DT * rng.integers(-12, 2)
             if rng.random() < 0.3:
-                put.setdefault(observed, rng.uniform(-1, 1))  # the first of an observation counts
+                put.setdefault(observed, rng.uniform(-1, 1))  # the first chunk of an observation counts
                 buffer.put(np.full((int(rng.integers(1, 9)), 1), put[observed]), observed)
-            action = played(buffer, now)
-            playing = [value for stamp, value in put.items() if -1 <= (now - stamp) / DT + 1e-6 < 9]
-            assert action is None or min(playing) - 1e-12 <= action <= max(playing) + 1e-12
+            action = executed(buffer, now)
+            active = [value for stamp, value in put.items() if -1 <= (now - stamp) / DT + 1e-6 < 9]
+            assert action is None or min(active) - 1e-12 <= action <= max(active) + 1e-12
             assert 0.0 <= buffer.remaining(now) <= 9 * DT
 
 
@@ -186,7 +186,7 @@ def test_memory_does_not_grow():
     assert len(buffer._chunks) <= 8
 
 
-def test_the_next_chunk_is_asked_for_in_time():
+def test_next_chunk_is_requested_in_time():
     buffer = ChunkBuffer(DT, 1)
     assert buffer.due(0.0, 4)
     buffer.put(at(0.0), 0.0)
@@ -205,6 +205,6 @@ def test_chunks_that_cannot_cover_their_inference_are_refused():
 
 
 @pytest.mark.parametrize(("dt", "blending", "message"), [(0.0, "hold", "positive"), (DT, "replce", "'replace'")])
-def test_a_buffer_that_makes_no_sense_is_refused(dt, blending, message):
+def test_invalid_settings_are_refused(dt, blending, message):
     with pytest.raises(UserError, match=message):
         ChunkBuffer(dt, 1, blending)

@@ -1,4 +1,4 @@
-"""Every kind of policy as a bundle: the same chunks as in torch, or a refusal that says why."""
+"""Tests of bundle export for every kind of policy: the same chunks as in torch, or a refusal with the reason."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ QUICK = ("flow", "ddpm", "gaussian-gru", "latent (DSRL)", "composed-convex")
 
 
 @pytest.mark.parametrize("kind", [kind if kind in QUICK else pytest.param(kind, marks=SLOW) for kind in EXPORTED])
-def test_a_bundle_plays_what_evaluation_plays(kind: str, tmp_path: Path) -> None:
+def test_bundle_returns_the_chunks_of_evaluation(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     check_plays_what_evaluation_plays(EXPORTED[kind](), tmp_path)
 
@@ -30,7 +30,7 @@ def test_a_bundle_plays_what_evaluation_plays(kind: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "kind", ["latent (DSRL)", pytest.param("ddim", marks=SLOW), pytest.param("edm-heun", marks=SLOW)]
 )
-def test_a_bundle_continues_what_torch_continues(kind: str, tmp_path: Path) -> None:
+def test_bundle_continues_a_prefix_as_torch_does(kind: str, tmp_path: Path) -> None:
     policy = EXPORTED[kind]().eval()
     manifest = export_bundle(
         policy, tmp_path / "b", task_metadata=TaskMetadata("none/none"), obs=observed(policy), rtc=True
@@ -39,7 +39,7 @@ def test_a_bundle_continues_what_torch_continues(kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", list(REFUSED))
-def test_what_cannot_be_exported_is_refused_with_the_reason(kind: str, tmp_path: Path) -> None:
+def test_unsupported_policies_are_refused_with_the_reason(kind: str, tmp_path: Path) -> None:
     make, reason = REFUSED[kind]
     policy = make().eval()
     with pytest.raises(UserError, match=reason) as caught:
@@ -47,7 +47,7 @@ def test_what_cannot_be_exported_is_refused_with_the_reason(kind: str, tmp_path:
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 
 
-def test_a_graph_that_differs_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_differing_graph_is_refused_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = small("flow")
     monkeypatch.setattr("robopolicy.deploy.export.golden_error", lambda *_: 2e-4)
     with pytest.raises(UserError, match=r"differs from torch by 0\.0002 in normalised units"):
@@ -63,7 +63,7 @@ def test_the_graph_of_a_bundle_opens_as_a_policy(kind: str, tmp_path: Path) -> N
     opened = open_onnx(tmp_path / "b" / "policy.onnx")
     assert opened.spec == policy.spec and opened.nfe == policy.nfe
     if kind == "ddpm":
-        assert opened.noise_shape == (12, 2)  # the first rows and what each of the three steps draws
+        assert opened.noise_shape == (12, 2)  # the initial noise and the noise of each of the three steps
         streams = [PerRowGenerator(range(3), [0] * 3) for _ in range(2)]
         chunks = [p.act(obs, deterministic=True, generator=g) for p, g in zip((policy, opened), streams, strict=True)]
     else:

@@ -1,4 +1,4 @@
-"""The safety filter: whatever goes in, what comes out is finite and within all limits at once."""
+"""Tests of the safety filter: for any input, the output is finite and within all limits at once."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def start_within(limits: JointLimits, rng: np.random.Generator) -> np.ndarray:
 
 
 def check_within(path: np.ndarray, limits: JointLimits, dt: float) -> None:
-    """Positions `(N, J)` that began at rest keep every limit, up to the rounding of differences."""
+    """Check that positions `(N, J)` from rest keep every limit, up to the rounding of differences."""
     path = np.concatenate([np.repeat(path[:1], 3, axis=0), path])
     velocity = np.diff(path, axis=0) / dt
     acceleration = np.diff(velocity, axis=0) / dt
@@ -100,10 +100,10 @@ def test_velocities_are_bounded_and_stop_before_the_limit() -> None:
     assert np.abs(velocity).max() <= 2.0 + 1e-9
     assert np.abs(np.diff(velocity, axis=0)).max() / dt <= 10.0 + 1e-6
     assert np.abs(np.diff(velocity, n=2, axis=0)).max() / dt**2 <= 500.0 + 1e-4
-    np.testing.assert_allclose(position, 1.0, atol=1e-3)  # all the same it gets there
+    np.testing.assert_allclose(position, 1.0, atol=1e-3)  # the position still reaches the limit
 
 
-def test_what_is_feasible_passes_bit_for_bit() -> None:
+def test_feasible_commands_pass_bit_for_bit() -> None:
     rng = np.random.default_rng(0)
     for dt in (0.002, 0.02, 0.05):
         limits = plain_limits()
@@ -117,7 +117,7 @@ def test_what_is_feasible_passes_bit_for_bit() -> None:
 
 
 @pytest.mark.parametrize("dt", [0.005, 0.02, 0.05])
-def test_a_jump_is_followed_as_fast_as_allowed_and_hardly_overshot(dt: float) -> None:
+def test_jump_is_followed_as_fast_as_allowed_with_little_overshoot(dt: float) -> None:
     limits = plain_limits()
     safety, state = SafetyFilter(limits), FilterState.at_rest(np.zeros(JOINTS))
     goal = np.array([0.9, -0.9, 0.5, -0.1, 0.01, 0.0])
@@ -129,7 +129,7 @@ def test_a_jump_is_followed_as_fast_as_allowed_and_hardly_overshot(dt: float) ->
     np.testing.assert_allclose(path[-1], goal, atol=1e-12)
     assert (np.array(path) * np.sign(goal) <= np.abs(goal) + 1e-3).all()
     arrived = dt * np.argmax(np.abs(path - goal)[:, 0] < 1e-3)
-    assert arrived < 1.25 * (0.9 / 2.0 + 2.0 / 10.0 + 10.0 / 500.0) + dt  # way / v + v / a + a / j
+    assert arrived < 1.25 * (0.9 / 2.0 + 2.0 / 10.0 + 10.0 / 500.0) + dt  # distance / v + v / a + a / j
 
 
 def test_jumps_leave_the_filter_tracking_a_moving_target() -> None:
@@ -143,7 +143,7 @@ def test_jumps_leave_the_filter_tracking_a_moving_target() -> None:
     np.testing.assert_array_equal(sent, wanted)
 
 
-def test_garbage_is_answered_by_a_stop() -> None:
+def test_invalid_commands_stop_the_motion() -> None:
     limits, dt = plain_limits(), 0.02
     safety, state = SafetyFilter(limits), FilterState.at_rest(np.zeros(JOINTS))
     for _ in range(20):
@@ -171,7 +171,7 @@ def test_interventions_name_check_joint_value_and_limit() -> None:
     assert str(done[0]) == "position of a: 5, allowed 1"
 
 
-def test_commands_do_not_run_away_from_a_robot_that_is_stuck() -> None:
+def test_commands_do_not_run_away_from_a_stuck_robot() -> None:
     limits, dt = plain_limits(), 0.02
     safety, state = SafetyFilter(limits, FilterConfig(max_lead=0.1)), FilterState.at_rest(np.zeros(JOINTS))
     stuck = UNKNOWN._replace(position=np.zeros(JOINTS))
@@ -199,7 +199,7 @@ def test_steps_are_bounded() -> None:
     assert np.abs(np.diff(path, axis=0)).max() <= 0.001 * (1 + 1e-9)
 
 
-def test_the_workspace_is_never_left() -> None:
+def test_positions_stay_in_the_workspace() -> None:
     limits, dt = plain_limits(), 0.02
     box = Workspace(lambda q: np.cumsum(q, axis=-1)[:, None, :3], (-0.5, -0.5, -INF), (0.5, 0.5, INF))
     safety, state = SafetyFilter(limits, workspace=box), FilterState.at_rest(np.zeros(JOINTS))
@@ -213,7 +213,7 @@ def test_the_workspace_is_never_left() -> None:
     check_within(np.array(path), limits, dt)
 
 
-def test_a_start_outside_the_limits_only_ever_leads_back() -> None:
+def test_start_outside_the_limits_only_moves_back_inside() -> None:
     limits, dt = plain_limits(), 0.02
     safety, state = SafetyFilter(limits), FilterState.at_rest(np.full(JOINTS, 1.05))
     path = []
@@ -231,11 +231,11 @@ def test_the_filter_is_a_function_of_its_arguments() -> None:
     again = safety.step(np.ones(JOINTS), state, UNKNOWN, 0.02)
     np.testing.assert_array_equal(first[0], again[0])
     assert first[2] == again[2]
-    first[0][:] = 9.0  # what is handed out belongs to the caller
+    first[0][:] = 9.0  # the returned array is a copy
     assert (first[1].motion.position < 1.0).all()
 
 
-def test_the_brake_ends_in_time_and_continues_its_own_plan() -> None:
+def test_braking_path_ends_at_rest_and_continues_its_own_plan() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         size = 10 ** rng.uniform(-3, 0, JOINTS)
@@ -251,7 +251,7 @@ def test_the_brake_ends_in_time_and_continues_its_own_plan() -> None:
             np.testing.assert_array_equal(here.position, there.position)
 
 
-def test_the_brake_is_as_fast_as_the_textbook_says() -> None:
+def test_braking_time_and_distance_match_the_textbook() -> None:
     limits, dt = plain_limits(velocity=3.0, jerk=INF), 0.001
     path = safe_stop(np.zeros(JOINTS), np.full(JOINTS, 2.0), np.zeros(JOINTS), limits, dt)
     assert len(path) * dt == pytest.approx(2.0 / 10.0, abs=2 * dt)  # v / a
@@ -272,7 +272,7 @@ def test_the_brake_is_as_fast_as_the_textbook_says() -> None:
         ({"position_low": 2.0}, "'position_low' must be below 'position_high', got 2"),
     ],
 )
-def test_limits_without_meaning_are_refused(changes: dict[str, float], message: str) -> None:
+def test_invalid_limits_are_refused(changes: dict[str, float], message: str) -> None:
     with pytest.raises(UserError, match=message):
         plain_limits(**changes)
 
@@ -302,7 +302,7 @@ def test_only_real_numbers_are_commands() -> None:
 
 @pytest.mark.parametrize("mode", ["absolute", "delta", "velocity"])
 @pytest.mark.parametrize("dt", [1e-9, 0.02, 1e3])
-def test_nothing_overflows_whatever_is_asked_and_measured(mode: str, dt: float) -> None:
+def test_nothing_overflows_for_any_command_and_measurement(mode: str, dt: float) -> None:
     rng, limits = np.random.default_rng(3), plain_limits(effort=1.0)
     numbers = np.array([NAN, INF, -INF, 1e300, -1.7e308, 5e-324, -1e-310, -0.0, 2.0**63, -1.0])
     safety, state = SafetyFilter(limits, FilterConfig(mode=mode, margin=0.0)), FilterState.at_rest(np.zeros(JOINTS))
@@ -323,6 +323,6 @@ def test_nothing_overflows_whatever_is_asked_and_measured(mode: str, dt: float) 
 
 
 @pytest.mark.parametrize("dt", [0.0, -0.02, NAN, INF])
-def test_a_control_period_that_is_none_is_refused(dt: float) -> None:
+def test_invalid_control_period_is_refused(dt: float) -> None:
     with pytest.raises(UserError, match="control period must be a positive number"):
         SafetyFilter(plain_limits()).step(np.zeros(JOINTS), FilterState.at_rest(np.zeros(JOINTS)), UNKNOWN, dt)

@@ -1,4 +1,4 @@
-"""The small machines of the safety layer: watchdog, observation gate, emergency stop, fall-back and the record."""
+"""Tests of the state machines of the safety layer: watchdog, observation gate, emergency stop, fall-back, log."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ EPOCH = 1.7e9
 def feed(
     stream: MessageTiming, start: float, stop: float, skew: float = 0.0, delay: float = 0.001, dt: float = 0.01
 ) -> float:
-    """Messages every `dt` from `start` to `stop`, stamped by a clock that is `skew` ahead; returns the last time."""
+    """Send messages every `dt` from `start` to `stop`, stamped by a clock `skew` ahead; return the last time."""
     times = np.arange(start, stop, dt)
     for time in times:
         stream.update(time + delay, EPOCH + time + skew, stream.sequence + 1)
@@ -27,23 +27,23 @@ def feed(
 
 
 @pytest.mark.parametrize("skew", [0.0, 10.0, -10.0, -EPOCH + 5.0])
-def test_the_difference_of_the_clocks_does_not_matter(skew: float) -> None:
+def test_age_does_not_depend_on_the_clock_offset(skew: float) -> None:
     stream = MessageTiming(0.1)
     assert stream.age(0.0) == np.inf
     last = feed(stream, 5.0, 6.0, skew)
     assert stream.age(last + 0.05) == pytest.approx(0.049, abs=1e-5)
 
 
-def test_a_backlog_is_old_although_messages_arrive() -> None:
+def test_messages_of_a_backlog_are_old() -> None:
     stream = MessageTiming(0.1)
     feed(stream, 0.0, 1.0)
     last = feed(stream, 1.0, 2.0, delay=0.371)
     assert stream.age(last + 0.371) == pytest.approx(0.37, abs=1e-5)
-    last = feed(stream, 2.5, 3.0)  # and fresh again when it is gone
+    last = feed(stream, 2.5, 3.0)  # fresh again without the backlog
     assert stream.age(last + 0.001) == pytest.approx(0.0, abs=1e-5)
 
 
-def test_frozen_stamps_are_old_although_messages_arrive() -> None:
+def test_messages_with_frozen_stamps_are_old() -> None:
     stream = MessageTiming(0.1)
     last = feed(stream, 0.0, 1.0)
     for time in np.arange(1.0, 1.5, 0.01):
@@ -55,13 +55,13 @@ def test_messages_out_of_order_are_ignored() -> None:
     stream = MessageTiming(0.1)
     last = feed(stream, 0.0, 1.0)
     assert not stream.update(last + 0.002, EPOCH + last - 0.05, stream.sequence + 1)
-    assert not stream.update(last + 0.002, EPOCH + last - 0.05, stream.sequence)  # asked again
+    assert not stream.update(last + 0.002, EPOCH + last - 0.05, stream.sequence)  # the same message, polled again
     assert stream.out_of_order == 1 and stream.received == last + 0.001
     assert stream.update(last + 0.01, EPOCH + last + 0.009, stream.sequence + 1)
 
 
 @pytest.mark.parametrize("jump", [10.0, -10.0, -0.5])
-def test_a_clock_that_jumps_is_believed_after_a_few_messages(jump: float) -> None:
+def test_clock_jump_is_accepted_after_a_few_messages(jump: float) -> None:
     stream = MessageTiming(0.1)
     last = feed(stream, 0.0, 2.0)
     oldest = 0.0
@@ -72,7 +72,7 @@ def test_a_clock_that_jumps_is_believed_after_a_few_messages(jump: float) -> Non
     assert oldest < 0.05  # never stale
 
 
-def test_one_stamp_from_the_future_does_no_harm() -> None:
+def test_single_stamp_from_the_future_is_ignored() -> None:
     stream = MessageTiming(0.1)
     last = feed(stream, 0.0, 1.0)
     assert not stream.update(last + 0.005, EPOCH + last + 1000.0, stream.sequence + 1)
@@ -80,14 +80,14 @@ def test_one_stamp_from_the_future_does_no_harm() -> None:
     assert stream.age(last + 0.001) == pytest.approx(0.0, abs=1e-5) and stream.jumps == 0
 
 
-def test_clocks_may_drift() -> None:
+def test_clock_drift_is_tolerated() -> None:
     stream = MessageTiming(0.1)
     for time in np.arange(0.0, 100 * WINDOW, 0.5):  # 50 ppm slow: 75 ms late by the end
         stream.update(time, EPOCH + time * (1.0 - 5e-5), stream.sequence + 1)
         assert stream.age(time) < 2 * WINDOW * 5e-5 + 1e-6
 
 
-def test_messages_without_a_stamp_are_judged_by_their_arrival() -> None:
+def test_messages_without_a_stamp_are_aged_by_their_arrival() -> None:
     stream = MessageTiming(0.1)
     assert stream.update(1.0, None, 1) and stream.update(1.0, None, 1)  # the same message again
     assert stream.age(1.5) == 0.5
@@ -103,7 +103,7 @@ def test_a_message_without_a_stamp_is_no_older_than_its_arrival(stamp: float | N
     assert stream.age(last + 0.37) == pytest.approx(0.05, abs=1e-9)
 
 
-def test_odd_stamps_now_and_then_are_no_clock_that_jumped() -> None:
+def test_isolated_wrong_stamps_are_not_a_clock_jump() -> None:
     stream = MessageTiming(0.1)
     last = feed(stream, 0.0, 1.0)
     for number in range(3 * CONFIRMATIONS):
@@ -112,7 +112,7 @@ def test_odd_stamps_now_and_then_are_no_clock_that_jumped() -> None:
     assert stream.jumps == 0 and stream.out_of_order == 3 * CONFIRMATIONS
 
 
-def test_old_stamps_that_stand_still_are_no_clock_that_jumped() -> None:
+def test_repeated_old_stamp_is_not_a_clock_jump() -> None:
     stream = MessageTiming(0.1)
     last = feed(stream, 0.0, 1.0)
     for number in range(3 * CONFIRMATIONS):
@@ -120,12 +120,12 @@ def test_old_stamps_that_stand_still_are_no_clock_that_jumped() -> None:
     assert stream.jumps == 0 and stream.age(last + 0.2) == pytest.approx(0.199, abs=1e-5)
 
 
-def test_how_far_beyond_its_deadline_a_stream_is_counts_and_not_its_age() -> None:
+def test_watchdog_ranks_streams_by_the_time_beyond_their_deadline() -> None:
     watchdog = Watchdog({"joints": 0.1, "image.front": 0.25})
     watchdog.update("joints", 1.05, None, 1)
     watchdog.update("image.front", 1.0, None, 1)
-    assert watchdog.oldest(1.35) == ("joints", pytest.approx(0.3), 0.1)  # by 0.2 s, the camera by 0.1 s
-    assert watchdog.oldest(float("nan")) is not None  # a clock that says nothing makes nothing fresh
+    assert watchdog.oldest(1.35) == ("joints", pytest.approx(0.3), 0.1)  # late by 0.2 s, the camera by 0.1 s
+    assert watchdog.oldest(float("nan")) is not None  # with a NaN time no stream is fresh
 
 
 def test_the_watchdog_names_the_stream_furthest_beyond_its_deadline() -> None:
@@ -155,13 +155,13 @@ def test_the_gate_closes_and_opens_with_hysteresis() -> None:
 
     assert not see(2.9, 10)  # 0.45 ranges outside
     assert not see(3.2, 2) and see(3.2, 1)
-    assert see(2.9, 10)  # not yet familiar enough
+    assert see(2.9, 10)  # above the reopening bound of 0.25 ranges
     assert see(2.4, 3) and not see(2.4, 1)
     finding = gate.update({"state": np.array([0.5, 3.2])})
     assert finding == ("state[1]", 3.2, 2.0, pytest.approx(0.6))
 
 
-def test_the_gate_counts_anew_after_it_has_moved() -> None:
+def test_gate_counts_restart_after_a_change() -> None:
     gate = ObservationGate({"state": ObservationRange(np.zeros(1), np.ones(1))}, ObservationGateConfig(0.5, 0.25, 3, 4))
     for value, times in ((2.0, 3), (0.5, 3)):
         for _ in range(times):
@@ -171,12 +171,12 @@ def test_the_gate_counts_anew_after_it_has_moved() -> None:
     assert not gate.closed
 
 
-def test_a_sensor_that_stood_still_may_tremble() -> None:
+def test_constant_sensor_may_vary_slightly() -> None:
     gate = ObservationGate({"state": ObservationRange(np.ones(1), np.ones(1))})
-    assert gate.update({"state": np.array([1.0004])}).excess == pytest.approx(0.4)  # of a thousandth
+    assert gate.update({"state": np.array([1.0004])}).excess == pytest.approx(0.4)  # in units of 0.001
 
 
-def test_what_is_no_observation_closes_the_gate_at_once() -> None:
+def test_invalid_observation_closes_the_gate_at_once() -> None:
     for obs in ({"state": np.array([0.5, np.nan])}, {}, {"state": np.zeros(3)}):
         gate = ObservationGate({"state": ObservationRange(np.zeros(2), np.ones(2))})
         assert gate.update(obs).excess == np.inf and gate.closed
@@ -212,12 +212,12 @@ def test_the_emergency_stop_latches(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_lost_heartbeat_stops() -> None:
     estop = EStop(heartbeat=0.5)
-    assert not estop.check(100.0)  # nobody has promised one yet
+    assert not estop.check(100.0)  # no heartbeat has been received yet
     estop.heartbeat(100.0)
     assert not estop.check(100.4) and estop.check(100.6)
     assert "no heartbeat for 0.60 s" in estop.cause
     estop.reset()
-    assert not estop.check(200.0) and not estop.heartbeat_ok  # until the next one
+    assert not estop.check(200.0) and not estop.heartbeat_ok  # until the next heartbeat
     estop.heartbeat(200.0)
     assert estop.heartbeat_ok and EStop().heartbeat_ok
 
@@ -258,23 +258,23 @@ def test_a_position_is_inside_with_the_slack_at_either_end() -> None:
     assert limits.inside(np.array([np.nan, 0.0])).tolist() == [False, True]
 
 
-def test_interventions_are_counted_logged_and_kept(caplog: pytest.LogCaptureFixture) -> None:
+def test_interventions_are_counted_logged_and_stored(caplog: pytest.LogCaptureFixture) -> None:
     record = InterventionLog(window=4)
     with caplog.at_level(logging.WARNING):
         for tick in range(150):
             record.tick([SafetyIntervention("velocity", "a", 3.0, 2.0, 0.01 * tick)] if tick % 2 else [])
     assert record.counts == {"velocity": 75} and record.limited_fraction == 0.5 and len(record.recent) == 75
-    assert len(caplog.records) == 2  # one a second
+    assert len(caplog.records) == 2  # one per second
     assert "velocity of a: 3, allowed 2" in caplog.text
     assert str(SafetyIntervention("estop", "", float("nan"), float("nan"), 0.0)) == "estop"
     record.reset_window()
     assert record.limited_fraction == 0.0
 
 
-def test_the_share_of_bent_ticks_needs_a_whole_window() -> None:
-    record, bent = InterventionLog(window=4), [SafetyIntervention("velocity", "a", 3.0, 2.0, 0.0)]
+def test_limited_fraction_needs_a_full_window() -> None:
+    record, limited = InterventionLog(window=4), [SafetyIntervention("velocity", "a", 3.0, 2.0, 0.0)]
     shares = []
     for _ in range(5):
-        record.tick(bent)
+        record.tick(limited)
         shares.append(record.limited_fraction)
     assert shares == [0.0, 0.0, 0.0, 1.0, 1.0]

@@ -1,4 +1,4 @@
-"""The support check of a deployment: what is done about actions that the data does not support."""
+"""Tests of the action support check of a deployment: the response to actions outside the support of the data."""
 
 import numpy as np
 import pytest
@@ -21,19 +21,19 @@ def check(**config) -> ActionOODCheck:
 def test_an_action_without_support_goes_the_way_of_its_response(response: str, share: float) -> None:
     support = check(response=response)
     assert support.check(OBS, KNOWN).fraction == 1.0
-    said = support.check(OBS, STRANGE)
-    assert said.fraction == share and not said.hold and said.score < said.threshold
+    result = support.check(OBS, STRANGE)
+    assert result.fraction == share and not result.hold and result.score < result.threshold
 
 
 @pytest.mark.parametrize("response", ["hold", "slow", "refuse"])
-def test_too_many_in_a_row_hold_the_robot_until_one_has_support(response: str) -> None:
+def test_repeated_unsupported_actions_hold_the_robot_until_a_supported_one(response: str) -> None:
     support = check(response=response)
     assert [support.check(OBS, STRANGE).hold for _ in range(4)] == [False, False, True, True]
     assert not support.check(OBS, KNOWN).hold
     assert [support.check(OBS, STRANGE).hold for _ in range(3)] == [False, False, True]
 
 
-def test_numbers_that_are_none_have_no_support() -> None:
+def test_nan_actions_have_no_support() -> None:
     assert check(response="refuse").check(OBS, np.full(1, np.nan)).fraction == 0.0
 
 

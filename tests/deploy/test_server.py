@@ -1,4 +1,4 @@
-"""A served policy gives the chunks of the policy, to each client as if it were alone."""
+"""Tests of the policy server: each client receives the chunks of the policy, independent of the other clients."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ def flow() -> Any:
     return policy.eval()
 
 
-def test_a_served_policy_is_the_policy() -> None:
+def test_served_policy_equals_the_policy() -> None:
     policy = flow()
     obs = {"state": torch.randn(5, 1, 6)}
     noise = torch.randn(5, 4, 2)
@@ -55,10 +55,10 @@ def test_a_served_policy_is_the_policy() -> None:
             again = client.request(obs={"state": obs["state"].numpy()}, seed=9).chunk
             streams = PerRowGenerator([9] * 5, [1 << 16 | row for row in range(5)])
             np.testing.assert_array_equal(first, policy.act(obs, generator=streams).detach().numpy())
-            assert not np.array_equal(first, again)  # the number of the request counts too
+            assert not np.array_equal(first, again)  # the request number enters the random stream
 
 
-def test_a_served_policy_continues_what_is_being_played() -> None:
+def test_served_policy_continues_a_prefix() -> None:
     prefix = np.full((3, 2, 2), 0.1, np.float32)
     with running(ServedPolicy(flow())) as server, connected(server.url) as client:
         assert open_remote(server.url).spec == SPEC
@@ -69,34 +69,34 @@ def test_a_served_policy_continues_what_is_being_played() -> None:
             assert np.isfinite(chunk).all() and np.ptp(chunk[:, 2:]) > 0
 
 
-def test_what_a_request_gets_does_not_depend_on_its_company() -> None:
+def test_replies_do_not_depend_on_other_requests_of_the_batch() -> None:
     rng = np.random.default_rng(0)
-    asked = [(rng.normal(size=(rows, 1, 6)).astype(np.float32), seed) for seed, rows in enumerate((1, 3, 1, 2) * 3)]
+    requests = [(rng.normal(size=(rows, 1, 6)).astype(np.float32), seed) for seed, rows in enumerate((1, 3, 1, 2) * 3)]
 
     def ask(server: Any, obs: np.ndarray, seed: int) -> np.ndarray:
         with connected(server.url) as client:
-            everyone.wait(5)
+            barrier.wait(5)
             return client.request(obs={"state": obs}, seed=seed).chunk
 
     policy, answers = flow(), {}
-    for max_batch, together in ((1, 1), (8, 1), (1, len(asked)), (8, len(asked))):
-        everyone = threading.Barrier(together)
+    for max_batch, together in ((1, 1), (8, 1), (1, len(requests)), (8, len(requests))):
+        barrier = threading.Barrier(together)
         with (
             running(ServedPolicy(policy), ServerConfig(**FREE, max_batch=max_batch, window=0.05)) as server,
             ThreadPoolExecutor(together) as pool,
         ):
-            answers[max_batch, together] = list(pool.map(lambda pair, server=server: ask(server, *pair), asked))
+            answers[max_batch, together] = list(pool.map(lambda pair, server=server: ask(server, *pair), requests))
             shared = server.statistics.largest_batch
             assert shared == 1 if max_batch == 1 else shared >= 3 + (together > 1)
     alone = answers.pop((1, 1))
-    for a, b in zip(alone, answers.pop((1, len(asked))), strict=True):
+    for a, b in zip(alone, answers.pop((1, len(requests))), strict=True):
         np.testing.assert_array_equal(a, b)
     for found in answers.values():
         for a, b in zip(alone, found, strict=True):
             np.testing.assert_allclose(a, b, atol=2e-6)
 
 
-def test_requests_share_a_call_and_nobody_waits_for_those_who_never_ask() -> None:
+def test_requests_share_a_call_and_do_not_wait_for_disconnected_clients() -> None:
     served = Shift()
     with running(served, ServerConfig(**FREE, window=0.5)) as server, ThreadPoolExecutor(4) as pool:
         clients = [Connection(server.url, 5.0) for _ in range(4)]
@@ -105,7 +105,7 @@ def test_requests_share_a_call_and_nobody_waits_for_those_who_never_ask() -> Non
         served.batches.clear()
         start = time.monotonic()
         list(pool.map(lambda client: client.request(obs=state(), noise=NOISE), clients))
-        assert served.batches == [4] and time.monotonic() - start < 0.4  # all have asked, so the window ends
+        assert served.batches == [4] and time.monotonic() - start < 0.4  # all have sent a request, so the window ends
         for client in clients[1:]:
             client.close()
         wait_until(lambda: server.statistics.clients == 1)
@@ -115,7 +115,7 @@ def test_requests_share_a_call_and_nobody_waits_for_those_who_never_ask() -> Non
         clients[0].close()
 
 
-def test_one_bad_request_never_hurts_another() -> None:
+def test_bad_request_does_not_affect_other_requests() -> None:
     served = Shift()
     with running(served, ServerConfig(**FREE, window=0.2)) as server, ThreadPoolExecutor(4) as pool:
         clients = [Connection(server.url, 5.0) for _ in range(4)]
@@ -160,7 +160,7 @@ GOOD = {"state": np.zeros((2, 2, 6)), "image.front": IMAGE}
         ({"obs": GOOD, "prefix": np.full((2, 1, 2), np.inf)}, "finite numbers in prefix"),
     ],
 )
-def test_a_request_that_does_not_fit_gets_one_line_and_the_next_one_its_chunk(fields: Any, message: str) -> None:
+def test_invalid_request_gets_one_line_and_the_next_request_gets_its_chunk(fields: Any, message: str) -> None:
     with running(Shift(IMAGES, noise=False)) as server, connected(server.url) as client:
         with pytest.raises(UserError, match=message) as refusal:
             client.request(**fields)
@@ -169,7 +169,7 @@ def test_a_request_that_does_not_fit_gets_one_line_and_the_next_one_its_chunk(fi
         assert server.statistics.errors == 1 and server.statistics.requests == 2
 
 
-def test_a_prefix_is_passed_on_and_lengths_do_not_mix() -> None:
+def test_prefixes_of_different_lengths_are_not_batched_together() -> None:
     with running(Shift(), ServerConfig(**FREE, window=0.1)) as server, ThreadPoolExecutor(3) as pool:
         clients = [Connection(server.url, 5.0) for _ in range(3)]
         prefixes = [None, np.full((1, 1, 2), 5.0), np.full((1, 3, 2), 6.0)]
@@ -181,7 +181,7 @@ def test_a_prefix_is_passed_on_and_lengths_do_not_mix() -> None:
             client.close()
 
 
-def test_deadlines_are_counted_and_what_comes_too_late_is_not_computed() -> None:
+def test_missed_deadlines_are_counted_and_late_requests_are_not_computed() -> None:
     served = Shift()
     with (
         running(served, ServerConfig(**FREE, window=0.0)) as server,
@@ -196,13 +196,13 @@ def test_deadlines_are_counted_and_what_comes_too_late_is_not_computed() -> None
         threading.Timer(0.4, served.gate.set).start()
         with pytest.raises(UserError, match="The deadline passed before the request was computed"):
             quick.request(obs=state(), noise=NOISE, deadline=0.01)
-        assert waiting.result().chunk.shape == (1, 4, 2)  # late, but under way: its owner may still align it
+        assert waiting.result().chunk.shape == (1, 4, 2)  # late, but already in progress: the client may still align it
         assert served.batches == [1]
         quick.request(obs=state(), noise=NOISE, deadline=10.0)
         assert slow.request(stats=True).stats["deadline_misses"] == 2
 
 
-def test_statistics_are_for_whoever_asks_and_for_the_log() -> None:
+def test_statistics_are_sent_on_request_and_logged() -> None:
     lines: list[str] = []
     with running(Shift(), ServerConfig(**FREE, log_every=0.05), lines.append) as server:
         with closing(ServerChunkPolicy(server.url)) as source:
@@ -217,7 +217,7 @@ def test_statistics_are_for_whoever_asks_and_for_the_log() -> None:
     assert any("20 requests, 0 errors" in line for line in lines)
 
 
-def test_a_source_of_one_robot_is_served_too() -> None:
+def test_policy_of_one_robot_is_served() -> None:
     with running(ServedChunkPolicy(OneRobot(), "robot")) as server:
         with closing(ServerChunkPolicy(server.url)) as source:
             assert source.spec == SPEC and source.takes_prefix and not source.greeting.noise
@@ -228,7 +228,7 @@ def test_a_source_of_one_robot_is_served_too() -> None:
             assert client.request(obs={"state": rows}).chunk[:, 0, 0].tolist() == [0.0, 1.0, 2.0]
 
 
-def test_a_policy_that_cannot_answer_never_listens() -> None:
+def test_policy_without_a_valid_chunk_is_not_served() -> None:
     class Broken(Shift):
         def chunks(self, *args: Any) -> np.ndarray:
             return np.zeros((1, 3, 2))
@@ -256,14 +256,14 @@ def test_a_policy_that_cannot_answer_never_listens() -> None:
         ({"window": float("nan")}, "must be finite and not negative"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings: Any, message: str) -> None:
+def test_invalid_settings_are_refused(settings: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         ServerConfig(**settings)
     assert "secret" not in repr(ServerConfig(token="secret"))
 
 
 @pytest.mark.parametrize("package", ["msgpack", "websockets.asyncio.server"])
-def test_a_missing_package_is_named_before_it_listens(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named_before_the_server_listens(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=r"run: pip install 'robopolicy\[remote\]'"), running(Shift()):
         pass
@@ -279,7 +279,7 @@ def test_an_address_in_use_is_named() -> None:
             pass
 
 
-def test_tls_keeps_strangers_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_requires_a_trusted_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     words = f"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -keyout {key} -out {cert}"
     name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]

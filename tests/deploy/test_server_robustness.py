@@ -1,4 +1,4 @@
-"""What a server survives: garbage, floods, strangers, slow and vanishing clients, its own death."""
+"""Tests of server robustness: damaged messages, missing tokens, slow and lost clients, shutdown and restart."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ NOISE = np.zeros((1, 4, 2), np.float32)
 OBS = {"state": np.zeros((1, 6), np.float32)}
 
 
-def test_damaged_messages_get_an_error_and_harm_nobody() -> None:
+def test_damaged_messages_get_an_error_and_do_not_affect_other_clients() -> None:
     with running(Shift()) as server, connected(server.url) as bystander:
         found = fuzz(server.url, 2000)
         assert found["errors"] > 1000 and found["closed"] > 3
@@ -34,7 +34,7 @@ def test_damaged_messages_get_an_error_and_harm_nobody() -> None:
         wait_until(lambda: server.statistics.clients == 1)
 
 
-def test_an_oversize_message_ends_its_own_connection_only() -> None:
+def test_oversize_message_ends_only_its_own_connection() -> None:
     with (
         running(Shift(), ServerConfig(port=0, max_bytes=4096)) as server,
         connected(server.url) as big,
@@ -46,7 +46,7 @@ def test_an_oversize_message_ends_its_own_connection_only() -> None:
 
 
 @pytest.mark.parametrize("shown", ["", "wrong", "secre", "secrets"])
-def test_strangers_are_refused(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_without_the_token_are_refused(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(Shift(), ServerConfig(port=0, token="secret")) as server:
         monkeypatch.setenv(TOKEN, shown)
         with pytest.raises(UserError, match="rejects the token"):
@@ -69,7 +69,7 @@ def test_web_pages_are_refused() -> None:
         pass
 
 
-def test_there_is_an_end_to_the_clients() -> None:
+def test_number_of_clients_is_limited() -> None:
     with running(Shift(), ServerConfig(port=0, max_clients=2)) as server:
         full = pytest.raises(ConnectionError, match="status 503")
         with connected(server.url), connected(server.url), full, connected(server.url):
@@ -79,31 +79,31 @@ def test_there_is_an_end_to_the_clients() -> None:
             assert third.request(obs=state(), noise=NOISE).chunk.shape == (1, 4, 2)
 
 
-def test_slow_clients_are_cut_off_and_hold_up_nobody() -> None:
+def test_slow_clients_are_disconnected_and_do_not_delay_others() -> None:
     with running(Shift(), ServerConfig(port=0, open_timeout=0.3, ping=0.3)) as server:
         port = int(server.url.rsplit(":", 1)[1])
         drops = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
         for drop in drops:
-            drop.sendall(b"GET / HT")  # and never the rest
+            drop.sendall(b"GET / HT")  # an incomplete request
         stuck = Connection(server.url, 5.0)
         stuck.open()
         raw = stuck._socket._socket.socket  # type: ignore[union-attr]
-        raw.sendall(b"\x82\xfe\xff\xff\x00\x00\x00\x00abc")  # a frame of 65535 bytes, three of which come
+        raw.sendall(b"\x82\xfe\xff\xff\x00\x00\x00\x00abc")  # a frame of 65535 bytes, of which 3 are sent
         with connected(server.url) as client:
             for _ in range(30):
                 start = time.monotonic()
                 client.request(obs=state(), noise=NOISE)
                 assert time.monotonic() - start < 1.0
-            wait_until(lambda: server.statistics.clients == 1)  # no sign of life within the time
+            wait_until(lambda: server.statistics.clients == 1)  # the stuck client times out
         for drop in drops:
             drop.settimeout(5)
-            while drop.recv(4096):  # the server says why and hangs up
+            while drop.recv(4096):  # the server sends the reason and closes
                 pass
             drop.close()
         stuck.close()
 
 
-def test_a_client_that_vanishes_with_its_question_open_is_forgotten() -> None:
+def test_client_lost_with_an_open_request_is_removed() -> None:
     served = Shift()
     with running(served) as server, connected(server.url) as other:
         served.gate.clear()
@@ -116,7 +116,7 @@ def test_a_client_that_vanishes_with_its_question_open_is_forgotten() -> None:
         wait_until(lambda: server.statistics.clients == 1)
 
 
-def test_a_server_that_stops_answers_what_is_in_work() -> None:
+def test_stopping_server_answers_the_request_in_progress() -> None:
     served, found = Shift(), []
     with running(served) as server:
         source = Connection(server.url, 5.0)
@@ -144,7 +144,7 @@ def test_a_client_waits_for_a_server_that_is_killed_and_restarted() -> None:
     starter = threading.Timer(0.3, lambda: restarted.append(start_server(port)))
     restarted: list[subprocess.Popen[str]] = []
     starter.start()
-    after = source.chunk(OBS)  # waits for it
+    after = source.chunk(OBS)  # waits for the server
     assert before.shape == after.shape and source.round_trip.percentile(50) < 5.0
     starter.join()
     restarted[0].kill()
@@ -159,7 +159,7 @@ def test_a_client_waits_for_a_server_that_is_killed_and_restarted() -> None:
         source.chunk(OBS)
 
 
-def test_another_policy_behind_the_same_address_is_noticed() -> None:
+def test_changed_policy_at_the_same_address_is_detected() -> None:
     port = free_port()
     with running(Shift(), ServerConfig(port=port)):
         source = ServerChunkPolicy(f"ws://127.0.0.1:{port}")
@@ -173,7 +173,7 @@ def test_another_policy_behind_the_same_address_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_signals_end_a_server_in_good_order(number: signal.Signals) -> None:
+def test_signals_shut_the_server_down_cleanly(number: signal.Signals) -> None:
     child = start_server(free_port())
     child.send_signal(number)
     assert child.wait(10) == 0
@@ -200,7 +200,7 @@ serve(Shift(), ServerConfig(port=int(sys.argv[2])), print_now, lambda server: pr
 
 
 def start_server(port: int) -> subprocess.Popen[str]:
-    """A server in a process of its own, once it listens."""
+    """Start a server in its own process; return once it listens."""
     words = [sys.executable, "-c", SERVER, str(Path(__file__).parent), str(port)]
     child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {TOKEN: ""})
     assert child.stdout is not None and child.stdout.readline().startswith("ws://")

@@ -1,4 +1,4 @@
-"""The wire format: what is sent arrives, and whatever else arrives is refused in one line."""
+"""Tests of the wire format: messages round-trip, and invalid input is refused in one line."""
 
 import tracemalloc
 
@@ -13,13 +13,13 @@ SPEC = PolicySpec({"state": (6,), "image.front": (3, 8, 8)}, action_dim=2, horiz
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_arrays_arrive_bit_for_bit(dtype: str) -> None:
+def test_arrays_round_trip_bit_for_bit(dtype: str) -> None:
     array = np.random.default_rng(0).integers(0, 2, (2, 3, 1)).astype(dtype)
     request = Request.unpack(Request(7, {"state": array, "empty": array[:, :0]}, None).pack())
     assert request.number == 7 and request.noise is None
     assert request.obs["state"].dtype == dtype and request.obs["empty"].shape == (2, 0, 1)
     np.testing.assert_array_equal(request.obs["state"], array)
-    request.obs["state"][0] = 0  # arrays are one's own
+    request.obs["state"][0] = 0  # the arrays are writable copies
 
 
 def test_byte_order_and_strides_do_not_matter() -> None:
@@ -71,7 +71,7 @@ def test_messages_round_trip() -> None:
         ({"a": {"dtype": "<f4", "shape": [1], "data": "1234"}}, "expected 4 bytes"),
     ],
 )
-def test_what_is_no_request_is_refused_with_expected_and_found(message: object, expected: str) -> None:
+def test_invalid_requests_are_refused_with_expected_and_found(message: object, expected: str) -> None:
     with pytest.raises(WireError, match=expected) as refusal:
         Request.unpack(msgpack.packb(message))
     assert "\n" not in str(refusal.value)
@@ -92,7 +92,7 @@ def test_other_protocols_texts_and_types_are_refused() -> None:
         encode({"a": is_loopback})
 
 
-def test_damaged_messages_never_do_more_than_raise() -> None:
+def test_damaged_messages_raise_only_wire_errors() -> None:
     rng = np.random.default_rng(0)
     good = Request(1, {"state": np.ones((2, 1, 6), np.float32)}, np.ones((2, 4, 2), np.float32)).pack()
     for _ in range(2000):
@@ -106,8 +106,8 @@ def test_damaged_messages_never_do_more_than_raise() -> None:
 
 
 @pytest.mark.parametrize("kind", [Greeting, Request, Reply])
-def test_noise_and_lengths_that_lie_cost_nothing(kind: type[Greeting] | type[Request] | type[Reply]) -> None:
-    """Beginnings of lists, maps, bytes and texts of up to 4 GiB; what is set aside goes with what arrived."""
+def test_noise_and_false_lengths_allocate_little_memory(kind: type[Greeting] | type[Request] | type[Reply]) -> None:
+    """Headers of lists, maps, bytes and texts claim up to 4 GiB; the memory depends only on the received bytes."""
     rng = np.random.default_rng(0)
     claims = (b"", b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9", b"\xdc", b"\xde")
     tracemalloc.start()
@@ -122,6 +122,6 @@ def test_noise_and_lengths_that_lie_cost_nothing(kind: type[Greeting] | type[Req
         tracemalloc.stop()
 
 
-def test_loopback_is_this_machine_alone() -> None:
+def test_loopback_hosts_are_on_this_machine_only() -> None:
     assert all(is_loopback(host) for host in ("localhost", "127.0.0.1", "127.1.2.3", "::1", "[::1]"))
     assert not any(is_loopback(host) for host in ("0.0.0.0", "10.0.0.2", "localhost.example", "example", ""))

@@ -1,4 +1,4 @@
-"""A small simulator and a small policy whose results are sensitive to every way of getting evaluation wrong."""
+"""A small simulator and a small policy whose results change with any error in the evaluation."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,7 +24,7 @@ class PointSim(VectorSim):
         self.num_envs = num_envs
         self.device = torch.device("cpu")
         self.has_success = has_success
-        self.momentary = momentary  # success shows for a single control step and does not end the episode
+        self.momentary = momentary  # success holds for a single control step and does not end the episode
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else list(seed)

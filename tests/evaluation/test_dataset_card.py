@@ -1,4 +1,4 @@
-"""The card of a dataset."""
+"""Tests of the card of a dataset."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def make_data(*, successes: int = 3, episodes: int = 4, images: bool = False) ->
     return Episodes.from_list([one(index) for index in range(episodes)], 0.05)
 
 
-def test_the_card_counts_what_is_there() -> None:
+def test_card_counts_episodes_steps_and_features() -> None:
     card = dataset_card(make_data(), cameras={"image.top": (3, 8, 9)})
     assert (card.episodes, card.steps, card.rate, card.lengths) == (4, 40, 20.0, (10, 10.0, 10))
     assert card.tasks == {"toy": 4} and card.behaviours == {"expert": 4}
@@ -63,13 +63,13 @@ def test_quality_and_coverage_decide_what_to_learn_with(quality, saco, advice) -
     assert set(ADVICE) >= {advice}
 
 
-def test_the_success_rate_stands_in_for_quality() -> None:
+def test_success_rate_replaces_missing_quality() -> None:
     assert dataset_card(make_data(successes=4)).advice == "imitation"
     assert dataset_card(make_data(successes=2)).advice == "constrained"
 
 
-def test_coverage_that_says_nothing_gives_no_advice() -> None:
-    """Random reals: no two steps are alike in fine bins, whatever they cover."""
+def test_uninformative_coverage_gives_no_advice() -> None:
+    """Random reals: no two steps share a fine bin, so the coverage holds no information."""
     data = make_data(successes=2)
     card = dataset_card(data, References(replay=data))
     assert card.coverage.saco == 1.0 and card.advice == "constrained"
@@ -84,7 +84,7 @@ def test_images_alone_have_no_coverage() -> None:
         dataset_card(data, References(replay=data))
 
 
-def test_warnings_name_what_is_wrong() -> None:
+def test_warnings_name_the_faults() -> None:
     state = np.repeat(np.arange(50.0), 2)[:, None] * [1.0, 0.0]
     action = np.repeat(np.linspace(-2, 2, 50), 2)[:, None].clip(-1, 1)
     episode = Episode({"state": state, "action": action, "reward": np.zeros(100), "success": np.zeros(100, np.bool_)})

@@ -1,4 +1,4 @@
-"""Fitted Q-evaluation by numbers: what each member learns from its resample, and what their spread says."""
+"""Tests of fitted Q-evaluation with known numbers: the value per member and the interval from their spread."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from robopolicy.spec import PolicySpec
 
 
 def coin(rewards: tuple[float, ...]) -> Logs:
-    """Episodes of one step from the same state, that differ in what they pay alone."""
+    """Episodes of one step from the same state that differ only in their reward."""
     episodes = [
         Episode(
             {
@@ -35,12 +35,12 @@ def fitted(logs: Logs, steps: int) -> FQE:
 def test_every_member_learns_the_mean_of_its_own_resample() -> None:
     logs = coin((0.0, 0.0, 1.0))
     fqe = fitted(logs, 80)
-    shares = fqe._counts[:, 2] / 3  # how often a member drew the episode that pays
+    shares = fqe._counts[:, 2] / 3  # share of the rewarded episode in the resample of each member
     assert len(set(shares)) > 1
     np.testing.assert_allclose(fqe.q()[:, 0], shares, atol=0.08)
 
 
-def test_the_interval_is_the_normal_one_of_the_members() -> None:
+def test_interval_is_the_normal_interval_of_the_members() -> None:
     fqe = fitted(coin((0.0, 0.0, 1.0)), 20)
     wide, narrow = fqe.interval(0.95), fqe.interval(0.5)
     members = fqe.v(fqe.logs.episodes.starts)[:, 0]  # every episode starts in the same state

@@ -1,4 +1,4 @@
-"""Slower decisions: what is played while a decision is awaited, and the score averaged over them."""
+"""Tests of slower decisions: the actions between two decisions, and the score averaged over decision rates."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def test_a_long_chunk_is_cut_and_a_short_one_ends_with_its_last_action(make_sim,
     assert held.action_horizon == hold and held.obs_horizon == 2 and held.policy_calls == 1
 
 
-def test_the_length_that_a_policy_executes_anyway_changes_nothing(make_sim, make_policy):
+def test_holding_the_own_action_horizon_changes_nothing(make_sim, make_policy):
     policy = make_policy(horizon=4, action_horizon=3)
     curve = frequency_curve(policy, make_sim(5), [1, 3, 6], episodes=12, seed=50)
     plain = evaluate(policy, make_sim(4), episodes=12, seed=50)
@@ -52,7 +52,7 @@ def test_the_score_is_the_area_under_the_curve():
     assert frequency_score({1: result(1), 30: result(1)}) == 1.0
 
 
-def test_returns_count_between_the_least_and_the_largest_of_all():
+def test_returns_are_scaled_to_the_range_over_all_policies():
     curves = {
         "fast": {1: result(10.0, success=False), 2: result(-10.0, success=False)},
         "slow": {1: result(5.0, success=False), 2: result(5.0, success=False)},
@@ -76,7 +76,7 @@ def test_lengths_that_do_not_increase_are_refused(make_sim, make_policy, holds):
         frequency_curve(make_policy(), make_sim(2), holds, episodes=2)
 
 
-def test_a_policy_that_does_not_fit_is_refused(make_sim, make_policy):
+def test_incompatible_policy_is_refused(make_sim, make_policy):
     sim = make_sim(2)
     sim.spec = replace(sim.spec, observation={})
     with pytest.raises(UserError):

@@ -1,4 +1,4 @@
-"""Evaluation plays a fixed set of episodes, and the number of environments does not matter."""
+"""Tests of evaluation: a fixed set of episodes, and results that do not depend on the number of environments."""
 
 import json
 
@@ -31,7 +31,7 @@ def test_result_is_bitwise_the_same_with_1_7_and_64_environments(make_sim, make_
     )
     assert same_episodes(one, seven) and same_episodes(one, many)
     assert one.cost.decisions == seven.cost.decisions == many.cost.decisions
-    assert 0 < one.success.sum() < 20 and len(set(one.lengths)) > 3  # the comparison is not an empty one
+    assert 0 < one.success.sum() < 20 and len(set(one.lengths)) > 3  # the comparison is not trivial
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_mujoco_episodes_are_bitwise_the_same_with_1_7_and_64_environments(task,
         sim.close()
 
 
-def test_rows_are_episode_seeds_whichever_finished_first(make_sim, make_policy):
+def test_rows_are_in_the_order_of_episode_seeds(make_sim, make_policy):
     policy = make_policy()
     whole = evaluate(policy, make_sim(5), episodes=12, seed=50)
     alone = evaluate(policy, make_sim(1), episodes=1, seed=57)
@@ -65,7 +65,7 @@ def test_the_policy_always_sees_the_same_batch_width(make_sim, make_policy):
     assert result.cost.policy_calls == len(policy.batches)
 
 
-def test_modes_of_submodules_and_global_randomness_are_left_alone(make_sim, make_policy):
+def test_submodule_modes_and_global_random_state_are_unchanged(make_sim, make_policy):
     policy = make_policy()
     policy.train()
     policy.net[0].eval()
@@ -95,13 +95,13 @@ def test_cost_counts_network_calls_per_action(make_sim, make_policy):
     assert 0 < cost.latency_ms <= cost.latency_p95_ms and cost.steps_per_s > 0
 
 
-def test_result_survives_json_to_the_last_bit(make_sim, make_policy):
+def test_result_survives_json_bit_for_bit(make_sim, make_policy):
     result = evaluate(make_policy(), make_sim(4), episodes=6)
     again = EvalResult.from_dict(json.loads(json.dumps(result.to_dict())))
     assert same_episodes(result, again) and again.cost == result.cost and again.summary() == result.summary()
 
 
-def test_scattered_seeds_are_played_one_per_environment(make_sim, make_policy):
+def test_scattered_seeds_run_one_per_environment(make_sim, make_policy):
     policy = make_policy()
     scattered = run_episodes(policy, make_sim(3), [61, 50, 55])
     whole = evaluate(policy, make_sim(2), episodes=12, seed=50)
@@ -112,7 +112,7 @@ def test_random_actor_does_not_depend_on_the_number_of_environments(make_sim):
     assert same_episodes(*(evaluate(RandomActor(), make_sim(n), episodes=9) for n in (2, 5)))
 
 
-def test_a_policy_that_does_not_fit_is_refused_in_one_line(make_sim, make_policy):
+def test_incompatible_policy_is_refused(make_sim, make_policy):
     policy = make_policy()
     sim = make_sim(1)
     object.__setattr__(policy.spec, "observation", {"state": (8,)})
@@ -123,13 +123,13 @@ def test_a_policy_that_does_not_fit_is_refused_in_one_line(make_sim, make_policy
         evaluate(policy, sim)
 
 
-def test_a_diverged_policy_is_named_with_its_episode(make_sim, make_policy):
+def test_non_finite_action_is_reported_with_its_episode(make_sim, make_policy):
     policy = make_policy()
     torch.nn.init.constant_(policy.net[0].weight, float("nan"))
     with pytest.raises(UserError, match="non-finite action in episode 10000 at decision 0"):
         evaluate(policy, make_sim(2))
 
 
-def test_bad_numbers_are_refused(make_sim, make_policy):
+def test_zero_episodes_are_refused(make_sim, make_policy):
     with pytest.raises(UserError, match="episodes >= 1"):
         evaluate(make_policy(), make_sim(1), episodes=0)

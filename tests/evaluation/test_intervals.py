@@ -1,4 +1,4 @@
-"""Intervals against published and hand-computed numbers."""
+"""Tests of intervals against published and hand-computed numbers."""
 
 import math
 
@@ -39,7 +39,7 @@ def test_wilson_matches_published_intervals(successes, n, low, high):
     assert (1 - mirrored.high, 1 - mirrored.low) == pytest.approx((interval.low, interval.high))
 
 
-def test_wilson_is_exact_at_the_ends_and_refuses_nonsense():
+def test_wilson_is_exact_at_the_ends_and_refuses_invalid_counts():
     assert wilson(0, 5).low == 0.0 and wilson(5, 5).high == 1.0
     for bad in ((3, 2), (-1, 4), (0, 0)):
         with pytest.raises(ValueError, match="successes"):
@@ -55,13 +55,13 @@ def test_bootstrap_of_a_mean_agrees_with_the_normal_interval(method):
     assert (interval.low, interval.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.02)
 
 
-def test_bca_leans_towards_the_long_tail():
+def test_bca_shifts_towards_the_long_tail():
     values = np.random.default_rng(1).exponential(size=60)
     plain, bca = (bootstrap_mean(values, method=method) for method in ("percentile", "bca"))
     assert bca.low > plain.low and bca.high > plain.high
 
 
-def test_bootstrap_covers_the_truth_about_as_often_as_it_says():
+def test_bootstrap_coverage_is_close_to_nominal():
     rng = np.random.default_rng(2)
     hits = 0
     for trial in range(200):
@@ -89,7 +89,7 @@ def test_the_mean_of_a_few_seeds_has_students_interval(values, quantile):
     assert student_mean([1, 3], level=0.5).high == pytest.approx(2 + 1.0)  # quantile 1, standard error 1
 
 
-def test_one_seed_says_nothing_of_the_spread_and_none_nothing_at_all():
+def test_one_seed_has_no_interval_and_zero_seeds_are_refused():
     single = student_mean([3.0])
     assert single.estimate == 3.0 and math.isnan(single.low) and math.isnan(single.high)
     with pytest.raises(ValueError, match="at least one value"):
@@ -101,15 +101,15 @@ def test_iqm_is_the_mean_of_the_middle_half():
     assert iqm([7.0]) == 7.0
 
 
-def test_stratified_iqm_keeps_tasks_apart():
+def test_stratified_iqm_resamples_within_tasks():
     constant = stratified_iqm([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
-    assert constant.low == constant.estimate == constant.high == 0.5  # runs never cross from one task to another
+    assert constant.low == constant.estimate == constant.high == 0.5  # runs are resampled only within their task
     scores = np.random.default_rng(0).normal(0.5, 0.1, size=(4, 10))
     interval = stratified_iqm(list(scores))
     assert interval.low < interval.estimate < interval.high and interval.high - interval.low < 0.15
 
 
-def test_the_optimality_gap_gives_nothing_for_what_lies_beyond_the_goal():
+def test_optimality_gap_ignores_the_excess_over_the_goal():
     assert optimality_gap([0.5, 1.0, 3.0]) == pytest.approx(0.5 / 3)
     assert optimality_gap([2.0, 4.0], goal=3.0) == 0.5
     gap = stratified_gap([[0.0, 0.5, 1.5], [1.0, 1.0, 1.0]])
@@ -127,7 +127,7 @@ def test_sign_test_is_the_exact_binomial(wins, losses, p):
     assert sign_test(wins, losses) == pytest.approx(p) == sign_test(losses, wins)
 
 
-def test_paired_difference_sees_what_separate_intervals_cannot():
+def test_paired_difference_is_tighter_than_separate_intervals():
     rng = np.random.default_rng(0)
     hard = rng.normal(size=100)  # difficulty of the episode, common to both policies
     result = paired_difference(hard, hard + 0.1 + 0.05 * rng.normal(size=100))

@@ -1,4 +1,4 @@
-"""Confusion of judges and success rates corrected for it."""
+"""Tests of the confusion of judges and of success rates corrected for it."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from robopolicy.evaluation.plots import reliability_diagram
 from robopolicy.worldmodel.success_detectors.clips import reliability
 
 
-def test_outcomes_are_counted_and_abstentions_apart():
+def test_outcomes_and_abstentions_are_counted_separately():
     found = Confusion.from_outcomes([1, 1, 0, 0, 1, 1], [1, 0, 1, 0, 1, 0], [0, 0, 0, 0, 0, 1])
     assert found == Confusion(2, 1, 1, 1, 1)
     assert found.sensitivity == wilson(2, 3) and found.specificity == wilson(1, 2)
@@ -36,13 +36,13 @@ def test_the_correction_by_hand_and_within_bounds():
     assert low is not None and low.estimate == 0 and low.low == 0
 
 
-def test_a_judge_that_never_errs_leaves_the_interval_of_jeffreys():
+def test_perfect_judge_gives_the_jeffreys_interval():
     found = rogan_gladen(0, 10, Confusion(10**6, 0, 0, 10**6))
     assert found is not None and found.low == 0.0
     assert found.high == pytest.approx(0.217, abs=0.01)  # 97.5 % of Beta(0.5, 10.5); of a flat prior 0.285
 
 
-def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+def test_interval_coverage_is_close_to_nominal():
     rng, hits = np.random.default_rng(0), 0
     for trial in range(200):
         tp, tn = rng.binomial(60, 0.85), rng.binomial(80, 0.9)
@@ -53,10 +53,10 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says():
     assert 0.91 <= hits / 200 <= 0.995
 
 
-def test_a_judge_that_knows_nothing_corrects_nothing():
+def test_uninformative_judge_gives_no_correction():
     assert rogan_gladen(5, 10, Confusion(5, 5, 5, 5)) is None  # chance
     assert rogan_gladen(5, 10, Confusion(2, 8, 9, 1)) is None  # worse than chance
-    assert rogan_gladen(5, 10, Confusion(5, 5, 0, 0)) is None  # never saw a failure
+    assert rogan_gladen(5, 10, Confusion(5, 5, 0, 0)) is None  # no failures in the reference set
 
 
 def test_the_reliability_diagram_is_written(tmp_path):

@@ -1,4 +1,4 @@
-"""Late chunks: time stamps make up for what inference costs, and the number of environments does not matter."""
+"""Tests of late chunks: time stamps compensate the latency, and results do not depend on the environment count."""
 
 from collections.abc import Sequence
 
@@ -27,7 +27,7 @@ DT, RATE, LAG = 0.02, 1.5, 0.04  # [s], [rad/s], [s] time constant of the joint
 
 
 class Pendulum(VectorSim):
-    """A joint that follows its target with a lag and ought to follow a sine whose phase is the seed's."""
+    """A joint that follows its target with a lag; the desired motion is a sine whose phase depends on the seed."""
 
     def __init__(self, num_envs: int) -> None:
         bound = torch.full((1,), 2.0)
@@ -62,7 +62,7 @@ class Pendulum(VectorSim):
 
 
 class Sine(Policy):
-    """Knows the sine: a chunk of targets from the phase that it sees on."""
+    """Policy that returns a chunk of the sine from the observed phase."""
 
     name = "sine"
 
@@ -76,21 +76,21 @@ class Sine(Policy):
 
 
 def rmse(late: latency.LatencyResult) -> float:
-    """Of the joint's position [rad]."""
+    """Root mean square error of the joint's position [rad]."""
     return float(np.sqrt(-late.result.returns.sum() / late.result.lengths.sum()))
 
 
 @pytest.mark.parametrize("join", ["replace", "hold", "ensemble"])
-def test_aligned_chunks_lose_nothing_to_a_latency_that_unaligned_ones_suffer_from(
+def test_aligned_chunks_compensate_a_latency_that_degrades_unaligned_ones(
     join: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spec A6: within 10 % of a policy without latency at 150 ms."""
+    """Spec A6: at 150 ms the error is within 10 % of the error without latency."""
     none, aligned = latency_curve(Sine(), Pendulum(4), [0.0, 0.15], blending=join, episodes=4).values()
     assert aligned.delay == 8 and aligned.repeated == 0.0
 
     class Unaligned(ChunkBuffer):
         def put(self, chunk: np.ndarray, observed: float) -> None:
-            super().put(chunk, observed + (8 if observed else 0))  # as if it were about the time of its arrival
+            super().put(chunk, observed + (8 if observed else 0))  # stamps the chunk with its time of arrival
 
     monkeypatch.setattr(latency, "ChunkBuffer", Unaligned)
     (unaligned,) = latency_curve(Sine(), Pendulum(4), [0.15], blending=join, episodes=4).values()
@@ -98,7 +98,7 @@ def test_aligned_chunks_lose_nothing_to_a_latency_that_unaligned_ones_suffer_fro
 
 
 def test_without_latency_nothing_changes(make_sim, make_policy) -> None:
-    for join, action_horizon in (("replace", 3), ("hold", 4)):  # hold plays a chunk of 4 to its end
+    for join, action_horizon in (("replace", 3), ("hold", 4)):  # hold executes a chunk of 4 to its end
         policy = make_policy(horizon=4, action_horizon=action_horizon)
         plain = evaluate(policy, make_sim(4), episodes=12, seed=50)
         (late,) = latency_curve(policy, make_sim(4), [0.0], blending=join, episodes=12, seed=50).values()
@@ -120,27 +120,27 @@ def test_the_number_of_environments_changes_nothing(make_sim, make_policy, join:
             assert np.array_equal(one.result.returns, other.result.returns) and one.repeated == other.repeated
 
 
-def test_what_is_played_meanwhile_is_worked_out_by_hand() -> None:
+def test_executed_actions_match_hand_computed_ones() -> None:
     class Numbered:
         action_horizon, obs_horizon, network_calls, policy_calls = 2, 1, 1, 0
 
         def __call__(self, sim, obs, rows, seeds, decisions) -> Tensor:
             return torch.tensor([[[10.0 * k + j] for j in range(4)] for k in decisions])  # chunk k is 10 k + row
 
-    def played(delay: int, join: str = "replace") -> list[int]:
+    def executed(delay: int, join: str = "replace") -> list[int]:
         late = DelayedActor(Numbered(), delay, join)
         windows = [late(None, {}, torch.arange(1), [7], [k]).flatten().tolist() for k in range(3)]  # type: ignore
         return [int(action) for window in windows for action in window]
 
-    assert played(0) == [0, 1, 10, 11, 20, 21]
-    assert played(1) == [0, 1, 2, 11, 12, 21]  # the first chunk is waited for, the others arrive one step late
-    assert played(2) == [0, 1, 2, 3, 12, 13]
-    assert played(1, "hold") == [0, 1, 2, 3, 12, 13]
-    assert played(3) == [0, 1, 2, 3, 3, 3, 13, 13, 13]  # no more than one inference at a time; row 3 is the last
+    assert executed(0) == [0, 1, 10, 11, 20, 21]
+    assert executed(1) == [0, 1, 2, 11, 12, 21]  # the first chunk has no delay, the others arrive one step late
+    assert executed(2) == [0, 1, 2, 3, 12, 13]
+    assert executed(1, "hold") == [0, 1, 2, 3, 12, 13]
+    assert executed(3) == [0, 1, 2, 3, 3, 3, 13, 13, 13]  # one inference at a time; row 3 is the last
 
 
-def test_a_policy_too_slow_for_its_chunks_repeats_its_last_action_and_says_so() -> None:
-    """Spec A6: 300 ms of latency with 160 ms of chunk."""
+def test_policy_slower_than_its_chunks_repeats_its_last_action_and_reports_it() -> None:
+    """Spec A6: 300 ms of latency with chunks of 160 ms."""
     curves = {"sine": latency_curve(Sine(8, 8), Pendulum(2), [0.0, 0.3], episodes=2)}
     assert curves["sine"][0.3].repeated > 0.4 and rmse(curves["sine"][0.3]) > 3 * rmse(curves["sine"][0.0])
     header, ((label, good, bad),) = latency_table(curves)
@@ -158,12 +158,12 @@ def test_a_policy_too_slow_for_its_chunks_repeats_its_last_action_and_says_so() 
         ([0.1], "rtc", "and 'sine' cannot"),
     ],
 )
-def test_what_makes_no_sense_is_refused(latencies, join, message) -> None:
+def test_invalid_latencies_and_blendings_are_refused(latencies, join, message) -> None:
     with pytest.raises(UserError, match=message):
         latency_curve(Sine(), Pendulum(1), latencies, blending=join, episodes=1)
 
 
-def test_real_time_chunks_begin_as_the_last_ones_go_on_for_any_number_of_environments(make_sim) -> None:
+def test_real_time_chunks_start_with_the_committed_actions_for_any_number_of_environments(make_sim) -> None:
     policy_class = POLICIES["flow"]
     config_class = policy_class.config_class
     policy = policy_class(config_class(), PolicySpec({"state": (7,)}, 3, horizon=8, action_horizon=4))

@@ -1,4 +1,4 @@
-"""Off-policy estimators on a small Markov decision process whose values are known in closed form."""
+"""Tests of off-policy estimators on a small Markov decision process whose values are known in closed form."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ SPEC = PolicySpec({"state": (3,)}, 1)
 
 
 class TablePolicy(Policy):
-    """Plays -1 or 1 with the probabilities of a table, seeing the state as one of three."""
+    """Policy with actions -1 or 1 from tabulated probabilities for three one-hot states."""
 
     name = "table"
 
@@ -50,8 +50,8 @@ class TablePolicy(Policy):
 
     def act(self, obs, *, deterministic=False, generator=None) -> Tensor:
         chance = self.second[obs["state"][:, -1].argmax(-1)]
-        drawn = torch.rand(len(chance), generator=generator) < (0.5 if deterministic else chance)
-        return (2.0 * drawn - 1)[:, None, None]
+        sampled = torch.rand(len(chance), generator=generator) < (0.5 if deterministic else chance)
+        return (2.0 * sampled - 1)[:, None, None]
 
     def log_density(self, obs, chunk) -> Tensor:
         chance = self.second[obs["state"][:, -1].argmax(-1)]
@@ -70,9 +70,9 @@ def solve(second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return REWARD + GAMMA * STAY * NEXT @ v, v
 
 
-def play(episodes: int, seed: int = 0, second: np.ndarray = BEHAVIOUR, limit: int = 200) -> Episodes:
-    """Episodes from random states."""
-    rng, played = np.random.default_rng(seed), []
+def rollout(episodes: int, seed: int = 0, second: np.ndarray = BEHAVIOUR, limit: int = 200) -> Episodes:
+    """Episodes from random start states."""
+    rng, recorded = np.random.default_rng(seed), []
     for number in range(episodes):
         state, rows = int(rng.integers(3)), []
         while len(rows) < limit and (not rows or not rows[-1][3]):
@@ -81,8 +81,8 @@ def play(episodes: int, seed: int = 0, second: np.ndarray = BEHAVIOUR, limit: in
             state = int(rng.choice(3, p=NEXT[state, action]))
         columns = zip(("state", "action", "reward", "terminated"), zip(*rows, strict=True), strict=True)
         arrays = {key: np.array(values, np.bool_ if key == "terminated" else np.float32) for key, values in columns}
-        played.append(Episode(arrays, "table", number))
-    return Episodes.from_list(played, 0.1)
+        recorded.append(Episode(arrays, "table", number))
+    return Episodes.from_list(recorded, 0.1)
 
 
 def indices(logs: Logs) -> tuple[np.ndarray, np.ndarray]:
@@ -107,7 +107,7 @@ MAKERS = [(make, normalised) for make in (trajectory_wise, per_decision) for nor
 
 @pytest.fixture(scope="module")
 def many_logs() -> list[Logs]:
-    return [Logs(play(300, seed), SPEC, GAMMA) for seed in range(30)]
+    return [Logs(rollout(300, seed), SPEC, GAMMA) for seed in range(30)]
 
 
 @pytest.mark.parametrize(("make", "normalised"), MAKERS)
@@ -121,7 +121,7 @@ def test_weighted_estimates_cover_the_true_value(many_logs, make, normalised):
         estimates.append(interval.estimate)
     assert hits >= 25, hits
     assert np.mean(estimates) == pytest.approx(TRUTH, abs=4 * np.std(estimates) / np.sqrt(30))  # unbiased
-    assert abs(Logs(play(4000), SPEC, GAMMA).returns.mean() - TRUTH) > 0.2  # the logs themselves say another thing
+    assert abs(Logs(rollout(4000), SPEC, GAMMA).returns.mean() - TRUTH) > 0.2  # the return of the logs differs
 
 
 def test_a_bandit_by_hand():
@@ -131,7 +131,7 @@ def test_a_bandit_by_hand():
     assert effective_size(weights[:, 0]) == pytest.approx(9 / 4.5)
 
 
-def test_per_decision_weights_a_reward_by_what_led_to_it():
+def test_per_decision_weights_a_reward_by_the_actions_before_it():
     weights = cumulative_weights(np.log([[2.0, 3.0]]))
     assert weights.tolist() == [[2.0, pytest.approx(6.0)]]
     rewards = np.array([[1.0, 10.0]])
@@ -139,19 +139,19 @@ def test_per_decision_weights_a_reward_by_what_led_to_it():
     assert trajectory_wise(weights, rewards, 0.5).numerator.sum() == pytest.approx(6 * (1 + 0.5 * 10))
 
 
-def test_steps_count_for_the_effective_size_as_their_rewards_do():
-    weights = np.array([[1.0, 2.0], [1.0, 0.0]])  # two episodes of weight in the first step, one in the second
+def test_effective_size_discounts_steps_like_rewards():
+    weights = np.array([[1.0, 2.0], [1.0, 0.0]])  # effective size 2 in the first step, 1 in the second
     assert effective_size_per_decision(weights, 0.5) == pytest.approx((2 + 0.5 * 1) / 1.5)
 
 
-def test_weights_beyond_all_bounds_stay_numbers():
+def test_extreme_weights_stay_finite():
     weights = cumulative_weights(np.array([[500.0, 500.0], [0.0, -np.inf]]))
     assert np.isfinite(weights).all() and weights[1].tolist() == [1.0, 0.0]
     assert effective_size(weights[:, -1]) == pytest.approx(1.0)
 
 
 def test_equal_policies_have_weight_one_and_the_return_of_the_logs():
-    logs = Logs(play(50), SPEC, GAMMA)
+    logs = Logs(rollout(50), SPEC, GAMMA)
     ones = np.ones_like(logs.rewards)
     for make, normalised in MAKERS:
         found = terms_interval(make(ones, logs.rewards, GAMMA, normalised=normalised)).estimate
@@ -166,8 +166,8 @@ def model_terms(logs: Logs, q: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, n
     return v[state[logs.episodes.starts]], errors
 
 
-def test_doubly_robust_needs_only_one_of_both_to_be_right():
-    logs = Logs(play(3000), SPEC, GAMMA)
+def test_doubly_robust_needs_only_correct_values_or_correct_weights():
+    logs = Logs(rollout(3000), SPEC, GAMMA)
     weights, wrong = weights_of(logs), np.random.default_rng(0).uniform(-1, 1, np.shape(weights_of(logs)))
     q, v = solve(TARGET)
     start, errors = model_terms(logs, q, v)
@@ -183,8 +183,8 @@ def test_doubly_robust_needs_only_one_of_both_to_be_right():
         assert saved.low <= TRUTH <= saved.high  # wrong values, right weights
 
 
-def test_doubly_robust_is_exact_where_nothing_is_random_but_the_policies():
-    """Two steps, deterministic: every error of the true values is zero, so the estimate has no variance."""
+def test_doubly_robust_is_exact_in_a_deterministic_environment():
+    """Two deterministic steps: every error of the true values is zero, so the estimate has no variance."""
     start = np.full(5, 1.7)
     weights = cumulative_weights(np.random.default_rng(0).normal(size=(5, 2)))
     interval = terms_interval(doubly_robust(weights, start, np.zeros((5, 2)), GAMMA))
@@ -192,7 +192,7 @@ def test_doubly_robust_is_exact_where_nothing_is_random_but_the_policies():
 
 
 def test_marginal_weights_balance_the_flow_and_give_the_value():
-    logs = Logs(play(4000), SPEC, GAMMA)
+    logs = Logs(rollout(4000), SPEC, GAMMA)
     state, action = indices(logs)
     one = np.eye(6)[2 * state + action]  # (F, 6) one feature per state and action
     policy = np.einsum("fs,sa->fsa", np.eye(3)[state], mix(TARGET)).reshape(-1, 6)
@@ -200,7 +200,7 @@ def test_marginal_weights_balance_the_flow_and_give_the_value():
     following = policy[logs.following] * logs.discount[:, None]
     found = marginal(one[logs.window], following, policy[logs.episodes.starts], logs.reward, episode, ridge=0.0)
     weighted = float((found.weights * logs.reward).sum() / 4000)
-    assert found.terms.mean() == pytest.approx(weighted)  # the two forms of the estimate are one number
+    assert found.terms.mean() == pytest.approx(weighted)  # both forms of the estimate are equal
     half = 2.5 * found.terms.std() / np.sqrt(4000)
     assert abs(found.terms.mean() - TRUTH) < half < 0.2
     flow = np.einsum("sa,sat->st", mix(TARGET), NEXT)
@@ -216,7 +216,7 @@ FAST = FQEConfig(CriticConfig(members=4, hidden=(32, 32), activation="relu"), st
 
 
 def test_fitted_q_evaluation_finds_the_tabular_values():
-    logs = Logs(play(1500), SPEC, GAMMA)
+    logs = Logs(rollout(1500), SPEC, GAMMA)
     decided = logs.decide(TablePolicy(TARGET), samples=8, deterministic=False, seed=0)
     fqe = FQE(FAST, logs, decided)
     q, v = solve(TARGET)
@@ -230,7 +230,7 @@ def test_fitted_q_evaluation_finds_the_tabular_values():
 
 
 def test_fqe_is_a_function_of_its_seed():
-    logs = Logs(play(30), SPEC, GAMMA)
+    logs = Logs(rollout(30), SPEC, GAMMA)
     decided = logs.decide(TablePolicy(TARGET), samples=2, deterministic=False, seed=0)
     quick = FQEConfig(FAST.critic, steps=5)
     first, second, other = (FQE(quick, logs, decided, seed=seed).interval() for seed in (1, 1, 2))
@@ -238,10 +238,10 @@ def test_fqe_is_a_function_of_its_seed():
 
 
 def test_all_estimators_agree_in_one_table():
-    episodes, policy = play(800), TablePolicy(TARGET)
+    episodes, policy = rollout(800), TablePolicy(TARGET)
     config = OPEConfig(gamma=GAMMA, deterministic=False, fqe=replace(FAST, steps=500), features=40)
     found = estimate(
-        policy, episodes, behaviour=TablePolicy(BEHAVIOUR), rollouts=play(800, 1, second=TARGET), config=config
+        policy, episodes, behaviour=TablePolicy(BEHAVIOUR), rollouts=rollout(800, 1, second=TARGET), config=config
     )
     for row in found.rows:
         assert row.interval is not None, row
@@ -271,8 +271,8 @@ def test_actions_that_the_logs_do_not_support_are_told():
     assert unsupported_fraction(few, same[:, :20]) is None
 
 
-def test_what_cannot_be_computed_says_why():
-    episodes, policy = play(30), TablePolicy(TARGET)
+def test_missing_estimates_state_the_reason():
+    episodes, policy = rollout(30), TablePolicy(TARGET)
     alone = estimate(policy, episodes, config=QUICK)
     assert alone["pdis"].interval is None and "--behavior-policy" in alone["pdis"].note
     assert alone["fqe"].interval is not None and alone["marginal"].interval is not None
@@ -284,18 +284,18 @@ def test_what_cannot_be_computed_says_why():
     assert "2 actions per decision" in weighting_problem(policy, policy, deterministic=False)
 
 
-def test_a_small_effective_sample_is_refused_and_a_middling_one_warned_about():
-    episodes = play(30)
+def test_small_effective_samples_are_refused_and_moderate_ones_give_a_warning():
+    episodes = rollout(30)
     sharp = TablePolicy(np.array([0.999, 0.001, 0.999]))
     found = estimate(sharp, episodes, behaviour=TablePolicy(BEHAVIOUR), config=QUICK)["is"]
     assert found.interval is None and "refused" in found.note and found.effective is not None and found.effective < 10
-    assert effective_size(np.array([1.0, -1.0, 1e-9])) < 1  # weights that cancel, of features that the logs do not show
+    assert effective_size(np.array([1.0, -1.0, 1e-9])) < 1  # cancelling weights of features absent from the logs
     near = estimate(TablePolicy(BEHAVIOUR), episodes, behaviour=TablePolicy(BEHAVIOUR), config=QUICK)["is"]
     assert near.interval is not None and near.effective == pytest.approx(30) and "few" in near.note
 
 
-def test_time_limits_are_mentioned_and_not_taken_for_the_end():
-    episodes = play(60, limit=3)
+def test_time_limits_are_noted_and_not_treated_as_termination():
+    episodes = rollout(60, limit=3)
     logs = Logs(episodes, SPEC, GAMMA)
     cut = int((~episodes.arrays["terminated"][episodes.ends - 1].astype(bool)).sum())
     assert cut and len(logs.window) == len(episodes) - cut and logs.cut_weight == pytest.approx(GAMMA**3)
@@ -318,8 +318,8 @@ def test_windows_of_chunks_sum_rewards_and_stop_at_the_end():
     assert cut.window.tolist() == [0] and cut.returns.tolist() == [3.0]
 
 
-def test_densities_are_per_unit_of_action_whatever_a_policy_normalises():
-    logs = Logs(play(20), SPEC, GAMMA)
+def test_densities_are_per_unit_of_unnormalised_action():
+    logs = Logs(rollout(20), SPEC, GAMMA)
     policy = GaussianPolicy(GaussianConfig(normalization="identity", action_normalization="minmax"), SPEC)
     policy.action_normalizer.fit({"min": [-3.0], "max": [5.0]})
     frames = np.arange(len(logs.episodes))
@@ -330,7 +330,7 @@ def test_densities_are_per_unit_of_action_whatever_a_policy_normalises():
 
 
 def test_logs_without_exploration_or_rewards_are_refused():
-    episodes = play(10)
+    episodes = rollout(10)
     policy = TablePolicy(np.array([0.999999] * 3))
     modes = Episodes.from_list(
         [
@@ -354,15 +354,15 @@ def test_logs_without_exploration_or_rewards_are_refused():
         Logs(episodes, SPEC, 1.5)
 
 
-def test_the_closing_frame_of_a_film_is_no_decision():
-    episodes = play(5)
-    films = []
+def test_closing_frame_is_not_a_decision():
+    episodes = rollout(5)
+    extended = []
     for episode in map(episodes.episode, range(5)):
         longer = {key: np.concatenate([array, array[-1:]]) for key, array in episode.arrays.items()}
         longer["terminated"][-2] = False
-        films.append(Episode(longer | {"closing": np.arange(len(episode) + 1) == len(episode)}))
-    plain, filmed = (Logs(data, SPEC, GAMMA) for data in (episodes, Episodes.from_list(films, 0.1)))
-    assert filmed.returns.tolist() == plain.returns.tolist() and filmed.window.tolist() == plain.window.tolist()
+        extended.append(Episode(longer | {"closing": np.arange(len(episode) + 1) == len(episode)}))
+    plain, closed = (Logs(data, SPEC, GAMMA) for data in (episodes, Episodes.from_list(extended, 0.1)))
+    assert closed.returns.tolist() == plain.returns.tolist() and closed.window.tolist() == plain.window.tolist()
 
 
 REAL = {"behaviour": 5.0, "a": 9.0, "b": 6.0, "c": 1.0, "d": 7.0}
@@ -377,8 +377,8 @@ def test_sharpe_ratio_by_hand():
         assert sharpe_ratio(risky, REAL, "behaviour", k) < sharpe_ratio(careful, REAL, "behaviour", k)
     assert sharpe_ratio({"c": 1.0, "behaviour": 0.5, "a": 0, "b": 0, "d": 0}, REAL, "behaviour", 2) == 0
     assert np.isnan(sharpe_ratio(careful, REAL, "behaviour", 1))
-    alike = {"behaviour": 0.0, "a": 0.1, "b": 0.1, "c": 0.1}
-    assert np.isnan(sharpe_ratio(alike, alike, "behaviour", 3)) and np.std([0.1] * 3) > 0
+    equal = {"behaviour": 0.0, "a": 0.1, "b": 0.1, "c": 0.1}
+    assert np.isnan(sharpe_ratio(equal, equal, "behaviour", 3)) and np.std([0.1] * 3) > 0
 
 
 def test_sharpe_ratio_ignores_a_common_offset_and_scale():

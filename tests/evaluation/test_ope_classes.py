@@ -1,4 +1,4 @@
-"""A class of policies scored on shared roll-outs, on a tree of six binary decisions where everything can be summed."""
+"""Tests of off-policy scores of a policy class, on a tree of six binary decisions whose values are exact sums."""
 
 import itertools
 
@@ -19,13 +19,13 @@ from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.spec import PolicySpec
 
 DEPTH, GAMMA = 6, 0.9
-PATHS = np.array(list(itertools.product((0, 1), repeat=DEPTH)))  # (64, T): each once, as uniform actions play them
-REWARD = np.random.default_rng(0).normal(size=(DEPTH, 2**DEPTH))  # of a node: time and the actions up to it as a number
+PATHS = np.array(list(itertools.product((0, 1), repeat=DEPTH)))  # (64, T): each path once, as under uniform actions
+REWARD = np.random.default_rng(0).normal(size=(DEPTH, 2**DEPTH))  # per node: time and the binary number of its actions
 REWARDS = np.stack([REWARD[t, PATHS[:, : t + 1] @ 2 ** np.arange(t, -1, -1)] for t in range(DEPTH)], 1)  # (64, T)
 
 
 def chances(seed: int) -> np.ndarray:
-    """Chance `(64, T)` of a random stochastic policy to act as each path does at its nodes."""
+    """Probability `(64, T)` that a random stochastic policy takes the action of each path at each node."""
     second = np.random.default_rng(seed).uniform(0.05, 0.95, size=(DEPTH, 2**DEPTH))
     node = np.stack([PATHS[:, :t] @ 2 ** np.arange(t - 1, -1, -1) if t else 0 * PATHS[:, 0] for t in range(DEPTH)], 1)
     here = second[np.arange(DEPTH), node]
@@ -38,22 +38,22 @@ def ratios(chance: np.ndarray) -> np.ndarray:
 
 
 def shares(chance: np.ndarray) -> np.ndarray:
-    """What each roll-out `(64,)` adds to the estimate."""
+    """Contribution of each roll-out `(64,)` to the estimate."""
     return per_decision(cumulative_weights(ratios(chance)), REWARDS, GAMMA).numerator.sum(1)
 
 
 def value(chance: np.ndarray) -> float:
-    """True discounted return: paths by their probability."""
+    """True discounted return: the sum over paths weighted by their probability."""
     return float(chance.prod(1) @ (REWARDS @ GAMMA ** np.arange(DEPTH)))
 
 
 def fixed(path: int) -> np.ndarray:
-    """A member that plays one path, whatever it sees."""
+    """A member that follows one path regardless of its observation."""
     return (PATHS[path] == PATHS).astype(float)
 
 
 def test_every_member_of_the_class_is_scored_without_bias():
-    """The mean over all 64 equally likely roll-outs is the expectation of one."""
+    """The mean over all 64 equally likely roll-outs equals the true value."""
     members = {f"path{i}": fixed(i) for i in range(64)} | {f"mixed{i}": chances(i) for i in range(6)}
     for chance in members.values():
         assert shares(chance).mean() == pytest.approx(value(chance), abs=1e-12)
@@ -66,15 +66,15 @@ def test_every_member_of_the_class_is_scored_without_bias():
 
 def test_the_difference_of_two_members_varies_with_what_they_disagree_about():
     base = shares(fixed(0))
-    late, early = shares(fixed(1)), shares(fixed(32))  # other last and other first action
-    assert (late - base)[PATHS[:, 0] == 1].any() == np.False_  # where neither would have been, both add nothing
+    late, early = shares(fixed(1)), shares(fixed(32))  # differ in the last and in the first action
+    assert (late - base)[PATHS[:, 0] == 1].any() == np.False_  # paths of neither member contribute 0
     assert (late - base).var() < (early - base).var()
     assert np.abs(late - base).max() == pytest.approx(
         2**DEPTH * GAMMA ** (DEPTH - 1) * max(abs(REWARDS[0, -1]), abs(REWARDS[1, -1]))
-    )  # the last reward alone
+    )  # only the last reward differs
 
 
-def test_members_with_few_effective_episodes_are_not_chosen():
+def test_members_with_few_effective_episodes_are_not_selected():
     scores = class_scores({"path": ratios(fixed(5)), "mixed": ratios(chances(0))}, REWARDS, gamma=GAMMA, minimum=20)
     assert scores.best == "mixed" and scores.chance == pytest.approx((0.0, 1.0)) and scores.regret == 0.0
     none = class_scores({"path": ratios(fixed(5))}, REWARDS, minimum=60)
@@ -84,8 +84,8 @@ def test_members_with_few_effective_episodes_are_not_chosen():
 SPEC = PolicySpec({"state": (1,)}, 1)
 
 
-class Leaning(Policy):
-    """Plays between -1 and 1, above 0 with a fixed chance."""
+class FixedProbability(Policy):
+    """Actions between -1 and 1, above 0 with a fixed probability."""
 
     name = "leaning"
 
@@ -118,7 +118,7 @@ def uniform_logs(episodes: int) -> Episodes:
 
 def test_policies_are_scored_together_on_uniform_actions():
     logs, behaviour = uniform_logs(600), UniformPolicy({"state": (1,)}, [-1.0], [1.0])
-    members = {"mostly": Leaning(0.9), "rarely": Leaning(0.2)}
+    members = {"mostly": FixedProbability(0.9), "rarely": FixedProbability(0.2)}
     config = OPEConfig(gamma=1.0, deterministic=False, fqe=FQEConfig(steps=1))
     scores = score_class(members, logs, behaviour, config)
     for interval, chance in zip(scores.values, (0.9, 0.2), strict=True):
@@ -128,16 +128,16 @@ def test_policies_are_scored_together_on_uniform_actions():
     assert single["pdis"].interval.estimate == pytest.approx(scores.values[1].estimate)
 
 
-def test_uniform_actions_have_the_density_of_their_box_and_none_beyond_it():
+def test_uniform_policy_has_zero_density_outside_its_box():
     behaviour = UniformPolicy({"state": (1,)}, [-1.0, 0.0], [1.0, 4.0])
     obs = {"state": torch.zeros(3, 1, 1)}
-    drawn = behaviour.act(obs, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(behaviour.log_density(obs, drawn).exp(), torch.tensor(1 / 8))
-    assert behaviour.log_density(obs, drawn + 5).exp().eq(0).all()
+    sampled = behaviour.act(obs, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(behaviour.log_density(obs, sampled).exp(), torch.tensor(1 / 8))
+    assert behaviour.log_density(obs, sampled + 5).exp().eq(0).all()
     assert behaviour.act(obs, deterministic=True)[0, 0].tolist() == [0.0, 2.0]
 
 
-def test_logs_that_the_behaviour_cannot_have_played_are_refused():
+def test_logs_outside_the_behaviour_support_are_refused():
     logs, narrow = uniform_logs(60), UniformPolicy({"state": (1,)}, [-0.5], [0.5])
     strange = int((np.abs(logs.arrays["action"]) > 0.5).sum())
     config = OPEConfig(gamma=1.0, deterministic=False, fqe=FQEConfig(steps=1))
@@ -148,7 +148,7 @@ def test_logs_that_the_behaviour_cannot_have_played_are_refused():
         estimate(narrow, logs, behaviour=narrow, config=config)
 
 
-def test_a_member_without_density_is_refused():
+def test_members_without_density_are_refused():
     flow = FlowPolicy(FlowConfig(hidden=(8,)), SPEC)
     with pytest.raises(UserError, match="has no density"):
         score_class({"flow": flow}, uniform_logs(2), UniformPolicy({"state": (1,)}, [-1.0], [1.0]))
@@ -160,15 +160,15 @@ def test_paths_through_a_tree_are_what_playing_them_gives():
     trees = grow_trees(sim, actions, 4, seed=7, gamma=GAMMA)
 
     def choose(obs):
-        return (obs["state"][:, 0] * 50).long() % 2  # any function of what is seen
+        return (obs["state"][:, 0] * 50).long() % 2  # any function of the observation
 
-    obs, played = sim.reset(7), torch.zeros(3, dtype=torch.float64)
+    obs, simulated = sim.reset(7), torch.zeros(3, dtype=torch.float64)
     for step in range(4):
         result = sim.step(actions[choose(obs)])
-        played += GAMMA**step * result.reward.double()
+        simulated += GAMMA**step * result.reward.double()
         obs = result.obs
     sim.close()
-    assert torch.allclose(trees.returns(choose), played)
+    assert torch.allclose(trees.returns(choose), simulated)
     assert [tuple(reward.shape) for reward in trees.rewards] == [(3, 1, 2), (3, 2, 2), (3, 4, 2), (3, 8, 2)]
 
 

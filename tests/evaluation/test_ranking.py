@@ -1,4 +1,4 @@
-"""Metrics over policies against hand-computed numbers, SIMPLER's published table and scipy."""
+"""Tests of ranking metrics over policies against hand-computed numbers, SIMPLER's published table and scipy."""
 
 import json
 
@@ -29,7 +29,7 @@ MOVE_NEAR = ([0.733, 0.633, 0.583, 0.450, 0.017, 0.350], [0.779, 0.442, 0.354, 0
 
 
 def results(success: np.ndarray, first: int = 0, seeded: bool = True) -> dict[str, EvalResult]:
-    """Results of policies whose outcomes `(P, n)` are given."""
+    """Results of policies with the given outcomes `(P, n)`."""
     n = success.shape[1]
     cost = Cost(1, n, n, n, 1.0)
     binary = success.dtype == np.bool_
@@ -42,7 +42,7 @@ def results(success: np.ndarray, first: int = 0, seeded: bool = True) -> dict[st
 
 
 def graded(policies: int, n: int, noise: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Outcomes of policies of evenly graded skill, and predictions of which a share `noise` is a coin's."""
+    """Outcomes of policies of evenly graded skill, and predictions of which a fraction `noise` is random."""
     rng = np.random.default_rng(seed)
     real = rng.random((policies, n)) < np.linspace(0.05, 0.95, policies)[:, None]
     predicted = np.where(rng.random((policies, n)) < noise, rng.random((policies, n)) < 0.5, real)
@@ -50,12 +50,12 @@ def graded(policies: int, n: int, noise: float, seed: int = 0) -> tuple[np.ndarr
 
 
 @pytest.mark.parametrize(("table", "violation", "r"), [(PICK_CAN, 0.031, 0.976), (MOVE_NEAR, 0.111, 0.855)])
-def test_simplers_published_figures(table, violation, r):
+def test_metrics_reproduce_the_published_simpler_table(table, violation, r):
     assert mmrv(*table) == pytest.approx(violation, abs=5e-4)
     assert pearson(*table) == pytest.approx(r, abs=1.5e-3)  # the table's rates are rounded
 
 
-def test_three_policies_by_hand():
+def test_metrics_of_three_policies_equal_hand_computed_values():
     real, predicted = [0.2, 0.5, 0.9], [0.3, 0.8, 0.7]
     assert mmrv(real, predicted) == pytest.approx((0 + 0.4 + 0.4) / 3)
     assert pairwise_accuracy(real, predicted) == pytest.approx(2 / 3)
@@ -65,16 +65,16 @@ def test_three_policies_by_hand():
     assert calibration_slope(real, [0.1, 0.25, 0.45]) == pytest.approx(2.0)
 
 
-def test_ties_are_strict_in_mmrv_and_half_in_pairs():
+def test_ties_are_strict_in_mmrv_and_count_half_in_pairwise_accuracy():
     real, tied = [0.0, 1.0], [0.5, 0.5]
-    assert mmrv(real, tied) == 0.5  # the better one is not preferred; the worse one is rightly not preferred either
+    assert mmrv(real, tied) == 0.5  # the better policy is not preferred: a violation; the worse is not: correct
     assert pairwise_accuracy(real, tied) == 0.5
     assert top1_regret(real, tied) == 0.5
     assert mmrv(real, real) == 0 and np.isnan(pearson(real, tied))
-    assert np.isnan(pairwise_accuracy(tied, real))  # nothing to order
+    assert np.isnan(pairwise_accuracy(tied, real))  # no pair to order
 
 
-def test_equal_values_have_no_spread_whatever_their_mean_is_rounded_to():
+def test_constant_values_have_zero_spread_despite_rounding_of_the_mean():
     constant = [0.1, 0.1, 0.1]
     assert np.mean(constant) != 0.1
     assert np.isnan(pearson(constant, [1, 2, 3])) and np.isnan(calibration_slope([1, 2, 3], constant))
@@ -90,20 +90,20 @@ def test_correlations_agree_with_scipy():
         assert kendall(a, b) == pytest.approx(stats.kendalltau(a, b).statistic)
 
 
-def test_metrics_of_batches_are_those_of_the_rows():
+def test_batched_metrics_equal_the_metrics_of_each_row():
     rng = np.random.default_rng(1)
     a, b = rng.random((4, 6)), rng.random((4, 6))
     for metric in ranking.OF_MEANS.values():
         assert metric(a, b) == pytest.approx([float(metric(x, y)) for x, y in zip(a, b, strict=True)])
 
 
-def test_kappa_by_hand():
-    # 20 both, 15 neither, 5 and 10 of one kind alone: agreement 0.7, chance 0.5 (Cohen 1960)
+def test_kappa_equals_the_hand_computed_value():
+    # 20 both, 15 neither, 5 and 10 only one: agreement 0.7, chance 0.5 (Cohen 1960)
     assert cohen_kappa(0.7, 0.5, 0.6) == pytest.approx(0.4)
-    assert np.isnan(cohen_kappa(1.0, 1.0, 1.0))  # no failure on either side: chance agrees fully, too
+    assert np.isnan(cohen_kappa(1.0, 1.0, 1.0))  # no failure on either side: chance agreement is 1 too
 
 
-def test_prediction_powered_estimate_by_hand_and_covering():
+def test_prediction_powered_interval_equals_hand_computed_values_and_covers():
     interval = prediction_powered([1, 0, 1, 1], [1, 1, 1, 1], [1, 1, 0, 1, 1, 0, 1, 1])
     assert interval.estimate == pytest.approx(0.75 + 0.75 - 1.0)
     assert interval.high - interval.estimate == pytest.approx(1.96 * np.sqrt(0.25 / 4 + 0.1875 * 8 / 7 / 8), rel=1e-3)
@@ -111,24 +111,24 @@ def test_prediction_powered_estimate_by_hand_and_covering():
     hits, widths = 0, []
     for _ in range(400):
         starts = rng.random(440)
-        real, guess = starts < 0.6, (starts < 0.75) ^ (rng.random(440) < 0.05)  # optimistic and a little random
+        real, guess = starts < 0.6, (starts < 0.75) ^ (rng.random(440) < 0.05)  # optimistic with a little noise
         found = prediction_powered(real[:40], guess[:40], guess[40:])
         hits += found.low <= 0.6 <= found.high
         widths.append(found.high - found.low)
     assert 0.91 <= hits / 400 <= 0.98
-    assert np.mean(widths) < 0.95 * 2 * 1.96 * np.sqrt(0.24 / 40)  # narrower than 40 real episodes alone
+    assert np.mean(widths) < 0.95 * 2 * 1.96 * np.sqrt(0.24 / 40)  # narrower than with 40 real episodes alone
 
 
-def test_a_perfect_prediction_scores_perfectly_and_a_blind_one_does_not():
+def test_perfect_predictions_score_perfectly_and_random_predictions_do_not():
     real, _ = graded(10, 60, 0.0)
     perfect = rank(results(real), results(real)).metrics
     for key, value in {"pearson": 1, "spearman": 1, "mmrv": 0, "pairwise": 1, "regret": 0, "slope": 1}.items():
         assert perfect[key].estimate == pytest.approx(value), key
         assert perfect[key].low == pytest.approx(perfect[key].high) == pytest.approx(value), key
     assert perfect["bias"].estimate == 0 and perfect["kappa"].estimate == 1 and perfect["significant"].estimate == 1
-    blind = rank(results(real), results(graded(10, 60, 1.0)[1])).metrics
-    assert blind["pearson"].low < 0 < blind["pearson"].high
-    assert abs(blind["kappa"].estimate) < 0.1 and blind["mmrv"].estimate > 0.2
+    uninformed = rank(results(real), results(graded(10, 60, 1.0)[1])).metrics
+    assert uninformed["pearson"].low < 0 < uninformed["pearson"].high
+    assert abs(uninformed["kappa"].estimate) < 0.1 and uninformed["mmrv"].estimate > 0.2
 
 
 def test_significant_pairs_are_ordered_better_than_all_pairs():
@@ -149,10 +149,10 @@ def test_intervals_cover_the_correlation_of_many_policies_and_episodes():
         predicted = rng.random((12, 200)) < (0.5 * a[:, 0] + 0.25)[:, None]
         interval = rank(results(real), results(predicted, first=1000), resamples=300, seed=seed).metrics["pearson"]
         hits += interval.low <= truth <= interval.high
-    assert hits >= 48  # 80 % or more; a percentile bootstrap of 12 policies is a little short of 95 %
+    assert hits >= 48  # >= 80 %; a percentile bootstrap of 12 policies covers slightly less than 95 %
 
 
-def test_few_policies_say_so_and_keep_what_needs_no_order():
+def test_few_policies_yield_a_note_and_only_metrics_without_order():
     real, predicted = graded(4, 30, 0.2)
     found = rank(results(real), results(predicted))
     assert set(found.metrics) == {"bias", "kappa"}
@@ -177,13 +177,13 @@ def test_returns_are_ranked_like_success():
     assert "kappa" not in found.metrics
 
 
-def test_a_bootstrap_is_repeatable_and_the_dictionary_plain():
+def test_bootstrap_is_reproducible_and_the_dictionary_plain():
     real, predicted = graded(6, 30, 0.3)
     first, second = (rank(results(real), results(predicted), seed=3).to_dict() for _ in range(2))
     assert first == second and set(first["policies"]["p0"]) == {"real", "predicted", "powered"}
 
 
-def test_what_is_undefined_is_said_and_stays_json():
+def test_undefined_metrics_yield_a_note_and_json_null():
     real = np.ones((5, 4), np.bool_)
     found = rank(results(real), results(real))
     assert any("Pearson r: undefined" in note for note in found.notes)
@@ -204,7 +204,7 @@ def test_unseeded_episodes_are_not_paired():
     assert "kappa" not in found.metrics and "significant" not in found.metrics and "pearson" in found.metrics
 
 
-def test_what_cannot_be_compared_is_refused():
+def test_incomparable_results_are_refused():
     real, predicted = graded(5, 20, 0.3)
     with pytest.raises(UserError, match="same policies"):
         rank(results(real), results(predicted[:4]))

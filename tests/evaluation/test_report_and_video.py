@@ -1,4 +1,4 @@
-"""Comparison, plots, video and report of results."""
+"""Tests of the comparison, plots, video and report of evaluation results."""
 
 import base64
 import json
@@ -36,7 +36,7 @@ def test_comparison_pairs_by_seed_on_the_common_seeds():
     assert (paired.success.wins, paired.success.losses, paired.success.ties) == (2, 0, 1)
 
 
-def test_comparison_says_the_result_in_words():
+def test_comparison_sentence_states_the_result():
     base, tuned = result([True] * 20 + [False] * 80), result([True] * 90 + [False] * 10)
     sentence = compare(base, tuned).sentence("base", "tuned")
     assert sentence.startswith("tuned is better than base: +70.0 points of success [")
@@ -59,7 +59,7 @@ def test_results_that_cannot_be_paired_are_refused(other, message):
         compare(result([1, 0]), other)
 
 
-def test_p_values_read_well():
+def test_p_values_are_formatted_with_two_digits():
     assert [format_p(p) for p in (1.0, 0.5, 0.034, 0.0012, 1e-9)] == [
         "p = 1.00",
         "p = 0.50",
@@ -91,7 +91,7 @@ def test_plots_are_written(tmp_path):
 
 
 @pytest.mark.parametrize(("columns", "axes"), [(3, (2, 3)), (8, (2, 8)), (9, (4, 5))])
-def test_many_columns_of_curves_go_on_in_a_second_band_with_the_same_axes(tmp_path, monkeypatch, columns, axes):
+def test_many_columns_of_curves_wrap_to_a_second_band_with_shared_axes(tmp_path, monkeypatch, columns, axes):
     drawn: list[np.ndarray] = []
     panels = plots.panels
 
@@ -116,12 +116,12 @@ def test_many_columns_of_curves_go_on_in_a_second_band_with_the_same_axes(tmp_pa
 @pytest.mark.parametrize(
     ("other", "steps", "means"),
     [
-        ([(0, 4.0), (10, 0.0), (20, 8.0)], [0, 10, 20], [2.0, 1.0, 6.0]),  # the same steps
-        ([(5, 3.0), (25, 7.0)], [10, 20], [3.0, 5.0]),  # other steps: 4 and 6 lie between its rows
-        ([(0, 0.0), (20, 4.0)], [0, 20], [0.0, 4.0]),  # of two that end together, the one with fewer rows
+        ([(0, 4.0), (10, 0.0), (20, 8.0)], [0, 10, 20], [2.0, 1.0, 6.0]),  # equal steps
+        ([(5, 3.0), (25, 7.0)], [10, 20], [3.0, 5.0]),  # different steps: 4 and 6 are interpolated
+        ([(0, 0.0), (20, 4.0)], [0, 20], [0.0, 4.0]),  # equal end: the grid of the run with fewer rows
     ],
 )
-def test_runs_with_other_steps_are_averaged_where_all_have_been(tmp_path, monkeypatch, other, steps, means):
+def test_runs_with_different_steps_are_averaged_over_their_common_range(tmp_path, monkeypatch, other, steps, means):
     drawn: list[np.ndarray] = []
     draw = Axes.plot
 
@@ -164,7 +164,7 @@ def test_border_turns_green_when_success_is_known_and_red_at_a_failed_end(make_s
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".gif"])
-def test_video_grid_can_be_read_back(make_sim, tmp_path, suffix):
+def test_video_grid_is_readable(make_sim, tmp_path, suffix):
     import av
 
     recording = video.record(RandomActor(), make_sim(3), [5, 9, 7], title="random", width=64, height=48)
@@ -174,7 +174,7 @@ def test_video_grid_can_be_read_back(make_sim, tmp_path, suffix):
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     longest = max(len(clip.frames) for clip in recording.clips)
     tile = (48 + 2 * video.BORDER + video.CAPTION, 64 + 2 * video.BORDER)
-    held = round(recording.fps) if suffix == ".mp4" else 1  # a gif keeps its last picture in one long frame
+    held = round(recording.fps) if suffix == ".mp4" else 1  # a gif shows its last frame once, with a long duration
     assert len(frames) == longest + held
     assert frames[0].shape == (*(2 * size + 3 * video.GAP for size in tile), 3)  # 2 x 2 grid
 
@@ -185,7 +185,7 @@ def test_long_episodes_become_a_time_lapse(make_sim, monkeypatch):
     assert recording.speed == 3 and len(recording.clips[0].frames) <= 10
 
 
-def test_a_machine_without_gl_gets_a_reason_instead_of_a_video(make_sim, monkeypatch):
+def test_missing_gl_yields_a_reason_instead_of_a_video(make_sim, monkeypatch):
     sim = make_sim(1)
     sim.reset(0)
     assert video.rendering_problem(sim) is None
@@ -229,7 +229,7 @@ def test_report_without_success_or_video(tmp_path):
     assert (tmp_path / "returns.png").is_file() and not (tmp_path / "success.png").exists()
 
 
-def test_a_result_of_another_version_is_refused():
+def test_results_of_another_version_are_refused():
     data = result([1, 0]).to_dict() | {"version": 99}
     with pytest.raises(UserError, match="version 1, found 99"):
         EvalResult.from_dict(data)

@@ -1,4 +1,4 @@
-"""The search for weights: known optima, common and disjoint seeds, stated budgets, resuming, order of the policies."""
+"""Tests of the weight search: known optima, common and disjoint seeds, budgets, resuming, order of the policies."""
 
 import itertools
 import json
@@ -33,7 +33,7 @@ NAMES = ("b", "a", "c")  # deliberately not sorted
 
 
 class Quadratic:
-    """Outcomes fall with the squared distance from `best`; every seed has its own luck, the same for all candidates."""
+    """Outcomes fall with the squared distance from `best`, plus a noise per seed that all candidates share."""
 
     def __init__(self, best, *, luck=0.3, rate=False, seeded=True, stop_after=None):
         self.best, self.luck, self.rate, self.seeded = np.array(best), luck, rate, seeded
@@ -57,8 +57,8 @@ def make(weights) -> Any:
     return SimpleNamespace(weights=weights)
 
 
-def search(name, evaluator, parents=NAMES[:2], *, seed=100, ledger=None, **settings):
-    return search_weights(make_search(name, **settings), parents, make, evaluator, seed=seed, log=ledger)
+def search(name, evaluator, parents=NAMES[:2], *, seed=100, search_log=None, **settings):
+    return search_weights(make_search(name, **settings), parents, make, evaluator, seed=seed, log=search_log)
 
 
 METHODS = [("grid", {}), ("halving", {"episodes": 16}), ("bayes", {})]
@@ -69,19 +69,19 @@ def method(request):
     return request.param
 
 
-def test_the_lattice_of_two_policies_has_the_usual_grid_between_its_corners():
+def test_lattice_of_two_policies_is_a_uniform_grid_between_the_corners():
     points = lattice(2, 10)
     assert points[0] == (0.0, 1.0) and points[-1] == (1.0, 0.0)
     assert [first for first, _ in points[1:-1]] == [k / 10 for k in range(1, 10)]
 
 
-def test_the_lattice_of_three_policies_holds_every_multiple_once():
+def test_lattice_of_three_policies_contains_every_multiple_once():
     points = lattice(3, 4)
     assert len(points) == len(set(points)) == 15
     assert all(min(w) >= 0 and sum(w) == 1.0 for w in points)
 
 
-def test_equal_scores_are_ranked_from_the_middle_of_their_plateau():
+def test_ties_are_ranked_from_the_middle_of_their_plateau():
     scores = {(k / 10, 1 - k / 10): float(2 <= k <= 6) for k in range(11)}
     assert ranked(scores)[0] == (0.4, 0.6)
     assert ranked({(0.0, 1.0): 1.0, (0.5, 0.5): 1.0, (1.0, 0.0): 0.0})[0] == (0.5, 0.5)
@@ -101,13 +101,13 @@ def test_the_optimum_among_three_policies_is_found(method):
     assert found.weights == pytest.approx(best, abs=0.11)
 
 
-def test_a_noisy_success_rate_leads_close_to_the_optimum(method):
+def test_search_on_noisy_success_rates_ends_close_to_the_optimum(method):
     name, settings = method
     found = search(name, Quadratic((0.6, 0.4), rate=True), **(settings | {"episodes": 60}))
     assert found.weights == pytest.approx((0.6, 0.4), abs=0.21)
 
 
-def test_all_candidates_of_a_search_play_the_same_seeds(method):
+def test_all_candidates_of_a_round_share_their_seeds(method):
     name, settings = method
     evaluator = Quadratic((0.3, 0.7))
     found = search(name, evaluator, **settings)
@@ -117,12 +117,12 @@ def test_all_candidates_of_a_search_play_the_same_seeds(method):
         for seed in seeds:
             by_seed.setdefault(seed, set()).add(weights)
     assert set(by_seed) == set(found.seeds)
-    rounds = {frozenset(who) for who in by_seed.values()}
-    assert all(a <= b or b <= a for a, b in itertools.combinations(rounds, 2))  # dropped candidates never come back
+    rounds = {frozenset(names) for names in by_seed.values()}
+    assert all(a <= b or b <= a for a, b in itertools.combinations(rounds, 2))  # dropped candidates never return
     assert len(rounds) == (3 if name == "halving" else 1)
 
 
-def test_the_episodes_played_are_those_of_the_plan(method):
+def test_evaluated_episodes_equal_the_plan(method):
     name, settings = method
     for parents in (NAMES[:2], NAMES):
         evaluator = Quadratic((0.2, 0.8) if len(parents) == 2 else (0.2, 0.3, 0.5))
@@ -131,13 +131,13 @@ def test_the_episodes_played_are_those_of_the_plan(method):
         assert len({weights for weights, _ in evaluator.calls}) == found.plan.candidates
 
 
-def test_halving_costs_what_its_rungs_add_up_to():
+def test_halving_cost_is_the_sum_of_its_rungs():
     halving = HalvingSearch(HalvingConfig(episodes=40, rungs=3, factor=2))
     assert halving.schedule(2) == [(11, 10), (6, 20), (3, 40)]
     assert halving.plan(2).episodes == 11 * 10 + 6 * 10 + 3 * 20
 
 
-def test_the_order_of_the_policies_changes_nothing(method):
+def test_result_does_not_depend_on_the_order_of_policies(method):
     name, settings = method
     best = np.array([0.5, 0.1, 0.4])
     first = search(name, Quadratic(best), NAMES, **settings)
@@ -152,13 +152,13 @@ def test_a_search_that_was_killed_goes_on_to_the_same_result(method, tmp_path, s
     whole = search(name, Quadratic((0.3, 0.7)), **settings)
     file = tmp_path / "search.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        search(name, Quadratic((0.3, 0.7), stop_after=stop_after), ledger=SearchLog(file, {"x": 1}), **settings)
+        search(name, Quadratic((0.3, 0.7), stop_after=stop_after), search_log=SearchLog(file, {"x": 1}), **settings)
     with file.open("a") as stream:
-        stream.write('{"who": "weights 0.3 0.7", "fir')  # and the line it was writing is torn
-    ledger = SearchLog.open(file)
-    assert ledger.request == {"x": 1}
+        stream.write('{"who": "weights 0.3 0.7", "fir')  # a partial last line
+    search_log = SearchLog.open(file)
+    assert search_log.request == {"x": 1}
     evaluator = Quadratic((0.3, 0.7))
-    resumed = search(name, evaluator, ledger=ledger, **settings)
+    resumed = search(name, evaluator, search_log=search_log, **settings)
     assert search_summary(resumed) == search_summary(whole)
     played = sum(len(seeds) for _, seeds in evaluator.calls)
     assert played == whole.plan.episodes - json_episodes(file, stop_after)
@@ -166,14 +166,14 @@ def test_a_search_that_was_killed_goes_on_to_the_same_result(method, tmp_path, s
 
 
 def json_episodes(file, count):
-    """Episodes of the first `count` rows of a ledger."""
+    """Episodes of the first `count` rows of a log."""
     rows = [json.loads(line) for line in file.read_text().splitlines()[1:]]
     return sum(row["episodes"] for row in rows[:count])
 
 
-def test_a_damaged_record_is_refused(tmp_path):
+def test_damaged_logs_are_refused(tmp_path):
     file = tmp_path / "search.jsonl"
-    search("grid", Quadratic((0.5, 0.5)), ledger=SearchLog(file), episodes=2)
+    search("grid", Quadratic((0.5, 0.5)), search_log=SearchLog(file), episodes=2)
     lines = file.read_text().splitlines()
     lines[3] = lines[3][:-20]
     file.write_text("\n".join(lines) + "\n")
@@ -184,7 +184,7 @@ def test_a_damaged_record_is_refused(tmp_path):
         SearchLog.open(file)
 
 
-def test_the_trial_pairs_the_composition_with_every_policy_on_seeds_the_search_has_not_seen():
+def test_composition_is_compared_with_every_policy_on_held_out_seeds():
     found = search("grid", Quadratic((0.3, 0.7), rate=True), episodes=20)
     policies: dict[str, Any] = {"a": make((1.0, 0.0)), "b": make((0.0, 1.0)), "both": make(found.weights)}
     seeds = range(500, 560)
@@ -206,12 +206,12 @@ def test_seeds_that_choose_and_report_are_refused(first, fits):
         check_disjoint(searched, reported)
 
 
-def test_an_evaluator_that_cannot_repeat_episodes_is_refused():
+def test_evaluators_without_reproducible_episodes_are_refused():
     with pytest.raises(UserError, match="cannot reproduce an episode"):
         search("grid", Quadratic((0.5, 0.5), seeded=False))
 
 
-def test_an_evaluator_that_plays_other_episodes_is_an_error():
+def test_evaluators_that_return_other_seeds_are_refused():
     class Wrong(Quadratic):
         def __call__(self, policy, seeds):
             return super().__call__(policy, [seed + 1 for seed in seeds])
@@ -230,12 +230,12 @@ def test_an_evaluator_that_plays_other_episodes_is_an_error():
         ("bayes", {"candidates": 2}, "search 'bayes'.candidates must be at least 4"),
     ],
 )
-def test_searches_that_make_no_sense_are_refused(name, settings, message):
+def test_invalid_search_settings_are_refused(name, settings, message):
     with pytest.raises(UserError, match=message.replace("(", r"\(").replace("*", r"\*")):
         make_search(name, **settings)
 
 
-def test_the_process_interpolates_what_is_certain_and_doubts_what_is_far():
+def test_gaussian_process_interpolates_certain_points_and_is_uncertain_far_away():
     played = {
         (k / 4, 1 - k / 4): Quadratic((0.5, 0.5), luck=1e-3)(make((k / 4, 1 - k / 4)), range(50)) for k in (0, 1, 2, 3)
     }
@@ -246,22 +246,22 @@ def test_the_process_interpolates_what_is_certain_and_doubts_what_is_far():
     assert deviation[:4].max() < deviation[4] < deviation[5]
 
 
-def test_the_process_averages_where_every_candidate_is_uncertain():
+def test_gaussian_process_averages_uncertain_candidates():
     lucky = {(k / 10, 1 - k / 10): Quadratic((0.5, 0.5), luck=0)(make((0.5, 0.5)), range(4)) for k in range(11)}
-    rates = [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]  # one success in four episodes, a single time
+    rates = [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]  # a single success, in four episodes of one candidate
     for result, rate in zip(lucky.values(), rates, strict=True):
         object.__setattr__(result, "success", np.array([rate == 1, False, False, False]))
     mean, _ = posterior(lucky, list(lucky))
-    assert mean.max() < 0.15  # far below the 0.25 that was seen
+    assert mean.max() < 0.15  # far below the observed 0.25
 
 
-def test_improvement_is_expected_where_the_mean_or_the_doubt_is_large():
+def test_expected_improvement_is_large_for_large_mean_or_deviation():
     gain = expected_improvement(np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.1]), best=0.0)
     assert gain == pytest.approx([1.0, 1 / np.sqrt(2 * np.pi), 0.1 / np.sqrt(2 * np.pi)])
 
 
 @pytest.mark.parametrize("parents", [NAMES[:2], NAMES])
-def test_a_search_is_shown_as_a_table_and_a_curve(parents, tmp_path):
+def test_search_writes_a_table_and_a_curve(parents, tmp_path):
     best = (0.3, 0.7) if len(parents) == 2 else (0.2, 0.5, 0.3)
     found = search("halving", Quadratic(best, rate=True), parents, episodes=20)
     header, rows = search_table(found, parents)

@@ -1,4 +1,4 @@
-"""Closeness of films against hand-computed values, scikit-image and scipy."""
+"""Tests of video similarity metrics against hand-computed values, scikit-image and scipy."""
 
 import math
 import types
@@ -14,11 +14,11 @@ from robopolicy.evaluation.video_metrics import LPIPS, clip_features, compare_vi
 from robopolicy.worldmodel.action_following import frame_psnr
 
 
-def film(value: float, rows: int = 1, length: int = 1, size: int = 16) -> dict[str, torch.Tensor]:
+def flat_video(value: float, rows: int = 1, length: int = 1, size: int = 16) -> dict[str, torch.Tensor]:
     return {"top": torch.full((rows, length, 3, size, size), value).to(torch.uint8)}
 
 
-def random_film(seed: int, rows: int = 2, length: int = 3, size: int = 20) -> dict[str, torch.Tensor]:
+def random_video(seed: int, rows: int = 2, length: int = 3, size: int = 20) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {"top": torch.randint(0, 256, (rows, length, 3, size, size), dtype=torch.uint8, generator=generator)}
 
@@ -27,18 +27,18 @@ def shifted(images: dict[str, torch.Tensor], amount: int) -> dict[str, torch.Ten
     return {camera: clip.roll(amount, -1) for camera, clip in images.items()}
 
 
-def test_ssim_of_flat_pictures_by_hand():
+def test_ssim_of_constant_images_equals_the_hand_computed_value():
     c1 = (0.01 * 255) ** 2
-    expected = (2 * 100 * 150 + c1) / (100**2 + 150**2 + c1)  # no structure, only brightness
-    assert frame_ssim(film(100), film(150)).item() == pytest.approx(expected, rel=1e-6)
-    assert frame_ssim(random_film(0), random_film(0)).flatten().tolist() == pytest.approx([1.0] * 6)
-    inverted = {"top": 255 - random_film(0)["top"]}
-    assert frame_ssim(inverted, random_film(0)).max() < -0.5  # the structure is there, upside down
+    expected = (2 * 100 * 150 + c1) / (100**2 + 150**2 + c1)  # only the luminance term
+    assert frame_ssim(flat_video(100), flat_video(150)).item() == pytest.approx(expected, rel=1e-6)
+    assert frame_ssim(random_video(0), random_video(0)).flatten().tolist() == pytest.approx([1.0] * 6)
+    inverted = {"top": 255 - random_video(0)["top"]}
+    assert frame_ssim(inverted, random_video(0)).max() < -0.5  # inverted structure
 
 
 def test_ssim_and_psnr_agree_with_scikit_image():
     metrics = pytest.importorskip("skimage.metrics")
-    real, other = random_film(0), random_film(1)
+    real, other = random_video(0), random_video(1)
     mixed = {"top": (0.7 * real["top"].float() + 0.3 * other["top"].float()).to(torch.uint8)}
     similarity, ratio = frame_ssim(mixed, real), frame_psnr(mixed, real)
     for row in range(2):
@@ -50,22 +50,22 @@ def test_ssim_and_psnr_agree_with_scikit_image():
             assert float(ratio[row, t]) == pytest.approx(metrics.peak_signal_noise_ratio(b, a), abs=1e-3)
 
 
-def test_ssim_needs_room_for_its_window():
+def test_ssim_refuses_images_smaller_than_its_window():
     with pytest.raises(UserError, match="11 pixels"):
-        frame_ssim(film(0, size=8), film(0, size=8))
+        frame_ssim(flat_video(0, size=8), flat_video(0, size=8))
 
 
-def test_the_frechet_distance_by_hand():
+def test_frechet_distance_equals_hand_computed_values():
     grid = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])  # covariance 4/3 of the identity
     assert frechet_distance(grid, grid) == pytest.approx(0)
     assert frechet_distance(grid, grid + np.array([3, 4])) == pytest.approx(25)
-    assert frechet_distance(grid, 2 * grid) == pytest.approx(2 * (4 / 3))  # (2 - 1)^2 of the deviation, twice
+    assert frechet_distance(grid, 2 * grid) == pytest.approx(2 * (4 / 3))  # (2 - 1)^2 * variance, in two dimensions
     assert frechet_distance(grid[:, :1], 3 * grid[:, :1]) == pytest.approx(4 * (4 / 3))
     with pytest.raises(ValueError, match="two samples"):
         frechet_distance(grid[:1], grid)
 
 
-def test_the_frechet_distance_agrees_with_the_matrix_root_of_scipy():
+def test_frechet_distance_equals_scipys_matrix_square_root_form():
     linalg = pytest.importorskip("scipy.linalg")
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(60, 5)) @ rng.normal(size=(5, 5)), rng.normal(size=(50, 5)) @ rng.normal(size=(5, 5)) + 1
@@ -82,19 +82,19 @@ def encode(images: dict[str, torch.Tensor]) -> torch.Tensor:
     return images["top"].float() / 255
 
 
-def test_clip_features_see_colour_place_and_motion():
-    still, moving = film(100, length=4), random_film(0, rows=1, length=4, size=16)
+def test_clip_features_depend_on_colour_position_and_motion():
+    still, moving = flat_video(100, length=4), random_video(0, rows=1, length=4, size=16)
     features = clip_features(encode, still)
     assert (
         features.shape == (1, 2 * 3 * 4) and features[0, :12] == pytest.approx(100 / 255) and not features[0, 12:].any()
     )
     assert (clip_features(encode, moving)[0, 12:] > 0).all()
-    assert not clip_features(encode, film(100))[0, 12:].any()  # one frame does not move
+    assert not clip_features(encode, flat_video(100))[0, 12:].any()  # one frame has no motion
 
 
-def test_films_are_compared_by_horizon():
-    real = random_film(0, rows=6, length=12)
-    noise = random_film(1, rows=6, length=12)["top"].float() - 128
+def test_videos_are_compared_by_horizon():
+    real = random_video(0, rows=6, length=12)
+    noise = random_video(1, rows=6, length=12)["top"].float() - 128
     drift = torch.linspace(0.02, 0.5, 12)[None, :, None, None, None]
     worse = {"top": (real["top"].float() + drift * noise).clamp(0, 255).to(torch.uint8)}
     found = compare_videos(worse, real, encode=encode, features="pixels")
@@ -112,8 +112,8 @@ def test_films_are_compared_by_horizon():
     assert compare_videos(worse, real).table()[0][-1] == "SSIM" and found.to_dict()["films"] == 6
 
 
-def test_films_that_do_not_match_are_refused():
-    real = random_film(0)
+def test_mismatched_videos_are_refused():
+    real = random_video(0)
     with pytest.raises(UserError, match="equal cameras and shapes"):
         compare_videos({"side": real["top"]}, real)
     with pytest.raises(UserError, match="equal cameras and shapes"):
@@ -122,13 +122,13 @@ def test_films_that_do_not_match_are_refused():
         compare_videos(real, real, horizons=(5, 10))
 
 
-def test_lpips_says_what_is_missing(tmp_path):
+def test_lpips_states_the_missing_file(tmp_path):
     with pytest.raises(UserError, match="safetensors"):
         LPIPS(tmp_path / "alexnet.safetensors")
 
 
 class Net(torch.nn.Module):
-    """Named like the package's AlexNet: slices of torchvision's layers."""
+    """Named like AlexNet in the lpips package: slices of torchvision's layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class Metric(torch.nn.Module):
         return (a - b).abs().mean((1, 2, 3), keepdim=True) * self.net.slice1[0].weight.mean()
 
 
-def test_lpips_takes_the_weights_of_torchvision_and_pictures_from_minus_one_to_one(tmp_path, monkeypatch):
+def test_lpips_loads_torchvision_weights_and_scales_images_to_minus_one_one(tmp_path, monkeypatch):
     monkeypatch.setattr(video_metrics, "require", lambda *_: types.SimpleNamespace(LPIPS=Metric))
     weights = {
         f"features.{i}.{name}": torch.ones_like(value)
@@ -157,8 +157,8 @@ def test_lpips_takes_the_weights_of_torchvision_and_pictures_from_minus_one_to_o
     }
     save_file(weights | {"classifier.1.weight": torch.zeros(1)}, tmp_path / "alexnet.safetensors")
     metric = LPIPS(tmp_path / "alexnet.safetensors")
-    assert metric(film(0, 2, 3), film(255, 2, 3)).tolist() == [[2.0] * 3] * 2
-    found = compare_videos(film(0, 2, 3), film(255, 2, 3), lpips=metric)
+    assert metric(flat_video(0, 2, 3), flat_video(255, 2, 3)).tolist() == [[2.0] * 3] * 2
+    found = compare_videos(flat_video(0, 2, 3), flat_video(255, 2, 3), lpips=metric)
     assert found.frames["LPIPS"][1].estimate == 2.0
     save_file({"features.0.weight": torch.ones(1)}, tmp_path / "other.safetensors")
     with pytest.raises(UserError, match="does not hold"):

@@ -1,4 +1,4 @@
-"""The examples run end to end, and the parts they write out by hand are right."""
+"""Tests of the examples: they run end to end, and their hand-written parts are correct."""
 
 import pytest
 import torch
@@ -43,10 +43,10 @@ def test_demonstrations_are_whole_successful_episodes():
     for state, action in flow_bc.demonstrate(sim, expert, demos=5, seed=0):
         assert len(state) == len(action)
         assert torch.equal(state[0, 2:4], torch.zeros(2))  # at rest, as every episode starts
-        assert torch.equal(state[:, 4:], state[:1, 4:].expand(len(state), 2))  # one goal: one episode
+        assert torch.equal(state[:, 4:], state[:1, 4:].expand(len(state), 2))  # one goal per episode
 
 
-def test_chunks_hold_the_actions_that_follow_and_repeat_the_last():
+def test_chunks_contain_the_following_actions_and_repeat_the_last():
     actions = torch.arange(4.0)[:, None]
     states, chunks = flow_bc.slice_chunks([(torch.zeros(4, 2), actions)], horizon=3)
     assert states.shape == (4, 2)
@@ -62,7 +62,7 @@ def test_evaluation_does_not_depend_on_the_number_of_environments():
     assert results[0] == results[1]
 
 
-def test_fresh_chains_have_ratio_one_and_no_noise_gives_the_flow():
+def test_new_chains_have_ratio_one_and_noise_free_chains_equal_the_flow():
     flow, state = make_flow(), torch.randn(7, 6)
     noise_net = reinflow.NoiseNet(flow, 0.05, 0.2)
     chain = reinflow.sample_chain(flow, noise_net, state)
@@ -73,7 +73,7 @@ def test_fresh_chains_have_ratio_one_and_no_noise_gives_the_flow():
     assert torch.allclose(flow.action_norm.denormalize(still[:, -1]), flow.decode(state, still[:, 0]), atol=1e-5)
 
 
-def test_advantages_match_numbers_worked_out_by_hand():
+def test_advantages_equal_hand_computed_values():
     column = lambda *values: torch.tensor(values)[:, None]  # noqa: E731
     rollout = reinflow.Rollout(
         state=torch.zeros(3, 1, 6),
@@ -90,7 +90,7 @@ def test_advantages_match_numbers_worked_out_by_hand():
     assert reinflow.advantages(rollout, lam=0.8).squeeze(1).tolist() == pytest.approx([1.2, 0.5, 2.0])
 
 
-def test_clipped_surrogate_stops_pushing_beyond_the_bound():
+def test_clipped_surrogate_has_zero_gradient_beyond_the_bound():
     old = torch.zeros(4)
     logp = torch.tensor([0.5, -0.5, 0.5, -0.5], requires_grad=True)
     advantage = torch.tensor([1.0, 1.0, -1.0, -1.0])

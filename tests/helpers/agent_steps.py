@@ -1,4 +1,4 @@
-"""Decisions of agents over several steps."""
+"""Builders of decisions of agents over several steps."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Rules that every registered algorithm and every source of data obeys."""
+"""Checks for every registered algorithm and every data source."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from robopolicy.training.resume import load_tree, save_tree
 
 
 def check_states_what_it_is(name: str) -> None:
-    """Class attributes say where an algorithm learns from, what it trains and its paper, also before it is imported."""
+    """Class attributes state an algorithm's data source, heads and paper, also before its import."""
     algorithm = ALGORITHMS[name]
     for attribute in ("name", "data_source", "heads", "reference"):
         assert attribute in vars(algorithm), f"{algorithm.__name__} states no {attribute}"
@@ -33,7 +33,7 @@ def check_states_what_it_is(name: str) -> None:
 
 
 def check_updates_what_it_allows(name: str, place: Path) -> None:
-    """An algorithm updates every head that it allows, and refuses all others with one line."""
+    """An algorithm updates every head that it allows, and refuses all other heads with a one-line message."""
     found: dict[str, Outcome] = {head: try_pair(place, name, head) for head in all_heads()}
     assert {head for head, outcome in found.items() if outcome.reason is None} == allowed(name)
     for head, outcome in found.items():
@@ -44,13 +44,13 @@ def check_updates_what_it_allows(name: str, place: Path) -> None:
 
 
 def check_source_says_what_it_provides(name: str) -> None:
-    """A source of data says in one sentence what it provides, and whether in whole episodes."""
+    """A data source has a one-sentence summary and states whether it provides whole episodes."""
     assert SOURCES.summary(name).endswith(".")
     assert isinstance(SOURCES[name].whole_episodes, bool)
 
 
 def check_resumes_exactly(name: str, place: Path, folder: Path, head: str = "") -> None:
-    """An algorithm restored from files continues with the same bits as the one that was saved."""
+    """An algorithm restored from files continues bitwise like the saved algorithm."""
     head = head or min(allowed(name))
     with opened(place, name, head) as saved, opened(place, name, head) as restored:
         for _ in range(2):
@@ -67,7 +67,7 @@ def check_resumes_exactly(name: str, place: Path, folder: Path, head: str = "") 
 
 
 def check_deploys_exactly(name: str, place: Path, folder: Path) -> None:
-    """What an algorithm deploys acts the same once loaded; saving leaves every module in its mode."""
+    """A deployed policy acts the same after loading; saving leaves the mode of every module unchanged."""
     for head in {min(allowed(name)), max(allowed(name))}:
         with opened(place, name, head) as run:
             run.algorithm.update(run.source.next(run.algorithm))
@@ -88,7 +88,7 @@ def check_deploys_exactly(name: str, place: Path, folder: Path) -> None:
 
 
 def check_stays_finite_under_autocast_and_shows_a_nan(name: str, place: Path) -> None:
-    """Metrics are finite in half precision; a NaN in the data reaches them."""
+    """Metrics are finite in half precision; a NaN in the data appears in the metrics."""
     with opened(place, name, min(allowed(name))) as run:
         data = run.source.next(run.algorithm)
         with torch.autocast("cpu", torch.bfloat16):

@@ -1,4 +1,4 @@
-"""Runs of text recipes whose batches annotators complete."""
+"""Runs of text recipes with annotated batches."""
 
 import torch
 
@@ -32,7 +32,7 @@ def learner(task, recipe, **settings):
 
 
 def completed(task, recipe):
-    """An algorithm with its source, worlds of its own, and a batch."""
+    """An algorithm with its source, its annotator environments, and a batch."""
     algorithm, feed = learner(task, recipe, group_size=2)
     rows = feed.next(algorithm)
     generator = torch.Generator().manual_seed(3)

@@ -1,4 +1,4 @@
-"""Denoising networks that see whole chains at once, and the rules that all of them obey, in double precision."""
+"""Checks for denoising networks that process whole chains at once."""
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ def inputs(times: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_reads_chains_as_their_iterates(kind: str, times: int) -> None:
-    """Iterates of a chain are read as if each stood alone."""
+    """A whole chain gives the same outputs as its iterates do separately."""
     network, (x, t, features) = backbone(kind, times), inputs(times)
     found = network(x, t, features)
     assert found.shape == x.shape
@@ -32,7 +32,7 @@ def check_reads_chains_as_their_iterates(kind: str, times: int) -> None:
 
 
 def check_one_time_serves_all_rows(kind: str, times: int) -> None:
-    """A time for all rows is that time repeated."""
+    """One time for all rows equals the time repeated per row."""
     network, (x, t, features) = backbone(kind, times), inputs(times)
     repeated = t[:1].expand(B, *t.shape[1:])
     torch.testing.assert_close(network(x[:, 0], t[:1], features), network(x[:, 0], repeated, features))
@@ -43,7 +43,7 @@ def check_one_time_serves_all_rows(kind: str, times: int) -> None:
 
 
 def check_gradients_add_up_over_the_rows_that_share_a_time(kind: str) -> None:
-    """Rows that share a time add up their gradients."""
+    """Gradients of rows that share a time equal the gradients of separate rows."""
     (x, t, features), gradients = inputs(1), []
     weight = torch.rand(x.shape)
     for together in (True, False):

@@ -1,4 +1,4 @@
-"""Baselines of recipes, written by hand."""
+"""Hand-written baselines of recipes."""
 
 import torch
 from tabular import Tabular, rewards
@@ -14,7 +14,7 @@ def valid(case: Tabular) -> Tensor:
 
 
 def gae(case: Tabular, gamma: float, lam: float) -> Tensor:
-    """Advantages over the decisions of each row, by a loop."""
+    """Generalised advantages over the decisions of each row, by a loop."""
     result = torch.zeros_like(case.decisions.logp_old)
     for row, keep in enumerate(valid(case)):
         places = torch.nonzero(keep).flatten().tolist()
@@ -28,7 +28,7 @@ def gae(case: Tabular, gamma: float, lam: float) -> Tensor:
 
 
 def left_out(case: Tabular) -> Tensor:
-    """Reward minus the mean reward of the others, by a loop."""
+    """Reward minus the mean reward of the other rows of the group, by a loop."""
     reward, group = rewards(case), groups(case)
     result = torch.zeros_like(reward)
     for row in range(len(reward)):
@@ -38,6 +38,6 @@ def left_out(case: Tabular) -> Tensor:
 
 
 def to_go(case: Tabular) -> Tensor:
-    """Sum of the rewards from each decision on, by a loop."""
+    """Reward-to-go of each decision, by a loop."""
     reward, mask = case.decisions.require("reward") * valid(case), valid(case)
     return torch.stack([reward[:, t:].sum(1) for t in range(reward.shape[1])], 1) * mask

@@ -1,4 +1,4 @@
-"""Fixtures with one batch per layout: every part of the core must treat them alike."""
+"""Fixtures with one batch per layout: every part of the core must treat the layouts equally."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def rows_of_chain(logp_old: Tensor, **others: Tensor) -> Decisions:
 
 
 def denoising_chain() -> Decisions:
-    """3 chunks of 4 environments with 4 denoising steps each; episodes of environments 0 and 2 end on the way."""
+    """3 chunks of 4 environments with 4 denoising steps each; episodes of environments 0 and 2 end between chunks."""
     generator = torch.Generator().manual_seed(1)
     draw = lambda: torch.randn(3, 4, 4, generator=generator, dtype=torch.float64)  # noqa: E731
     logp = -draw().abs()

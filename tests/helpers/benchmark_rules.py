@@ -1,4 +1,4 @@
-"""Rules that the rows of benchmarks obey."""
+"""Checks for the rows of benchmarks."""
 
 from contextlib import closing
 
@@ -13,7 +13,7 @@ from robopolicy.training.compose import compose_config
 
 
 def check_control_row_starts(name: str) -> None:
-    """A row of the table of control can start with its budget."""
+    """A row of the control table can start with its budget."""
     config = compose_config([*control_settings(METHODS[name], TASKS["hopper"], 0), "evaluation.episodes=0"])
     parts = build(resolve_config(config))
     parts.close()
@@ -21,7 +21,7 @@ def check_control_row_starts(name: str) -> None:
 
 
 def check_pendulum_row_can_be_built(name: str) -> None:
-    """A row of the table of the pendulum builds its algorithm."""
+    """A row of the pendulum table builds its algorithm."""
     register()
     with closing(build(compose_config([*pendulum_settings(ROWS[name], 0, 600)]))) as parts:
         assert parts.algorithm.name == ROWS[name].algorithm

@@ -1,4 +1,4 @@
-"""One-step episodes with action chunks: the reward of the executed actions is known, so the best chunk is too."""
+"""One-step episodes with action chunks and a known reward, hence a known best chunk."""
 
 import copy
 from collections.abc import Callable
@@ -39,18 +39,18 @@ def gaussian(**config: Any) -> GaussianPolicy:
 
 
 def output_layer(head: GenerativePolicy) -> nn.Linear:
-    """The last linear layer, one output per number of the chunk."""
+    """The last linear layer, one output per element of the chunk."""
     return [layer for layer in head.backbone.modules() if isinstance(layer, nn.Linear)][-1]
 
 
 def always(head: GenerativePolicy, action: float) -> None:
-    """Let `head` play nothing but `action`, -1 or 1: its velocity leads far beyond that bound."""
+    """Make `head` always act `action`, -1 or 1: its velocity leads far beyond the bound."""
     with torch.no_grad():
         output_layer(head).bias.fill_(9.0 * action)
 
 
 class Known(nn.Module):
-    """A critic that is given: one member per function of the newest states `(B, S)` and the first actions `(B, A)`."""
+    """A critic with known values: one member per function of newest states `(B, S)` and first actions `(B, A)`."""
 
     def __init__(self, *members: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def first_actions(policy: Policy, rows: int = 200, *, deterministic: bool = True
 
 
 def shifted(module: Any, by: float = 0.3) -> Any:
-    """The module with other weights than it was copied from."""
+    """The module, its weights perturbed in place."""
     with torch.no_grad():
         for weights in module.parameters():
             weights.add_(by * torch.randn_like(weights))
@@ -112,15 +112,15 @@ def shifted(module: Any, by: float = 0.3) -> Any:
 
 
 def seeded(algorithm: Any, seed: int = 3) -> torch.Generator:
-    """Let the algorithm draw next what the returned generator draws."""
+    """Seed the algorithm's generator and return a generator with the same seed."""
     algorithm.generator.manual_seed(seed)
     return torch.Generator().manual_seed(seed)
 
 
 def assert_acts_without_dropout(algorithm: OffPolicy, data: Transitions) -> None:
-    """The same seed gives the same chunks, whoever asks for them, before an update and after it.
+    """The same seed gives the same chunks in `act`, warm-up and targets, before and after an update.
 
-    What dropout the critic has is for its own loss.
+    Critic dropout is active only in the critic's loss.
     """
     obs = {"state": torch.rand(50, 1, 2) * 2 - 1}
 

@@ -1,4 +1,4 @@
-"""A collector on the environment of secrets, and an update on what it collects."""
+"""A collector on the secret-sequence environment, and an update on collected groups."""
 
 import torch
 from secret_env import SecretSequenceEnv
@@ -28,7 +28,7 @@ def collector(env: SecretSequenceEnv, plain=(), size: int = 4) -> Collector:
 
 
 def learn(env: SecretSequenceEnv, side: Collector, groups: int = 3) -> list[float]:
-    """One update of REINFORCE with a baseline; the rewards that were played."""
+    """Run one update of REINFORCE with a baseline and return the collected rewards."""
     recipe = Recipe.from_dict(GRPO)
     batch = side.collect(groups)
     advantage = recipe.advantage(batch.decisions)

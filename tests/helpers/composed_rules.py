@@ -1,4 +1,4 @@
-"""A rule of compositions of parents that see different things."""
+"""A check for compositions of parents with different observations."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, No
 
 
 def seeing(**obs: tuple[int, ...]) -> FlowPolicy:
-    """A small flow with statistics of what it sees."""
+    """A small flow with statistics of its observations."""
     policy = FlowPolicy(FlowConfig(hidden=(8,)), PolicySpec(obs, 2))
     sizes = {key: (1,) if key.startswith("stock.") else shape for key, shape in obs.items()}
     ranges = {key: {"min": torch.full(size, -1.0), "max": torch.full(size, 3.0)} for key, size in sizes.items()}

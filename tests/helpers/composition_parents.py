@@ -1,4 +1,4 @@
-"""Two policies of the point mass that can be composed, and a critic of their composition, as checkpoints."""
+"""Checkpoints of two composable point-mass policies and of a critic of their composition."""
 
 import shutil
 
@@ -17,7 +17,7 @@ TASK = "toy/point_mass"
 
 
 def expert(state, steps):
-    """Chunks `(B, steps, 2)` of the point mass's controller, planned with its dynamics."""
+    """Chunks `(B, steps, 2)` of the point-mass controller, planned with the dynamics."""
     position, velocity, goal = state.split(2, 1)
     chunk = []
     for _ in range(steps):
@@ -28,7 +28,7 @@ def expert(state, steps):
 
 
 def trained(policy, side):
-    """Imitate the expert where the goal lies on one side."""
+    """Imitate the expert on states with the goal on one side."""
     torch.manual_seed(1)
     state = torch.rand(2048, 6) * 2 - 1
     state[:, 4] = side * state[:, 4].abs()
@@ -49,7 +49,7 @@ def trained(policy, side):
 
 @pytest.fixture(scope="module")
 def trained_parents(tmp_path_factory):
-    """A flow and a diffusion policy with different data, chunks, histories and steps."""
+    """A flow and a diffusion policy with different data, chunks, observation histories and steps."""
     folder = tmp_path_factory.mktemp("parents")
     torch.manual_seed(0)
     flow = FlowPolicy(FlowConfig(steps=3, hidden=(48, 48)), PolicySpec({"state": (6,)}, 2, horizon=4, action_horizon=2))
@@ -63,7 +63,7 @@ def trained_parents(tmp_path_factory):
 
 @pytest.fixture
 def parents(trained_parents, tmp_path, monkeypatch):
-    """Copies of the parents that a test may change, in the current folder."""
+    """Modifiable copies of the parents in the current folder."""
     for name in ("left", "right"):
         shutil.copytree(trained_parents / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""A task that needs memory: a cue is shown once, and only the last action is paid, by its product with the cue."""
+"""A task that needs memory: the cue is visible once; the reward is the product of the last action and the cue."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,11 +11,11 @@ from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
 from robopolicy.sim.vector_env import TorchVectorEnv
 
 LENGTH = 5  # steps of an episode
-BEST = 1.0  # return of who remembers; 0 is the best without memory
+BEST = 1.0  # optimal return with memory; 0 without
 
 
 class CueSim(TorchVectorEnv):
-    """`state`: the cue (+-1) at the first step, 0 later, and the time; `critic`: the cue throughout."""
+    """`state`: the cue (+-1) at the first step, 0 later, and the time; `critic`: the cue at every step."""
 
     def __init__(self, num_envs: int) -> None:
         spec = SimSpec(

@@ -1,8 +1,8 @@
-"""A stand-in for a GPU: tensors that are computed on the CPU, say they are on `cuda`, and mix with no others.
+"""An emulated GPU: tensors that are computed on the CPU, report `cuda` as device, and do not mix with CPU tensors.
 
-Within `emulated_gpu()` whatever is made on or moved to `cuda` is a `GpuTensor`. An operator on one of them and a tensor
-of the CPU raises, as on a GPU; so do a generator of the other device and a way to numpy without `cpu()`. Left out:
-what torch makes inside one of its own composite operators or in a backward pass, and forward-mode derivatives.
+Within `emulated_gpu()` every tensor made on or moved to `cuda` is a `GpuTensor`. An operator on a `GpuTensor` and a
+CPU tensor raises, as on a GPU; so do a generator of the other device and a conversion to numpy without `cpu()`. Not
+emulated: tensors that torch makes inside composite operators or in a backward pass, and forward-mode derivatives.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch.overrides import TorchFunctionMode
 
 GPU = torch.device("cuda", 0)
 _Generator = torch.Generator
-_INDEXING = ("aten::index",)  # whose indices may lie on the CPU
-_generators: list[torch.Generator] = []  # those of the GPU
-_inside: list[str] = []  # composite operators of torch that are running
+_INDEXING = ("aten::index",)  # operators whose indices may be on the CPU
+_generators: list[torch.Generator] = []  # generators of the GPU
+_inside: list[str] = []  # running composite operators of torch
 
 
 class GpuTensor(Tensor):
-    """Holds its numbers in `inner`, a tensor of the CPU."""
+    """Stores its values in `inner`, a CPU tensor."""
 
     inner: Tensor
 
@@ -80,7 +80,7 @@ class GpuTensor(Tensor):
         found = func(*_mapped(args, _inner), **_mapped(kwargs, _inner))
         if not on_gpu:
             return found
-        known = {id(leaf.inner): leaf for leaf in leaves if isinstance(leaf, GpuTensor)}  # what was changed in place
+        known = {id(leaf.inner): leaf for leaf in leaves if isinstance(leaf, GpuTensor)}  # for in-place results
         return _mapped(found, lambda made: known[id(made)] if id(made) in known else GpuTensor(made))
 
 
@@ -89,7 +89,7 @@ def _inner(tensor: Tensor) -> Tensor:
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
-    """What is no container, as in torch's trees, which take ten times as long."""
+    """Leaves of nested containers, as torch's pytree yields, ten times faster."""
     if isinstance(tree, tuple | list | dict):
         for item in tree.values() if isinstance(tree, dict) else tree:
             yield from _leaves(item)
@@ -98,7 +98,7 @@ def _leaves(tree: Any) -> Iterator[Any]:
 
 
 def _mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same containers with other tensors."""
+    """The same containers with every tensor mapped by `change`."""
     if isinstance(tree, Tensor):
         return change(tree)
     if isinstance(tree, tuple | list):
@@ -107,7 +107,7 @@ def _mapped(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _check(name: str, leaves: list[Any], on_gpu: bool) -> None:
-    """Refuse what a GPU would."""
+    """Raise where a GPU would."""
     _check_generators(name, leaves, on_gpu)
     if _inside or torch._C._current_graph_task_id() != -1:  # in a backward pass
         return
@@ -128,7 +128,7 @@ def _on_gpu(device: Any) -> bool:
 
 
 class _Emulation(TorchFunctionMode):
-    """Makes `GpuTensor` of what torch's functions would make on a GPU."""
+    """Returns a `GpuTensor` wherever a torch function would return a tensor on the GPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
@@ -171,7 +171,7 @@ def _to(source: Tensor, *rest: Any, device: Any = None, **options: Any) -> Tenso
 
 
 class _Moved(torch.autograd.Function):
-    """Copies to the other device, and the gradient back."""
+    """Copies a tensor to the other device, and its gradient back."""
 
     @staticmethod
     def forward(ctx: Any, source: Tensor, to_gpu: bool, dtype: torch.dtype) -> Tensor:
@@ -186,7 +186,7 @@ class _Moved(torch.autograd.Function):
 
 
 def _quantile(values: Tensor, q: float, dim: int = 0) -> Tensor:
-    """`torch.quantile`, which changes shapes in place, as a wrapper cannot."""
+    """`torch.quantile` without its in-place shape changes, which a wrapper subclass cannot do."""
     ordered, place = values.sort(dim).values, float(q) * (values.shape[dim] - 1)
     low, high = ordered.select(dim, int(place)), ordered.select(dim, min(int(place) + 1, values.shape[dim] - 1))
     return torch.lerp(low, high, place - int(place))
@@ -198,7 +198,7 @@ class _AnyGenerator(type(_Generator)):
 
 
 class _GpuGenerator(_Generator, metaclass=_AnyGenerator):
-    """`torch.Generator(device)`, of the CPU but remembered where it is asked for on the GPU."""
+    """`torch.Generator(device)` on the CPU; generators requested on the GPU are recorded."""
 
     def __new__(cls, device: Any = "cpu") -> torch.Generator:
         made = _Generator()
@@ -209,7 +209,7 @@ class _GpuGenerator(_Generator, metaclass=_AnyGenerator):
 
 @contextmanager
 def emulated_gpu() -> Iterator[torch.device]:
-    """Let `cuda` be there; gives the device."""
+    """Emulate `cuda` within the context; yields the device."""
     fork, orthogonal = torch.random.fork_rng, torch.nn.init.orthogonal_
 
     def filled(tensor: Tensor, *args: Any, **options: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""What an exported policy plays is what evaluation plays."""
+"""Checks that an exported policy acts as in evaluation."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -20,7 +20,7 @@ from robopolicy.policies.noise import PerRowGenerator
 
 @pytest.fixture(scope="module")
 def translations_read_once() -> Iterator[None]:
-    """The exporter reads all of its translations again for every graph, which takes longer than the graph."""
+    """Cache the exporter's translations, which it otherwise reads for every graph, slower than the export itself."""
     patch = pytest.MonkeyPatch()
     patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
     yield
@@ -28,7 +28,7 @@ def translations_read_once() -> Iterator[None]:
 
 
 def check_plays_what_evaluation_plays(policy: Policy, folder: Path) -> None:
-    """Chunks of a bundle equal those of the policy within the tolerance, decision by decision."""
+    """Chunks of a bundle equal the chunks of the policy within the tolerance at every decision."""
     policy.eval()
     obs = observed(policy)
     manifest = export_bundle(policy, folder / "b", task_metadata=TaskMetadata("none/none"), obs=obs)

@@ -1,4 +1,4 @@
-"""Small policies, samplers and comparisons for the tests of the algorithms that learn from rollouts."""
+"""Small policies, samplers and comparisons for the tests of on-policy fine-tuning."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -55,7 +55,7 @@ def sampler_for(algorithm: Any, num_envs: int = 16) -> Any:
 
 
 def resumed(make: Callable[..., Any], num_envs: int = 16, sampling: Any = sampler_for) -> tuple[Any, Any]:
-    """An algorithm after two updates, and one of another seed that was restored after the first and made the second."""
+    """An algorithm after two updates, and one of another seed restored after the first update that made the second."""
     straight, other = make(), make(seed=1)
     sampler, again = sampling(straight, num_envs), sampling(other, num_envs)
     straight.update(sampler.collect(straight.act))
@@ -68,7 +68,7 @@ def resumed(make: Callable[..., Any], num_envs: int = 16, sampling: Any = sample
 
 
 def completed(algorithm: Any, rows: RolloutBatch) -> RolloutBatch:
-    """Rows as the first epoch sees them: with chains, or with stored points."""
+    """Rows as in the first epoch: with chains, or with stored points."""
     if hasattr(algorithm, "compute_weights"):
         return algorithm.compute_weights(rows)
     if hasattr(algorithm, "flow_loss"):

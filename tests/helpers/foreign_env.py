@@ -1,4 +1,4 @@
-"""A Gymnasium environment that shows whatever it is told to, and rules of its observations."""
+"""A Gymnasium environment with configurable observations, and checks of the observations."""
 
 from typing import Any, ClassVar
 
@@ -13,7 +13,7 @@ from robopolicy.sim.backends.gymnasium import GymnasiumSim
 
 
 class Foreign(gymnasium.Env[Any, Any]):
-    """Shows `shown`, in episodes of five steps."""
+    """Observes `shown`, in episodes of five steps."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
     observation_space: spaces.Space[Any] = spaces.Box(-9, 9, (2,), np.float32)
@@ -35,14 +35,14 @@ def foreign(**attributes: Any) -> type[Foreign]:
 
 
 def check_refuses_a_reserved_name(name: str) -> None:
-    """An observation that is called as something else of an episode is refused."""
+    """An observation with the name of another episode field is refused."""
     space = spaces.Dict({"state": spaces.Box(-1, 1, (2,)), name: spaces.Box(-1, 1, (1,))})
     with pytest.raises(UserError, match=f"Observation '{name}' .* rename it"):
         GymnasiumSim(foreign(observation_space=space), 1)
 
 
 def check_keeps_its_shape(name: str) -> None:
-    """What an encoder takes as it is keeps its shape, and vectors are flat."""
+    """Inputs of a modality encoder keep their shape; vectors are flattened."""
     space = spaces.Dict({name: spaces.Box(-1, 1, (5, 3)), "state": spaces.Box(-1, 1, (5, 3))})
     value = np.arange(15).reshape(5, 3)
     obs = GymnasiumSim(foreign(observation_space=space, shown={name: value, "state": value}), 2).reset(0)

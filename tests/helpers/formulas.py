@@ -1,4 +1,4 @@
-"""Short names for what the written formulas of recipes are made of."""
+"""Short names for the terms of hand-written recipe formulas."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def by_row(losses: Tensor, case: Tabular) -> Tensor:
 
 
 def gradients(name: str, case: Tabular, **changes: Any) -> Tensor:
-    """Gradient of a recipe, some of its keys replaced, by the logits."""
+    """Gradient of a recipe, some of its keys replaced, with respect to the logits."""
     recipe = recipe_of(name, **changes)
     loss, _ = recipe.loss(case.decisions, recipe.advantage(case.decisions), case.logp(), case.entropy())
     (gradient,) = torch.autograd.grad(loss, case.logits)
@@ -46,7 +46,7 @@ def to_reference(case: Tabular) -> Tensor:
 
 
 def pairs(case: Tabular, *, ordered: bool) -> list[tuple[int, int]]:
-    """Pairs of rows of one group: of different outcome and better first, or all in both orders."""
+    """Pairs of rows of one group: only different outcomes with the better row first, or all in both orders."""
     value, group = rewards(case), case.decisions.require("group")
     rows = range(len(value))
     same = [(i, j) for i in rows for j in rows if i != j and group[i] == group[j]]

@@ -1,4 +1,4 @@
-"""Commands that make policies of other policies, on an emulated GPU."""
+"""Checks of commands that make policies from other policies, on an emulated GPU."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ def run(*argv: str) -> None:
 
 @contextmanager
 def policies(place: Path, heads: Sequence[str]) -> Iterator[Path]:
-    """Work in `place`, where demonstrations and policies of the point mass have been made."""
+    """Change to `place` and make demonstrations and policies of the point mass there."""
     before = Path.cwd()
     os.chdir(place)
     try:
@@ -37,8 +37,8 @@ def policies(place: Path, heads: Sequence[str]) -> Iterator[Path]:
 
 
 def check_plays_on_a_gpu(words: Sequence[str], folder: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a command makes of policies on a GPU plays there."""
-    monkeypatch.setattr(BackgroundWorker, "MIN_PARALLEL_WORK", float("inf"))  # a mode of torch holds for one thread
+    """A command on a GPU writes a policy that evaluates on a GPU."""
+    monkeypatch.setattr(BackgroundWorker, "MIN_PARALLEL_WORK", float("inf"))  # torch function modes are per thread
     monkeypatch.chdir(folder)
     made = str(out / "made")
     run(*words, "--out", made, "--device", "cuda")

@@ -1,10 +1,10 @@
-"""Rules that text tasks obey which grade what recipes ask for."""
+"""Checks for text tasks with a graded format."""
 
 from robopolicy.text.task import TextTask
 
 
 def check_solutions_solve_and_fit(task: TextTask) -> None:
-    """Demonstrations succeed in form, in as many turns and as much text as the task allows."""
+    """Demonstrations succeed with the required format, within the turns and bytes of the task."""
     for seed in range(200):
         episode = task.episode(seed)
         responses = episode.demonstration()

@@ -1,4 +1,4 @@
-"""Heads that see everything a policy can see, on every backbone, and the rules that all of them obey."""
+"""Checks for all heads on every backbone, with observations of every kind."""
 
 from dataclasses import fields
 from typing import Any
@@ -33,7 +33,7 @@ CAMERAS = {
 
 
 def pairs(rings: tuple[str, ...], wanted: str) -> list[tuple[str, str]]:
-    """Heads and backbones of some rings, at least one of each pair of the wanted ring."""
+    """Pairs of heads and backbones of some rings, with at least one of each pair from the wanted ring."""
     found: list[tuple[str, str]] = []
     for name in (name for name in POLICIES if POLICIES.ring(name) in rings):
         policy = POLICIES[name]
@@ -80,14 +80,14 @@ def imitate(policy: Policy, obs: Observation, chunk: Tensor, mask: Tensor | None
 
 
 def _network(policy: Policy) -> nn.Module:
-    """The part whose outputs are one vector per step of the chunk, or per token."""
+    """The module that outputs one vector per step of the chunk, or per token."""
     if isinstance(policy, GenerativePolicy):
         return policy.backbone
     return policy.actor if hasattr(policy, "actor") else policy.output  # type: ignore[return-value]
 
 
 def check_imitates_and_acts_from_every_kind_of_input(name: str, backbone: str) -> None:
-    """A head learns and acts from vectors, cameras and embeddings."""
+    """A head imitates and acts from vectors, images and embeddings."""
     policy, obs = make(name, backbone, "vit" if backbone in ("unet", "its own") else "resnet"), observations(4)
     loss = imitate(policy, obs, torch.rand(4, 5, 2) - 0.5)
     assert loss.shape == (4,) and bool(loss.isfinite().all())
@@ -112,7 +112,7 @@ def check_rows_of_a_loss_know_nothing_of_each_other(name: str, backbone: str) ->
 
 
 def check_padded_steps_send_no_gradient_back(name: str, backbone: str) -> None:
-    """Steps that the mask leaves out have no gradient."""
+    """Masked steps have no gradient."""
     policy, obs = make(name, backbone).eval(), observations(4)
     mask = torch.ones(4, 5)
     mask[1, 3:], mask[2] = 0, 0
@@ -129,7 +129,7 @@ def check_padded_steps_send_no_gradient_back(name: str, backbone: str) -> None:
     handle.remove()
     assert float(loss[2].detach()) == 0
     loss.sum().backward()
-    # (4, 5, channels), or (4, To - 1 + 5 * 2, bins) where there are tokens, or (4, channels) five times
+    # (4, 5, channels), or (4, To - 1 + 5 * 2, bins) for tokens, or five times (4, channels)
     gradients = [output.grad for output in outputs if output.grad is not None]
     if gradients[0].dim() == 2:
         gradients = [torch.stack(gradients, 1)]
@@ -147,7 +147,7 @@ def check_padded_steps_send_no_gradient_back(name: str, backbone: str) -> None:
 
 
 def check_crops_and_dropped_embeddings_are_for_imitation_alone(name: str, backbone: str) -> None:
-    """Crops and dropped embeddings occur while imitating in training mode, and nowhere else."""
+    """Random crops and embedding dropout apply only to the imitation loss in training mode."""
     policy = make(name, backbone, embedding=EmbeddingConfig(width=4, dropout=0.5))
     obs, chunk = observations(8), torch.rand(8, 5, 2) - 0.5
 
@@ -156,7 +156,7 @@ def check_crops_and_dropped_embeddings_are_for_imitation_alone(name: str, backbo
 
     policy.train()
     assert torch.equal(acted(obs), acted(obs))
-    # The crop and the dropped rows come from the generator; the loss with other draws differs.
+    # The crop and the dropped rows come from the generator.
     first = policy.imitation_loss(obs, chunk, generator=seeded())[0]
     assert torch.equal(first, policy.imitation_loss(obs, chunk, generator=seeded())[0])
     in_training = acted(obs)
@@ -168,7 +168,7 @@ def check_crops_and_dropped_embeddings_are_for_imitation_alone(name: str, backbo
 
 
 def check_stays_finite_under_autocast_and_shows_a_nan(name: str, backbone: str) -> None:
-    """Losses and chunks are finite in half precision; a NaN in what was seen or done shows in its row alone."""
+    """Losses and chunks are finite in half precision; a NaN in an observation or chunk affects only its row."""
     policy, obs, chunk = make(name, backbone), observations(4), torch.rand(4, 5, 2) - 0.5
     with torch.autocast("cpu", torch.bfloat16):
         assert bool(imitate(policy, obs, chunk).isfinite().all())

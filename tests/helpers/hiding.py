@@ -1,4 +1,4 @@
-"""Hides themes of contrib from the process, as if their folders were deleted."""
+"""Hides contrib themes from the process, as if their folders were deleted."""
 
 import sys
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from robopolicy import plugins
 from robopolicy.recipe_files import recipe_files
 
 THEMES = tuple(sorted(file.parent.name for file in plugins.CONTRIB.glob("*/theme.toml")))
-"""All there are, hidden or not."""
+"""All themes, hidden or not."""
 
 
 class Refusal(MetaPathFinder):
@@ -33,7 +33,7 @@ class Refusal(MetaPathFinder):
 
 @contextmanager
 def hidden(*themes: str) -> Iterator[None]:
-    """Hide themes while the context lasts: their rows, presets and recipes are unknown, their modules missing."""
+    """Hide themes within the context: their rows, presets and recipes are unknown, their modules missing."""
     refusal = Refusal(themes)
     loaded = {name: sys.modules.pop(name) for name in list(sys.modules) if refusal.covers(name)}
     with TemporaryDirectory() as folder:
@@ -50,6 +50,6 @@ def hidden(*themes: str) -> Iterator[None]:
 
 
 def _forget() -> None:
-    """Forget what was read of themes."""
+    """Clear the caches of themes and recipes."""
     plugins.themes.cache_clear()
     recipe_files.cache_clear()

@@ -1,4 +1,4 @@
-"""`meta` stands in for a GPU: what lies there has no numbers, only a place."""
+"""The `meta` device as a stand-in for a GPU: its tensors have a device but no data."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ SPEC = PolicySpec({"state": (1,)}, 1)
 
 
 class Elsewhere(VectorSim):
-    """Three environments of which nothing is known but where they are."""
+    """Three environments with nothing but a device."""
 
     def __init__(self) -> None:
         bound = torch.ones(1)

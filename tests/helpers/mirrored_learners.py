@@ -1,4 +1,4 @@
-"""On-policy learners that learn in the mirror, and the rule that all of them obey."""
+"""On-policy learners with mirror-symmetry augmentation, and a check for all of them."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ SPEC = PolicySpec({"state": (6,)}, 2)
 
 
 def learner(name: str = "ppo", seed: int = 0, mixture: bool = False, **overrides: Any) -> Any:
-    """A learner to which `MIRROR` is attached."""
+    """A learner with `MIRROR` attached."""
     torch.manual_seed(seed)
     settings = {"num_steps": 16, "epochs": 2, "batch_size": 64} | overrides
     policy: Any = GaussianPolicy(GaussianConfig(), SPEC)
@@ -32,12 +32,12 @@ def learner(name: str = "ppo", seed: int = 0, mixture: bool = False, **overrides
 
 
 def check_averages_both_sides(name: str) -> None:
-    """The loss is the mean over the played and the mirrored side, and the KL divergence that of the played one."""
+    """The loss is the mean over original and mirrored rows; the KL divergence is over original rows only."""
     made = learner(name, symmetry=SymmetryConfig(augment=True))
     rows = made.process_rollout(tools.sampler_for(made).collect(made.act))
     image = made.symmetry.image(rows)
     both, info = made.minibatch_loss(rows, image, 16, log_stats=True)
-    played, own = made.loss(rows, log_stats=True)
+    plain, own = made.loss(rows, log_stats=True)
     mirrored, _ = made.loss(image, log_stats=True)
-    torch.testing.assert_close(both, (played + mirrored) / 2)
+    torch.testing.assert_close(both, (plain + mirrored) / 2)
     assert float(info["approx_kl"]) == float(own["approx_kl"]) == pytest.approx(0, abs=1e-9)

@@ -1,4 +1,4 @@
-"""A contextual bandit with data of mixed quality, as episodes of one step: 15 % near the best action, the rest far."""
+"""A contextual bandit with one-step episodes of mixed quality: 15 % near the best action, the rest far from it."""
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ def best(state: Tensor) -> Tensor:
 
 
 def mixed(rows: int = 600, good: float = 0.15, seed: int = 0) -> Episodes:
-    """Bad actions lie between -0.9 and 0; the reward is 1 less twice the distance to the best action."""
+    """Bad actions are between -0.9 and 0; the reward is 1 minus twice the distance to the best action."""
     rng = np.random.default_rng(seed)
     state = rng.uniform(-1, 1, (rows, 2)).astype(np.float32)
     target = best(torch.from_numpy(state)).numpy()
@@ -34,7 +34,7 @@ def mixed(rows: int = 600, good: float = 0.15, seed: int = 0) -> Episodes:
 
 
 def batches(algorithm: OffPolicy, episodes: Episodes, count: int, seed: int = 0) -> list[Transitions]:
-    """Minibatches of the data as training would draw them."""
+    """Minibatches of the data, sampled as in training."""
     memory = Replay.from_episodes(episodes, gamma=algorithm.config.gamma)
     generator = torch.Generator().manual_seed(seed)
     return [memory.sample(algorithm.sample_spec, generator) for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Changes of one thing in a file: what `tests/mutants.py` makes of losses, targets, returns, rewards and masks."""
+"""Single mutations of a file, which `tests/mutants.py` applies to losses, targets, returns, rewards and masks."""
 
 import ast
 import gc
@@ -15,21 +15,21 @@ SWAPS |= {ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 PAIRS = [("min", "max"), ("amin", "amax"), ("minimum", "maximum"), ("argmin", "argmax"), ("mean", "sum")]
 PAIRS += [("any", "all"), ("logsumexp", "amax"), ("cummin", "cummax"), ("floor", "ceil")]
 NAMES = {old: new for pair in PAIRS for old, new in (pair, pair[::-1])}
-DROPPED = {"detach", "clamp", "masked_fill", "abs", "square", "exp"}  # methods that are left out
+DROPPED = {"detach", "clamp", "masked_fill", "abs", "square", "exp"}  # methods that a mutant removes
 NUMERIC = {"clamp", "where", "full_like", "masked_fill", "pow"}  # calls whose numbers are values, not dimensions
 SILENT = {"__repr__", "__str__", "state_dict", "load_state_dict", "__post_init__"}
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change."""
+    """One mutation."""
 
     file: str
     line: int
     start: int  # line of its function
     function: str  # qualified name
     change: str
-    site: tuple[int, int]  # number of the node in `ast.walk`, and of its variant
+    site: tuple[int, int]  # index of the node in `ast.walk`, index of its variant
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} {self.function}: {self.change}"
@@ -41,11 +41,11 @@ def changed(node: ast.AST, **fields: Any) -> Any:
 
 
 def variants(node: ast.AST, parent: ast.AST) -> Iterator[ast.AST]:
-    """What may stand in the place of an expression."""
+    """Mutated replacements of an expression."""
     match node:
         case ast.BinOp(left, op, right) if type(op) in SWAPS:
             yield changed(node, op=SWAPS[type(op)]())
-            if isinstance(op, ast.Mult):  # a factor is left out
+            if isinstance(op, ast.Mult):  # remove a factor
                 yield left
                 yield right
         case ast.BoolOp(op=op):
@@ -77,9 +77,9 @@ def variants(node: ast.AST, parent: ast.AST) -> Iterator[ast.AST]:
 
 
 def sites(tree: ast.Module) -> Iterator[tuple[int, ast.AST, ast.AST, str, ast.FunctionDef]]:
-    """Number in `ast.walk`, node, parent, qualified name and function of all that may change.
+    """Index in `ast.walk`, node, parent, qualified name and function of all mutable nodes.
 
-    Messages, checks that raise, annotations, decorators, defaults and subscripts stay as they are.
+    Messages, checks that raise, annotations, decorators, defaults and subscripts stay unchanged.
     """
     number = {id(node): place for place, node in enumerate(ast.walk(tree))}
 
@@ -120,7 +120,7 @@ def mutants_of(file: str) -> list[Mutant]:
 
 
 def codes(code: CodeType) -> Iterator[CodeType]:
-    """A code object and those inside."""
+    """A code object and its nested code objects."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -128,7 +128,7 @@ def codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def install(mutant: Mutant) -> bool:
-    """Give the live function the changed code; False where that is not possible."""
+    """Set the mutated code on the live function; False if that is not possible."""
     tree = ast.parse(Path(mutant.file).read_text(encoding="utf-8"))
     (found,) = [(n, p) for place, n, p, *_ in sites(tree) if place == mutant.site[0]]
     node, parent = found

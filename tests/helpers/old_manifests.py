@@ -4,7 +4,7 @@ from typing import Any
 
 
 def as_of_old(config: dict[str, Any], cells: int) -> dict[str, Any]:
-    """The config of a head as it was written before."""
+    """The config of a head in the earlier format."""
     old = {key: value for key, value in config.items() if key not in ("encoders", "backbone_options")}
     options = {"modules": 8, "context_width": 64} | config["backbone_options"]
     old |= {"entities": {"width": 64, "heads": 4, "layers": 1, "features": 64} | config["encoders"].get("entities", {})}

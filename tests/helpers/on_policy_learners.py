@@ -1,4 +1,4 @@
-"""Actor-critic learners of the point mass by name, and the rules that all of them obey."""
+"""Actor-critic learners of the point mass by name, and checks for all of them."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ SMALL = {"num_steps": 16, "epochs": 2, "batch_size": 64}
 
 
 def algorithm(name: str, seed: int = 0, updates: int = 20, **overrides: Any) -> Any:
-    """A learner with a Gaussian policy that normalises by running statistics."""
+    """A learner with a Gaussian policy that uses running statistics."""
     torch.manual_seed(seed)
     policy = GaussianPolicy(GaussianConfig(normalization="running"), PolicySpec({"state": (6,)}, 2))
     config = ALGORITHMS[name].config_class(**(SMALL | overrides))
@@ -26,7 +26,7 @@ def algorithm(name: str, seed: int = 0, updates: int = 20, **overrides: Any) -> 
 
 
 def check_moves_statistics_when_the_epochs_are_over(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Running statistics stay while minibatches are learned from."""
+    """Running statistics are constant during the epochs and change after them."""
     learner = algorithm(name)
     statistics = lambda: [b.clone() for net in (learner.policy, *learner.critics().values()) for b in net.buffers()]  # noqa: E731
     same = lambda a, b: all(torch.equal(x, y) for x, y in zip(a, b, strict=True))  # noqa: E731
@@ -43,7 +43,7 @@ def check_moves_statistics_when_the_epochs_are_over(name: str, monkeypatch: pyte
 
 
 def check_takes_the_statistics_of_the_policy(name: str) -> None:
-    """A critic that normalises as the policy does has the policy's statistics."""
+    """A critic with the normalisation of the policy has the policy's statistics."""
     policy = GaussianPolicy(GaussianConfig(normalization="minmax"), PolicySpec({"state": (2,)}, 2))
     policy.fit_normalizer({"state": {"min": [0.0, -2.0], "max": [4.0, 0.0]}})
     make = lambda mode: make_algorithm(  # noqa: E731

@@ -1,4 +1,4 @@
-"""Runs whose evaluations have chosen results."""
+"""Replaces evaluations of runs by given results."""
 
 from robopolicy.training import loop
 
@@ -16,7 +16,7 @@ def summary(success, low=0.0, high=1.0, ret=0.0, n=100):
 
 
 def play_scores(monkeypatch, scores):
-    """Replace evaluation by given success rates out of 100."""
+    """Replace evaluation by given success rates of 100 episodes."""
     results = iter(scores)
 
     class Result:

@@ -1,4 +1,4 @@
-"""Fixtures of the point mass: demonstrations, a run that imitates them, and a small policy."""
+"""Fixtures of the point mass: demonstrations, a behaviour-cloning run, and a small policy."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +29,7 @@ def demonstrations(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def clone(demonstrations: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that has barely imitated them, of a flow of three steps."""
+    """A barely trained behaviour-cloning run of a flow with three steps."""
     out = tmp_path_factory.mktemp("clone")
     settings = ["task=point_mass", "algorithm=bc", "policy.hidden=[16]", "policy.steps=3", "budget.updates=5"]
     settings += [f"dataset={demonstrations}", "evaluation.episodes=0", f"out={out}", "name=clone"]

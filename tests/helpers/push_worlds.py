@@ -1,4 +1,4 @@
-"""World models of push, films and policies, as folders."""
+"""Folders with world models, videos and policies of the push task."""
 
 from pathlib import Path
 
@@ -20,14 +20,14 @@ from robopolicy.worldmodel.latent import LatentWorldModel
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Films, two untrained world models that claim to have passed their tests, and two policies."""
+    """Videos, two untrained world models whose manifests claim a passed gate, and two policies."""
     out = tmp_path_factory.mktemp("use")
     write_lerobot(push_films(8, size=16), out / "films", video=False)
     spec = small_films().spec
     for seed in (0, 1):
         torch.manual_seed(seed)
         model = LatentWorldModel(CONFIG, spec).eval()
-        torch.nn.init.constant_(model.outcome.judge[2].bias, -2.0)  # type: ignore[arg-type]  # sees no success
+        torch.nn.init.constant_(model.outcome.judge[2].bias, -2.0)  # type: ignore[arg-type]  # predicts no success
         gate = {"passed": True, "reasons": []}
         facts = {"config": to_dict(CONFIG), "spec": to_dict(spec), "task": "toy/push", "ends_on_success": True}
         manifest = WorldManifest(SCHEMA, "latent", gate=gate, training={}, versions={}, commit=None, **facts)
@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def world(folder: Path, backend: str = "world0", **settings) -> WorldSim:
-    """A world model of `folder` as simulator."""
+    """A world model of `folder` as a simulator."""
     backend = ",".join(str(folder / name) for name in backend.split(","))
     sim = make_env("push", SimOptions(num_envs=3, backend=f"worldmodel:{backend}", world=WorldOptions(**settings)))
     assert isinstance(sim, WorldSim)

@@ -1,4 +1,4 @@
-"""Rules of numbers that a user can set: their type says their range, and no config is built with one outside of it."""
+"""Checks for numeric settings: their type states their range, and configs refuse values out of range."""
 
 import dataclasses
 import math
@@ -21,13 +21,13 @@ CONFIGURED = (ALGORITHMS, POLICIES, ENCODERS, BACKBONES, AUGMENTATIONS, WRAPPERS
 
 
 def configs_of(ring: str) -> dict[str, type[Any]]:
-    """The configs of the product's or of a theme's entries in the registries, by kind and name."""
+    """The configs of the registry entries of the product or of a theme, by kind and name."""
     names = [(registry, name) for registry in CONFIGURED for name in registry if registry.ring(name) == ring]
     return {f"{registry.kind}: {name}": registry[name].config_class for registry, name in names}
 
 
 def nested(configs: dict[str, type[Any]]) -> dict[str, type[Any]]:
-    """The configs and all that lie within them, by name."""
+    """The configs and all nested configs, by name."""
     return {part.__qualname__: part for config in configs.values() for part in parts(config)}
 
 
@@ -44,9 +44,9 @@ def unranged(hint: object, where: str) -> list[str]:
 
 
 def parts(hint: Any) -> Iterator[type[Any]]:
-    """The config dataclasses within a type, itself included."""
+    """The config dataclasses within a type, including the type itself."""
     if isinstance(hint, type) and issubclass(hint, CustomSerialization):
-        return  # checks its own settings
+        return  # validates its settings itself
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         yield hint
         for kind in get_type_hints(hint, include_extras=True).values():
@@ -56,7 +56,7 @@ def parts(hint: Any) -> Iterator[type[Any]]:
 
 
 def ranges(hint: Any) -> Iterator[tuple[type, Range, Callable[[float], Any]]]:
-    """Type and range of the numbers in a type, and how one is put into its place."""
+    """Type and range of the numbers in a type, and a function that wraps a number for its position."""
     origin, items = get_origin(hint), get_args(hint)
     if origin is Annotated:
         yield from ((items[0], note, lambda wrong: wrong) for note in items[1:] if isinstance(note, Range))
@@ -72,14 +72,14 @@ def numbers(config: type[Any]) -> list[str]:
 
 
 def outside(kind: type, bounds: Range) -> list[float]:
-    """Numbers beyond the bounds, and the bounds themselves where they are exclusive."""
+    """Numbers out of bounds, including exclusive bounds."""
     low = [bounds.minimum - 1] + [bounds.minimum] * bounds.exclusive_minimum
     high = [bounds.maximum + 1] + [bounds.maximum] * bounds.exclusive_maximum
     return [kind(wrong) for wrong in low + high if math.isfinite(wrong)] or [math.nan]
 
 
 def check_refuses_what_is_out_of_range(config: type[Any]) -> None:
-    """A number outside its range is refused however a config is built."""
+    """A config refuses a number outside its range."""
     assert issubclass(config, Validated) or not numbers(config)
     good: Any = config()
     for setting, hint in get_type_hints(config, include_extras=True).items():
@@ -90,7 +90,7 @@ def check_refuses_what_is_out_of_range(config: type[Any]) -> None:
 
 
 def check_refuses_what_is_beyond_a_field(config: type[Any]) -> None:
-    """A number beyond the field that bounds it is refused."""
+    """A number above the field that bounds it is refused."""
     good: Any = config()
     for setting, hint in get_type_hints(config, include_extras=True).items():
         for bound in (note for note in get_args(hint)[1:] if isinstance(note, AtMost)):

@@ -1,4 +1,4 @@
-"""Learners in two processes, each with half of the environments, against one with all of them."""
+"""Compares learners in two processes, each with half of the environments, with one learner with all of them."""
 
 import copy
 import os
@@ -36,19 +36,19 @@ def learner(name: str, settings: dict[str, Any]) -> Any:
 
 
 def rollouts(name: str, settings: dict[str, Any]) -> list[Rollout]:
-    """Two rollouts of 4 environments with truncations, which a learner in one process plays in turn."""
+    """Two consecutive rollouts of 4 environments with truncations, collected by a learner in one process."""
     sim = make_sim("toy/point_mass", SimOptions(num_envs=4, reward="shaped"))
     sampler = RolloutSampler(ChunkedSim(sim, gamma=0.99), decisions=60, seed=1)
     algorithm = learner(name, settings)
-    played = []
+    result = []
     for _ in range(2):
-        played.append(sampler.collect(algorithm.act))
-        algorithm.update(played[-1])
-    return played
+        result.append(sampler.collect(algorithm.act))
+        algorithm.update(result[-1])
+    return result
 
 
 def half(rollout: Rollout, side: int) -> Rollout:
-    """The first or the last two environments."""
+    """The rollout of the first or the last two environments."""
     part = slice(2 * side, 2 * side + 2)
     cut: dict[str, Any] = {}
     for entry in fields(rollout):
@@ -64,7 +64,7 @@ def half(rollout: Rollout, side: int) -> Rollout:
 
 
 def one_of_two(index: int, folder: str, cases: Sequence[Case]) -> None:
-    """What each of two processes does with its environments."""
+    """Train one of two processes on its environments."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=index, world_size=2)
@@ -78,7 +78,7 @@ def one_of_two(index: int, folder: str, cases: Sequence[Case]) -> None:
         [distributed.all_gather(rows), distributed.all_gather(rows > 10), distributed.all_reduce_max(index)],
         f"{folder}/g{index}.pt",
     )
-    dist.barrier()  # as in `processes`: one that leaves early may take the other with it
+    dist.barrier()  # as in `processes`: an early exit may kill the other process
     dist.destroy_process_group()
 
 
@@ -92,14 +92,14 @@ def leaves(tree: Any, where: str = "") -> dict[str, Any]:
 
 
 def play_both(folder: Path, cases: Sequence[Case]) -> None:
-    """Write what both processes end with; processes that meet take a while to start, so one pair does all cases."""
+    """Write the results of both processes; processes start slowly, so one pair runs all cases."""
     for number, case in enumerate(cases):
         torch.save([vars(rollout) for rollout in rollouts(*case)], folder / f"{number}.pt")
     start_processes(one_of_two, (str(folder), tuple(cases)), nprocs=2, start_method="spawn")
 
 
 def check_learns_as_one(folder: Path, number: int, case: Case) -> None:
-    """Two processes learn what one learns from all environments."""
+    """Two processes learn the same as one process from all environments."""
     alone = learner(*case)
     start = copy.deepcopy(leaves(alone.state_dict()["policy"]))
     whole = torch.load(folder / f"{number}.pt", weights_only=True)
@@ -110,9 +110,9 @@ def check_learns_as_one(folder: Path, number: int, case: Case) -> None:
         found, other = (leaves(state)[key] for state, _ in states)
         if isinstance(value, Tensor):
             torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}")
-            assert torch.equal(found, other), key  # both processes stay the same to the last bit
+            assert torch.equal(found, other), key  # both processes are bitwise equal
         else:
             assert found == pytest.approx(value), key
     assert not any(torch.equal(value, expected[f".policy{key}"]) for key, value in start.items() if "weight" in key)
-    for mine, theirs in zip(metrics, states[0][1], strict=True):
-        assert theirs["actor/epochs"] == mine["actor/epochs"] and theirs["actor/lr"] == pytest.approx(mine["actor/lr"])
+    for one, two in zip(metrics, states[0][1], strict=True):
+        assert two["actor/epochs"] == one["actor/epochs"] and two["actor/lr"] == pytest.approx(one["actor/lr"])

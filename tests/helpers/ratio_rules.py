@@ -1,4 +1,4 @@
-"""U1, U2 and U4 for one policy: fresh data scores as it was sampled, and a seed decides the chunk."""
+"""Checks U1, U2 and U4 for one policy: ratios of new data are 1, and a seed determines the chunk."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ ACTION = {"min": [-0.5, -3.0], "max": [0.5, 3.0], "mean": [0.0, 0.1], "std": [0.
 
 
 def observations(rows: int, spec: PolicySpec = STATE) -> Observation:
-    """Random observations; cameras show noise."""
+    """Random observations; images are noise."""
     generator = torch.Generator().manual_seed(1)
     obs: Observation = {}
     for key, shape in spec.observation.items():
@@ -26,7 +26,7 @@ def observations(rows: int, spec: PolicySpec = STATE) -> Observation:
 
 
 def check_every_ratio_is_one_in_any_minibatch(policy: Policy, mode: str) -> None:
-    """Fresh data score as they were sampled, in any minibatch."""
+    """Ratios of new data are 1 in any minibatch."""
     policy.train(mode == "train")
     obs = observations(64, policy.spec)
     policy.update_stats(obs)
@@ -49,19 +49,19 @@ def check_sampling_leaves_no_graph(policy: Policy) -> None:
 
 
 def check_a_seed_decides_the_chunk(policy: Policy) -> None:
-    """Chunks of one seed are equal, those of two seeds are not, but where nothing is drawn."""
+    """Chunks of one seed are equal; chunks of two seeds differ if sampling is random."""
     obs = observations(4, policy.spec)
     for deterministic in (True, False):
         chunks = [
             policy.act(obs, deterministic=deterministic, generator=torch.Generator().manual_seed(s)) for s in (5, 5, 6)
         ]
         assert torch.equal(chunks[0], chunks[1])
-        drawn = not (deterministic and isinstance(policy, ExplicitPolicy))
-        assert torch.equal(chunks[0], chunks[2]) != drawn
+        is_random = not (deterministic and isinstance(policy, ExplicitPolicy))
+        assert torch.equal(chunks[0], chunks[2]) != is_random
 
 
 def check_rows_do_not_depend_on_the_batch(policy: Policy) -> None:
-    """With a stream per row, the chunk of a row does not depend on the other rows."""
+    """With a generator per row, the chunk of a row does not depend on the other rows."""
     obs = observations(6, policy.spec)
     whole = policy.sample(obs, generator=PerRowGenerator(range(10, 16), [3] * 6))
     rows = torch.tensor([4, 1])
@@ -73,7 +73,7 @@ def check_rows_do_not_depend_on_the_batch(policy: Policy) -> None:
 
 
 def check_survives_a_state_dict(make: Callable[[], Policy]) -> None:
-    """A policy acts the same after its state was loaded into another one."""
+    """A policy with the loaded state of another policy acts the same."""
     policy, other = make(), make()
     with torch.no_grad():
         for parameter in other.parameters():
@@ -85,7 +85,7 @@ def check_survives_a_state_dict(make: Callable[[], Policy]) -> None:
 
 
 def check_losses_stay_finite_and_show_a_nan(policy: Policy) -> None:
-    """Losses are finite in bfloat16; a row that is no number shows in its own loss alone."""
+    """Losses are finite in bfloat16; a NaN row affects only its own loss."""
     obs = observations(8, policy.spec)
     chunk = torch.zeros(8, policy.spec.horizon, policy.spec.action_dim)
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,4 +1,4 @@
-"""Small text recipes on a text task."""
+"""Learners with small text recipes on a text task."""
 
 import torch
 

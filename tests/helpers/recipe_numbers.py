@@ -1,4 +1,4 @@
-"""Numbers of a recipe by dotted paths."""
+"""Checks of the numbers of a recipe by dotted paths."""
 
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ STAGE, ROLLOUT, HELP = "advantage.", "rollout.", "rollout.intervention."
 
 
 def found(plain: Any, path: str) -> Any:
-    """The value at a dotted path; entries of a list go by name or place."""
+    """The value at a dotted path; list entries are named by name or index."""
     for key in path.split("."):
         if isinstance(plain, list) and key.isdigit():
             plain = cast(list[Any], plain)[int(key)]
@@ -22,6 +22,6 @@ def found(plain: Any, path: str) -> Any:
 
 
 def check_numbers(name: str, numbers: dict[str, Any]) -> None:
-    """A recipe has these numbers, whatever the defaults of the parts."""
+    """A recipe has these numbers, independent of the defaults of its parts."""
     plain = DEFAULTS | read_recipe(name)
     assert {path: found(plain, path) for path in numbers} == numbers

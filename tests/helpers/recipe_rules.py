@@ -1,4 +1,4 @@
-"""Rules that every recipe obeys: it loads, learns from tokens and from a denoising chain, remembers, and plays."""
+"""Checks for every recipe: it loads, learns from tokens and from a denoising chain, resumes, and runs rollouts."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from robopolicy.text.rollouts.protocols import PromptPool
 
 
 def gradients_of_one_update(recipe: Recipe, decisions: Decisions, score, parameters) -> float:
-    """Select, compare, step and observe, twice; the norm of the first gradient."""
+    """Select rows, compute advantages, step and observe, twice; returns the norm of the first gradient."""
     generator = torch.Generator().manual_seed(0)
     rows = recipe.select(decisions, generator)
     chosen = decisions.select(rows)
@@ -44,7 +44,7 @@ def gradients_of_one_update(recipe: Recipe, decisions: Decisions, score, paramet
 
 
 def check_says_what_it_is(name: str) -> None:
-    """It has a title and a section, and its keys stand in order."""
+    """A recipe has a title and a cited source, and its keys are in order."""
     plain = read_recipe(name)
     recipe = Recipe.from_dict(plain)
     assert plain["title"] and citation(plain["source"]) != plain["source"], "a key of docs/references.bib"
@@ -53,7 +53,7 @@ def check_says_what_it_is(name: str) -> None:
 
 
 def check_learns_from_tokens(name: str) -> None:
-    """Its loss on tokens is finite and has a gradient."""
+    """The loss of a recipe on tokens is finite and has a gradient."""
     case = tabular(drift=0.0, rollouts=6)
     case.decisions.require("reward")[1:6] = 0.0  # one success in the first group
     score = lambda rows: (case.logp()[rows], case.entropy()[rows])  # noqa: E731
@@ -61,7 +61,7 @@ def check_learns_from_tokens(name: str) -> None:
 
 
 def check_updates_a_denoising_chain(name: str) -> None:
-    """So has its loss on a robot's denoising chain."""
+    """The loss of a recipe on a robot's denoising chain is finite and has a gradient."""
     policy, decisions, obs, record = robot_batch()
 
     def score(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,7 +72,7 @@ def check_updates_a_denoising_chain(name: str) -> None:
 
 
 def check_memory_survives_a_checkpoint(name: str) -> None:
-    """Its parts with memory are restored."""
+    """The stateful parts of a recipe are restored from a checkpoint."""
     case, recipe, again = tabular(rollouts=6), recipe_of(name), recipe_of(name)
     if recipe.data == "rollout":
         _, info = recipe.loss(case.decisions, recipe.advantage(case.decisions), case.logp(), case.entropy())
@@ -83,7 +83,7 @@ def check_memory_survives_a_checkpoint(name: str) -> None:
 
 
 def check_what_is_masked_reaches_no_part(name: str) -> None:
-    """Prompt, tool output and padding may hold anything, even what is not a number."""
+    """NaN in masked decisions (prompt, tool output, padding) does not affect the loss."""
     case = tabular()
     off = ~case.decisions.valid()
     named = ("logp_old", "logp_ref", "logp_behaviour", "reward", "value", "entropy")
@@ -101,7 +101,7 @@ def check_what_is_masked_reaches_no_part(name: str) -> None:
 
 
 def robot_batch() -> tuple[SDEChain, Decisions, torch.Tensor, torch.Tensor]:
-    """Two start states, six episodes each of three chunks, every chunk four denoising steps; rows in order of time."""
+    """Two start states with six episodes of three chunks of four denoising steps; rows in order of time."""
     groups, episodes, chunks, steps = 2, 6, 3, 4
     generator = torch.Generator().manual_seed(0)
     config = FlowConfig(
@@ -140,14 +140,14 @@ def collector(name: str, env: SecretSequenceEnv, size: int = 4) -> Collector:
 
 
 def completed(decisions: Decisions) -> Decisions:
-    """With what a reference, a critic and the scoring of earlier rollouts would add."""
+    """Decisions with the fields that a reference, a critic and the scoring of earlier rollouts add."""
     value = torch.linspace(0, 1, decisions.shape[1], dtype=torch.float64).expand(decisions.shape)
     extra = {**decisions.extra, "drift": value.new_zeros(len(decisions))}
     return decisions.with_fields(logp_ref=decisions.logp_old - 0.1, value=value, extra=extra)
 
 
 def check_plays_and_learns(name: str, layout: str) -> None:
-    """Its `rollout` section plays, is learned from and resumes."""
+    """The `rollout` section of a recipe collects rollouts, updates and resumes."""
     recipe, env = Recipe.from_dict(read_recipe(name)), SecretSequenceEnv(layout, keys=6, length=4, symbols=2)
     side = collector(name, env)
     for _ in range(2):
@@ -172,19 +172,19 @@ def check_plays_and_learns(name: str, layout: str) -> None:
 
 
 def plays(name: str) -> bool:
-    """Whether a recipe has a `rollout` section that the sampling side reads."""
+    """Whether a recipe has a `rollout` section that the collector reads."""
     return bool(OF_ROLLOUTS.keys() & read_recipe(name).get("rollout", {}).keys())
 
 
 def check_needs_no_other_theme(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names parts of the product and of its theme alone."""
+    """A recipe uses only parts of the product and of its theme."""
     home, build = recipe_ring(name), registry.build
-    strangers: list[str] = []
+    foreign: list[str] = []
 
     def watched(slot, plain):
         part = plain if isinstance(plain, str) else plain.get("name", "") if isinstance(plain, dict) else ""
         if part in registry.REGISTRIES.get(slot, ()) and registry.REGISTRIES[slot].ring(part) not in ("product", home):
-            strangers.append(f"{slot} {part}")
+            foreign.append(f"{slot} {part}")
         return build(slot, plain)
 
     for module in ("registry", "recipe"):
@@ -194,4 +194,4 @@ def check_needs_no_other_theme(name: str, monkeypatch: pytest.MonkeyPatch) -> No
         given = rollout.get(slot, [])
         for plain in given if isinstance(given, list) else [given]:
             watched(slot, plain)
-    assert not strangers
+    assert not foreign

@@ -1,4 +1,4 @@
-"""Recipes that fine-tune a denoising head, and the rule that all of them obey."""
+"""Recipes that fine-tune a denoising head, and a check for all of them."""
 
 import math
 import re
@@ -19,7 +19,7 @@ def tuner(head: str = "flow", seed: int = 0, **overrides: Any) -> RecipeFineTune
 
 
 def check_updates_a_flow(name: str) -> None:
-    """A recipe updates a flow, or names what robots do not record."""
+    """A recipe updates a flow, or names the field that robots do not record."""
     algorithm = tuner(recipe=name, group_size=8, epochs=1)
     before = tools.snapshot(algorithm.policy)
     rollout = tools.sampler_for(algorithm).collect(algorithm.act)
@@ -29,7 +29,5 @@ def check_updates_a_flow(name: str) -> None:
         assert re.search(r"needs Decisions\.(value|extra\['\w+'\]), which is missing", str(error))
     else:
         learned = tools.changed(before, algorithm.policy)
-        assert (
-            learned or metrics["actor/row_fraction"] == 0
-        )  # this task knows no success, to which some limit themselves
+        assert learned or metrics["actor/row_fraction"] == 0  # some recipes use only successes, and this task has none
         assert all(math.isfinite(value) for value in metrics.values())

@@ -1,4 +1,4 @@
-"""On-policy learners with a memory on the cue task, and the rule that all of them obey."""
+"""Recurrent on-policy learners on the cue task, and a check for all of them."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ SPEC = PolicySpec({"state": (2,)}, action_dim=1)
 
 
 def learner(name: str = "ppo", kind: str = "gru", seed: int = 0, updates: int = 40, **overrides: Any) -> Any:
-    """A learner whose policy remembers; with fewer settings if its config has no epochs."""
+    """A learner with a recurrent policy; with fewer settings if its config has no epochs."""
     torch.manual_seed(seed)
     config = GaussianConfig(recurrent=RecurrentConfig(kind=kind, width=16), log_std_init=-0.5)
     config_class = ALGORITHMS[name].config_class
@@ -35,10 +35,10 @@ def sampler_for(made: Any, num_envs: int = 16) -> RolloutSampler:
 
 
 def check_has_ratios_of_one_after_unrolling(name: str, kind: str) -> None:
-    """Decisions of fresh data, unrolled again from the middle of episodes, have ratio 1."""
+    """Decisions of new data have ratio 1 after unrolling from the middle of episodes."""
     made = learner(name, kind)
     sampler = sampler_for(made)
-    sampler.collect(made.act)  # the next one begins in the middle of episodes
+    sampler.collect(made.act)  # the next rollout starts in the middle of episodes
     rollout = sampler.collect(made.act)
     rows = made.process_rollout(rollout)
     for part, _ in recurrent_minibatches(rows, rollout.shape, 52, made.generator):

@@ -1,4 +1,4 @@
-"""Small runs of learners from replay on the point mass."""
+"""Small runs of off-policy learners on the point mass."""
 
 import os
 import signal
@@ -22,27 +22,27 @@ COMMON = ["task=point_mass", "task.reward=shaped", *SMALL, *QUICK]
 
 
 def trainer(out: Path, *settings: str) -> Trainer:
-    """A run that has not begun."""
+    """A run before its first update."""
     return start_run(compose_config([*settings, f"out={out}", "name=run"]))
 
 
 def spy(monkeypatch: pytest.MonkeyPatch) -> list[Transitions]:
-    """The batches that SAC and its relatives are updated with."""
+    """Record the batches of updates of SAC and its subclasses."""
     batches: list[Transitions] = []
     update = SAC.update
 
-    def noting(self: SAC, batch: Transitions) -> Any:
+    def recording(self: SAC, batch: Transitions) -> Any:
         batches.append(batch)
         return update(self, batch)
 
-    monkeypatch.setattr(SAC, "update", noting)
+    monkeypatch.setattr(SAC, "update", recording)
     return batches
 
 
 def assert_interruption_changes_nothing(
     settings: list[str], out: Path, monkeypatch: pytest.MonkeyPatch, updates: int = 8
 ) -> None:
-    """So many updates, whole and interrupted three before the end, end with the same bits."""
+    """A run of `updates` updates and a run interrupted three updates before the end are bitwise equal."""
     settings = [*settings, f"budget.updates={updates}", "checkpoint_every=3", f"out={out}", "replay.capacity=300"]
     assert main(["train", *settings, "name=whole"]) == 0
     log = JsonlLogger.log
@@ -55,13 +55,13 @@ def assert_interruption_changes_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(JsonlLogger, "log", interrupt)
         assert main(["train", *settings, "name=stopped"]) == 130
-    torch.manual_seed(123)  # a new process starts anywhere
+    torch.manual_seed(123)  # a new process has an arbitrary random state
     assert main(["train", "--resume", str(out / "stopped")]) == 0
     assert_identical(out / "whole", out / "stopped")
 
 
 def assert_refused(settings: list[str], message: str, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`robopolicy train` says in one line what does not fit, and leaves nothing."""
+    """`robopolicy train` refuses the settings with a one-line message and writes no files."""
     assert main(["train", *settings, f"out={out}/runs"]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Runs that are killed or interrupted and then resumed, and whether they end with the bits of others."""
+"""Runs that are killed or interrupted and then resumed, and a bitwise comparison of their results."""
 
 import os
 import signal
@@ -16,14 +16,14 @@ from robopolicy.training.loggers import JsonlLogger
 
 
 def tensors(run: Path) -> dict[str, torch.Tensor]:
-    """Weights, optimisers, memory, simulator and random states at the end of a run."""
+    """Weights, optimisers, replay, simulator and random states at the end of a run."""
     last = run / "checkpoints" / "last"
     state = load_file(last / "training_state" / "tensors.safetensors")
     return load_file(last / "model.safetensors") | {f"state.{key}": value for key, value in state.items()}
 
 
 def assert_identical(one: Path, two: Path) -> None:
-    """Two runs have ended with the same bits; unfinished returns in a memory are NaN."""
+    """Two runs end bitwise equal; unfinished returns in the replay are NaN."""
     first, second = tensors(one), tensors(two)
     assert first.keys() == second.keys()
     different = [key for key in first if not torch.equal(first[key].nan_to_num(), second[key].nan_to_num())]
@@ -47,7 +47,7 @@ def kill_and_resume(settings: list[str], out: Path) -> Path:
 
 
 def interrupted_at(update: int, settings: list[str], out: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run that was stopped after `update` and resumed."""
+    """A run that is interrupted after `update` and resumed."""
     log = JsonlLogger.log
 
     def interrupt(self: JsonlLogger, at: int, row: dict[str, float]) -> None:

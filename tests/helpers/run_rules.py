@@ -1,4 +1,4 @@
-"""Rules that runs with every registered algorithm, policy and preset obey."""
+"""Checks for runs with every registered algorithm, policy and preset."""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ from robopolicy.training.distributed import check_distributed
 from robopolicy.training.resume import load_tree, save_tree
 
 SETTINGS = ["task=point_mass", "policy=gaussian", "sim.num_envs=4", "budget.updates=2", "guards.restore_best=false"]
-UNSEEN = {"meanflow"}  # learns by forward-mode derivatives, which the stand-in for a GPU lacks
+UNSEEN = {"meanflow"}  # needs forward-mode derivatives, which the emulated GPU lacks
 
 
 def check_learns_on_a_gpu(name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An algorithm learns on a GPU, goes on from its resume point and acts, and leaves nothing on the CPU."""
-    monkeypatch.setattr(BackgroundWorker, "MIN_PARALLEL_WORK", float("inf"))  # a mode of torch holds for one thread
+    """An algorithm learns on a GPU, continues from its resume point and acts, all on the GPU."""
+    monkeypatch.setattr(BackgroundWorker, "MIN_PARALLEL_WORK", float("inf"))  # torch function modes are per thread
     head = min(allowed(name) - UNSEEN)
     with emulated_gpu(), opened(place, name, head, device="cuda") as parts:
         algorithm, source = parts.algorithm, parts.source
@@ -37,12 +37,12 @@ def check_learns_on_a_gpu(name: str, place: Path, tmp_path: Path, monkeypatch: p
 
 
 def check_is_shared_out_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An algorithm runs in two processes if its class says so, and is refused there otherwise."""
+    """An algorithm runs in two processes if its class declares `distributed`, and is refused otherwise."""
     monkeypatch.setattr("robopolicy.training.distributed.world_size", lambda: 2)
     learner = ALGORITHMS[name]
     config = compose_config([*SETTINGS, f"algorithm={name}"])
     if learner.distributed:
-        assert learner.data_source == "rollout"  # what `SharedRollouts` puts together
+        assert learner.data_source == "rollout"  # which `SharedRollouts` gathers
         check_distributed(config)
     else:
         with pytest.raises(UserError, match=f"'{name}' runs in one process; drop torchrun"):
@@ -50,13 +50,13 @@ def check_is_shared_out_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def check_can_be_chosen(group: str, name: str) -> None:
-    """A policy or an algorithm is chosen by its name, with the defaults of its config."""
+    """A name selects a policy or an algorithm with the defaults of its config."""
     config = compose_config([f"{group}={name}"])
     defaults = {"policy": POLICIES, "algorithm": ALGORITHMS}[group][name].config_class()
     assert section(group, getattr(config, group)) == (name, defaults)
 
 
 def check_preset_composes(group: str, name: str) -> None:
-    """A preset composes; one of an experiment names its run and a task."""
+    """A preset composes; an experiment preset sets the run's name and a task."""
     config = compose_config([f"{group}={name}"])
     assert group != "experiment" or (config.name == name and config.task.name)

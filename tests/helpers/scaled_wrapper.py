@@ -1,4 +1,4 @@
-"""A wrapper of another package, which the fixture `scaled` makes known: it scales rewards and shows the factor."""
+"""A wrapper of another package, registered by the fixture `scaled`: scales rewards and observes the factor."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ class ScaleConfig(Validated):
 
 
 class ScaledReward(SimWrapper):
-    """A wrapper of another package: scales rewards in training and shows the factor."""
+    """A wrapper of another package: scales rewards in training and observes the factor."""
 
     name = "scaled"
     config_class = ScaleConfig

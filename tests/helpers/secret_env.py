@@ -1,9 +1,8 @@
-"""An environment small enough to be checked by hand, which stands for both kinds: guess the secret sequence of each
-key.
+"""A small environment of both layouts for checks by hand: guess the secret sequence of each key.
 
-The policy is a table of logits per key and position; a told symbol (hint) is 6 nats likelier. As "tokens" a rollout is
+The policy is a table of logits per key and position; a hint adds 6 nats to the correct symbol. As "tokens" a rollout is
 one row of T decisions in units (turns) of two; as "chain" every unit is a row of two decisions (denoising steps).
-The reward is 1 when all symbols are right, and "share" measures how many are.
+The reward is 1 if all symbols are correct; "share" is the fraction of correct symbols.
 """
 
 from dataclasses import replace
@@ -14,15 +13,15 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.text.rollouts.protocols import TEACHER, Task, Trajectory
 from robopolicy.text.rollouts.trajectories import stack
 
-STEP = 2  # decisions of a unit
-METRICS = (  # metrics that recipes read; here all of them are the share of right symbols
+STEP = 2  # decisions per unit
+METRICS = (  # metrics that recipes read; here all are the fraction of correct symbols
     "advantage brevity brief concise consistency correct cost criterion efficiency first format grounded "
     "grounding judge legal analysis open progress refined role safe success verdict"
 )
 
 
 class SecretSequenceEnv:
-    """Has every ability that parts ask for."""
+    """Implements every environment protocol that recipe parts need."""
 
     def __init__(self, layout: str = "tokens", keys: int = 4, length: int = 6, symbols: int = 3, seed: int = 0) -> None:
         self.layout, self.length, self.symbols = layout, length, symbols
@@ -36,13 +35,13 @@ class SecretSequenceEnv:
         return [Task(key, budget=budget) for key in range(len(self.secret))]
 
     def know(self, key: int, nats: float = 30.0) -> None:
-        """Make the policy solve a key (or, with a negative number, fail at it)."""
+        """Make the policy solve a key, or fail at it if `nats` is negative."""
         with torch.no_grad():
             self.logits[key] = 0.0
             self.logits[key].scatter_(1, self.secret[key][:, None], nats)
 
     def logp(self, task: Task) -> torch.Tensor:
-        """(T, symbols) log-probabilities under a task, differentiable."""
+        """Differentiable log-probabilities (T, symbols) given a task."""
         told = int(self.length * task.context.get("share", 0.0)) if task.context else 0
         bonus = torch.zeros(self.length, self.symbols, dtype=torch.float64)
         bonus[:told].scatter_(1, self.secret[task.key][:told, None], 6.0)
@@ -63,7 +62,7 @@ class SecretSequenceEnv:
             symbols[:start] = torch.as_tensor(given["symbols"])
             own[:start] = torch.as_tensor(given["own"])
             logp[:start] = torch.as_tensor(given["logp"], dtype=torch.float64)
-        if "fixed" in given:  # gaps were filled: (T,) bool
+        if "fixed" in given:  # inpainted symbols: (T,) bool
             own &= ~given["fixed"]
         end = self.length if units is None else min(self.length, start + STEP * units)
         entropy = -(table.exp() * table).sum(1)
@@ -95,12 +94,12 @@ class SecretSequenceEnv:
         )
 
     def score(self, trajectory: Trajectory, task: Task | None = None) -> torch.Tensor:
-        """Log-probabilities of a rollout under the current table, in the shape of its rows."""
+        """Log-probabilities of a rollout under the current logits, in the shape of its rows."""
         extra = trajectory.decisions.extra
         return self.logp(task or trajectory.task)[extra["position"]].gather(2, extra["symbols"][:, :, None]).squeeze(2)
 
     def scored(self, trajectories) -> torch.Tensor:
-        """(N, T) of all rows that `batch` makes."""
+        """Log-probabilities (N, T) of all rows of `batch`."""
         longest = max(trajectory.decisions.shape[1] for trajectory in trajectories)
         rows = [self.score(trajectory) for trajectory in trajectories]
         return torch.cat([torch.nn.functional.pad(row, (0, longest - row.shape[1])) for row in rows])
@@ -147,7 +146,7 @@ class SecretSequenceEnv:
         return replace(task, context={"kind": how, "share": 0.5 if how == "simpler" else 0.0})
 
     def summarize(self, trajectories) -> list[tuple[Trajectory, Task]]:
-        """What was chosen is its own summary."""
+        """Use each chosen rollout as its own summary."""
         told = [trajectory.record["symbols"] for trajectory in trajectories]
         given = [{"symbols": seen, "own": [False] * len(seen), "logp": [0.0] * len(seen)} for seen in told]
         return [(one, replace(one.task, prefix=prefix)) for one, prefix in zip(trajectories, given, strict=True)]

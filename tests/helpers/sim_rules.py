@@ -1,4 +1,4 @@
-"""Rules that the simulators of all tasks obey."""
+"""Checks for the simulators of all tasks."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from robopolicy.sim.registry import SimOptions, make_sim
 
 
 def check_refuses_actions_that_are_no_numbers(task: str) -> None:
-    """Actions of another shape, and those that are not finite, are refused."""
+    """Actions of another shape and non-finite actions are refused."""
     sim = make_sim(task, SimOptions(num_envs=2))
     sim.reset(0)
     action = torch.zeros(2, sim.spec.action_dim)

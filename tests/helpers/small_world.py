@@ -1,4 +1,4 @@
-"""A world model as small as they come, and runs that train one in seconds."""
+"""A minimal world model, and runs that train one in seconds."""
 
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,13 @@ CONFIG = LatentWorldModelConfig(autoencoder_width=8, latent_channels=4, width=16
 
 
 def small_films(episodes: int = 8, **options: Any) -> VideoDataset:
-    """Films of 16 pixels."""
+    """Videos of 16 x 16 pixels."""
     found = push_films(episodes, size=16, **options)
     return VideoDataset(infer_spec(found), found)
 
 
 def small_world(films: VideoDataset, config: LatentWorldModelConfig = CONFIG) -> LatentWorldModel:
-    """An untrained model of them."""
+    """An untrained world model of the videos."""
     return LatentWorldModel(config, films.spec).eval()
 
 

@@ -1,4 +1,4 @@
-"""Rules that every surrogate obeys, on a grid of log-ratios in float64."""
+"""Checks for every surrogate on a grid of log-ratios in float64."""
 
 import torch
 
@@ -12,14 +12,14 @@ A = torch.tensor([2.0, -1.5], dtype=torch.float64).repeat_interleave(len(GRID)).
 
 
 def slope(surrogate, z: torch.Tensor, a: torch.Tensor, **options: float) -> torch.Tensor:
-    """Gradient of each loss in its own log-ratio."""
+    """Gradient of each loss with respect to its log-ratio."""
     leaf = z.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(surrogate(leaf, a, LOW, HIGH, **options).loss.sum(), leaf)
     return gradient
 
 
 def check_finite_differences(name: str) -> None:
-    """The gradient is that of the value; not of surrogates whose gradient passes straight through."""
+    """The gradient equals the finite difference of the value; not for straight-through surrogates."""
     step = 1e-6
     forward, backward = (SURROGATES[name](Z + s, A, LOW, HIGH).loss for s in (step, -step))
     torch.testing.assert_close(slope(SURROGATES[name], Z, A), (forward - backward) / (2 * step), rtol=1e-6, atol=1e-6)
@@ -27,7 +27,7 @@ def check_finite_differences(name: str) -> None:
 
 
 def check_straight_through(name: str) -> None:
-    """The gradient really differs from that of the value."""
+    """The gradient of a straight-through surrogate differs from the finite difference of the value."""
     step = 1e-6
     forward, backward = (SURROGATES[name](Z + s, A, LOW, HIGH).loss for s in (step, -step))
     assert not torch.allclose(slope(SURROGATES[name], Z, A), (forward - backward) / (2 * step), atol=1e-4)
@@ -39,7 +39,7 @@ def check_ratio_one(name: str) -> None:
 
 
 def check_broadcast(name: str, decisions, shift) -> None:
-    """Both layouts, and advantages of rows."""
+    """Advantages per row broadcast to decisions, in both layouts."""
     row = torch.randn(len(decisions), 1, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     spread = SURROGATES[name](shift, row.expand(decisions.shape), LOW, HIGH)
     torch.testing.assert_close(SURROGATES[name](shift, row, LOW, HIGH).loss, spread.loss)
@@ -47,7 +47,7 @@ def check_broadcast(name: str, decisions, shift) -> None:
 
 
 def gradient_of(estimator: Estimator, decisions, advantage: torch.Tensor, logp: torch.Tensor):
-    """Gradient of the loss in the log-probabilities, and the diagnostics."""
+    """Gradient of the loss with respect to the log-probabilities, and the diagnostics."""
     leaf = logp.clone().requires_grad_()
     loss, info = estimator(decisions, advantage, leaf)
     (gradient,) = torch.autograd.grad(loss, leaf)
@@ -55,7 +55,7 @@ def gradient_of(estimator: Estimator, decisions, advantage: torch.Tensor, logp: 
 
 
 def check_fresh_data(name: str, decisions) -> None:
-    """At ratio 1 the gradient is -mean(A grad logp), KL and clip fraction are 0."""
+    """At ratio 1 the gradient is -mean(A grad logp), and KL and clip fraction are 0."""
     advantage, valid = decisions.require("reward"), decisions.valid()
     gradient, info = gradient_of(Estimator(EstimatorConfig(surrogate=name)), decisions, advantage, decisions.logp_old)
     torch.testing.assert_close(gradient, -(advantage * valid) / valid.sum())
@@ -64,7 +64,7 @@ def check_fresh_data(name: str, decisions) -> None:
 
 
 def check_extreme_ratios(name: str, decisions) -> None:
-    """Ratios far away leave everything finite."""
+    """Gradient and diagnostics are finite at extreme ratios."""
     for change in (-1e4, 1e4):
         estimator = Estimator(EstimatorConfig(surrogate=name))
         gradient, info = gradient_of(estimator, decisions, decisions.require("reward"), decisions.logp_old + change)

@@ -1,7 +1,7 @@
-"""A softmax policy with one logit per state and action, on which a recipe is held against its written formula.
+"""A softmax policy with one logit per state and action, for comparing a recipe with its written formula.
 
 States are (prompt, position); 4 prompts with 4 rollouts each of up to 6 tokens over a vocabulary of 5, some of them
-cut short or with a tool token in the middle, drawn by a policy that is a few updates older than the current one.
+shorter or with a tool token in the middle, sampled by a policy that is a few updates older than the current one.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,12 +55,12 @@ EXTRAS: dict[str, Extra] = {
     "subgoal": lambda g, d: torch.rand(d.shape, generator=g) < 0.3,
     "high_value": lambda g, d: torch.randn(d.shape, generator=g, dtype=torch.float64),
 }
-"""Name of `Decisions.extra` -> something that parts which need it can work with."""
+"""Name of `Decisions.extra` -> example values for parts that need it."""
 
 
 @dataclass(frozen=True)
 class Tabular:
-    """Recorded tokens, and the parameters they are scored under."""
+    """Recorded tokens, and the logits that score them."""
 
     decisions: Decisions
     tokens: Tensor  # (N, T)
@@ -75,23 +75,23 @@ class Tabular:
         return self.logits.log_softmax(-1)[self.state]
 
     def logp(self) -> Tensor:
-        """(N, T) of the recorded tokens under the current parameters."""
+        """Log-probabilities (N, T) of the recorded tokens under the current parameters."""
         return self.distribution().gather(2, self.tokens.unsqueeze(2)).squeeze(2)
 
     def entropy(self) -> Tensor:
-        """(N, T) under the current parameters."""
+        """Entropy (N, T) under the current parameters."""
         distribution = self.distribution()
         return -(distribution.exp() * distribution).sum(2)
 
 
 def tabular(seed: int = 0, drift: float = 0.3, rollouts: int = ROLLOUTS, **fields: Any) -> Tabular:
-    """A batch and a policy `drift` away from the one that drew it.
+    """A batch and a policy `drift` away from its behaviour policy.
 
     Args:
-        seed: Of everything.
-        drift: Standard deviation of the change of the logits since the batch was drawn; 0: fresh data.
-        rollouts: Of each prompt.
-        fields: Of `Decisions`, in place of those drawn here; with `extra` in place of EXTRAS.
+        seed: Seed of all random numbers.
+        drift: Standard deviation of the change of the logits since the batch was sampled; 0: on-policy data.
+        rollouts: Rollouts per prompt.
+        fields: Fields of `Decisions` that replace the sampled ones; `extra` replaces EXTRAS.
     """
     generator = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
@@ -99,7 +99,7 @@ def tabular(seed: int = 0, drift: float = 0.3, rollouts: int = ROLLOUTS, **field
     group = torch.arange(PROMPTS).repeat_interleave(rollouts)
     tokens = torch.multinomial(old.softmax(-1)[group].flatten(0, 1), 1, generator=generator).view(-1, LENGTH)
     mask = torch.arange(LENGTH) < torch.randint(2, LENGTH + 1, (len(group), 1), generator=generator)
-    mask[3, 1] = False  # a tool's token
+    mask[3, 1] = False  # a tool token
     mask[3, 2] = True
     logits = (old + drift * draw(*old.shape)).requires_grad_()
 
@@ -108,8 +108,8 @@ def tabular(seed: int = 0, drift: float = 0.3, rollouts: int = ROLLOUTS, **field
 
     last = mask & (mask.flip(1).cumsum(1).flip(1) == 1)
     success = (torch.rand(len(group), 1, generator=generator, dtype=torch.float64) < 0.5).double()
-    success[:2] = torch.tensor([[1.0], [0.0]])  # at least one mixed group
-    success[rollouts : 2 * rollouts] = 0.0  # and one that agrees
+    success[:2] = torch.tensor([[1.0], [0.0]])  # at least one group with mixed outcomes
+    success[rollouts : 2 * rollouts] = 0.0  # and one with equal outcomes
     full = old.log_softmax(-1)[group]
     known: dict[str, Any] = {
         "logp_old": score(old).detach(),
@@ -132,9 +132,9 @@ def tabular(seed: int = 0, drift: float = 0.3, rollouts: int = ROLLOUTS, **field
 def with_extras(
     decisions: Decisions, generator: torch.Generator, extra: Mapping[str, Tensor] | None = None
 ) -> Decisions:
-    """The batch with `extra`, or with all of EXTRAS."""
-    drawn = {name: make(generator, decisions) for name, make in EXTRAS.items()} if extra is None else extra
-    return decisions.with_fields(extra={**decisions.extra, **drawn})
+    """The batch with `extra`, or with all EXTRAS."""
+    extras = {name: make(generator, decisions) for name, make in EXTRAS.items()} if extra is None else extra
+    return decisions.with_fields(extra={**decisions.extra, **extras})
 
 
 def recipe_of(name: str, **changes: Any) -> Recipe:
@@ -143,19 +143,19 @@ def recipe_of(name: str, **changes: Any) -> Recipe:
 
 
 def check(recipe: Recipe, case: Tabular, formula: Callable[[Tabular], Tensor]) -> None:
-    """Value and gradient of the recipe equal those of the written formula, all rows in one minibatch."""
+    """Value and gradient of the recipe equal the written formula's, with all rows in one minibatch."""
     chosen = case.decisions.select(recipe.select(case.decisions, torch.Generator().manual_seed(0)))
     assert len(chosen) == len(case.decisions), "write the formula for the selected rows and compare by hand"
     loss, _ = recipe.loss(chosen, recipe.advantage(chosen), case.logp(), case.entropy())
     expected = formula(case)
     (found,) = torch.autograd.grad(loss, case.logits)
-    (wanted,) = torch.autograd.grad(expected, case.logits)
+    (reference,) = torch.autograd.grad(expected, case.logits)
     torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-11)
+    torch.testing.assert_close(found, reference, rtol=1e-8, atol=1e-11)
 
 
 def check_recipe(name: str, formula: Callable[[Tabular], Tensor], *, drift: float = 0.3, **fields: Any) -> None:
-    """`check` of a recipe on fresh data and `drift` away from it; `fields` as of `tabular`."""
+    """`check` a recipe on on-policy data and `drift` away from it; `fields` as in `tabular`."""
     for distance in (0.0, drift):
         check(recipe_of(name), tabular(drift=distance, **fields), formula)
 
@@ -166,7 +166,7 @@ def rewards(case: Tabular) -> Tensor:
 
 
 def standardised(values: Tensor, group: Tensor, *, unbiased: bool = True, eps: float = 1e-6) -> Tensor:
-    """Values (N,) minus the mean of their group, divided by its deviation; by a loop."""
+    """Values (N,) minus the mean of their group, divided by its standard deviation, by a loop."""
     result = torch.zeros_like(values)
     for key in group.unique():
         rows = group == key

@@ -1,4 +1,4 @@
-"""TD3+BC on data of mixed quality, and the rules that it shares with those that build on it."""
+"""TD3+BC on data of mixed quality, and checks that it shares with derived algorithms."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,13 +29,13 @@ def drawn(algorithm: TD3BC, count: int = 1) -> Transitions:
 
 
 def gradient(algorithm: TD3BC, loss: Tensor) -> Tensor:
-    """Gradient of a loss by the weights of the actor, flat."""
+    """Flat gradient of a loss with respect to the weights of the actor."""
     found = torch.autograd.grad(loss, list(algorithm.policy.actor.parameters()))
     return torch.cat([part.flatten() for part in found])
 
 
 def check_accepts_only_a_squashed_gaussian_and_sane_settings(make: Callable[..., TD3BC]) -> None:
-    """Other heads, a negative alpha and negative noise are refused."""
+    """Heads other than a squashed Gaussian are refused."""
     kind = type(make())
     with pytest.raises(UserError, match="squashed"):
         kind(make().config, flow(), total_updates=1)

@@ -1,4 +1,4 @@
-"""A small text policy and a pretrained model in a folder, as transformers writes it."""
+"""Fixtures of a small text policy and of a model folder in transformers' format."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from robopolicy.text.policy import TextConfig, TextPolicy
 
 @pytest.fixture
 def policy() -> TextPolicy:
-    """Two layers on bytes, made peaked by a large output layer so that temperature and entropy matter."""
+    """Two layers on bytes with a large output layer, hence a peaked distribution: temperature and entropy matter."""
     torch.manual_seed(0)
     policy = TextPolicy(TextConfig(width=32, layers=2, heads=2, context=96), SPEC)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What tests of text policies share."""
+"""Constants of the tests of text policies."""
 
 from robopolicy.spec import PolicySpec
 

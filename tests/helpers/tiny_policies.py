@@ -1,4 +1,4 @@
-"""One small policy of every kind that can be deployed, with observations it was never trained on."""
+"""One small policy of every deployable kind, with random observations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -52,13 +52,13 @@ def critic(policy: Policy) -> QEnsemble:
 
 
 def steered(space: NoiseSpace) -> LatentPolicy:
-    """A flow whose noise an untrained actor chooses."""
+    """A flow with noise from an untrained actor."""
     actor = GaussianConfig(hidden=(8,), state_dependent_std=True, squash=True, action_normalization="minmax")
     return LatentPolicy.from_base(small("flow"), space, actor)
 
 
 def guided() -> Any:
-    """A composition that a critic pulls on."""
+    """A composition with critic guidance."""
     parents = [small("flow"), small("diffusion")]
     return compose(parents, critic=critic(compose(parents)))
 
@@ -75,13 +75,13 @@ def edited() -> Any:
 
 
 def of_samples(wrap: Callable[..., Any], **settings: Any) -> Any:
-    """A wrapper that chooses among samples of a flow."""
+    """A wrapper that selects among samples of a flow."""
     base = small("flow")
     return wrap(base, critic(base), **settings)
 
 
 def seeing() -> Any:
-    """A flow that sees pictures."""
+    """A flow with image observations."""
     spec = PolicySpec({"image.front": (3, 16, 16), "state": (3,)}, 2, 4, 2, 2)
     return head("flow", spec, vision=VisionConfig(), **SMALL)
 
@@ -130,7 +130,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 def observed(policy: Policy, rows: int = 3) -> dict[str, Tensor]:
-    """Observations of the shapes that `policy` takes."""
+    """Observations of the shapes in the spec of `policy`."""
     draw = torch.Generator().manual_seed(3)
     obs: dict[str, Tensor] = {}
     for key, shape in policy.spec.observation.items():

@@ -1,4 +1,4 @@
-"""Folders as LeRobot saves policies, written by hand: what the checks see before `lerobot` is needed."""
+"""Hand-written policy folders in LeRobot's format, for the checks that run before `lerobot` is imported."""
 
 import json
 from collections.abc import Mapping
@@ -39,10 +39,10 @@ def write_folder(
     """Write a policy of kind "diffusion".
 
     Args:
-        folder: Where.
+        folder: Path of the folder.
         config: Entries of config.json to replace.
         stored: Statistics in place of `statistics()`.
-        step: A further step of the preprocessor.
+        step: An additional step of the preprocessor.
     """
     folder.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {"type": "diffusion", "n_obs_steps": 2, "horizon": 8, "n_action_steps": 4}

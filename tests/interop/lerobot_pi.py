@@ -1,7 +1,7 @@
 """pi0 and pi0.5 with networks of a few thousand weights, built and saved by `lerobot`.
 
-LeRobot knows them in two sizes, both of billions of weights, and takes their tokenizer from the hub. So its networks
-are shrunk where it builds them, and the tokenizer is a small one; all else is LeRobot's.
+LeRobot has them in two sizes of billions of weights and loads their tokenizer from the hub. So the fixtures shrink the
+networks and replace the tokenizer by a small one; everything else is LeRobot's.
 """
 
 from importlib import import_module
@@ -17,7 +17,7 @@ WIDTH, WORDS = 16, 64
 
 
 def shrink(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let lerobot build small networks of `kind` from now on, and tokenizers from `folder`."""
+    """Patch lerobot to build small networks of `kind` and to load tokenizers from `folder`."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     modeling: Any = import_module(f"lerobot.policies.{kind}.modeling_{kind}")

@@ -11,7 +11,7 @@ DIMS, SIZE, HISTORY, HORIZON = 6, 32, 2, 8
 
 
 def features(camera: bool) -> dict[str, Any]:
-    """Constructor arguments of a configuration: what goes in and out."""
+    """Constructor arguments of a configuration: its input and output features."""
     from lerobot.configs.types import FeatureType, PolicyFeature
 
     extra = (
@@ -26,7 +26,7 @@ def features(camera: bool) -> dict[str, Any]:
 
 
 def statistics() -> dict[str, dict[str, Tensor]]:
-    """Statistics of a dataset, as lerobot keeps them."""
+    """Statistics of a dataset in lerobot's format."""
     generator = torch.Generator().manual_seed(3)
 
     def of(*shape: int) -> dict[str, Tensor]:
@@ -68,7 +68,7 @@ def save_diffusion(folder: Path, *, camera: bool = False, stats: Any = None, **s
 
 
 def save_smolvla(folder: Path) -> Any:
-    """Save a SmolVLA of a few thousand weights beside a vision-language backbone and tokenizer of its size."""
+    """Save a SmolVLA of a few thousand weights, next to a vision-language backbone and tokenizer of its size."""
     from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
     from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
 
@@ -94,7 +94,7 @@ def save_smolvla(folder: Path) -> Any:
 
 
 def save_policy(folder: Path, policy: Any, stats: Any) -> Any:
-    """Save any policy with its processors, which get `statistics()` if `stats` is None; returns it."""
+    """Save a policy with its processors, which use `statistics()` if `stats` is None; returns it."""
     from lerobot.policies.factory import make_pre_post_processors
 
     policy.eval()
@@ -105,7 +105,7 @@ def save_policy(folder: Path, policy: Any, stats: Any) -> Any:
 
 
 def save_backbone(folder: Path) -> Path:
-    """A SmolVLM of a few thousand weights' size: configuration, tokenizer and processor, no weights."""
+    """A SmolVLM with the configuration, tokenizer and processor of a few thousand weights, without weights."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Whitespace
@@ -138,7 +138,7 @@ def save_backbone(folder: Path) -> Path:
 
 
 def observations(rows: int, *, camera: bool, history: int = HISTORY, seed: int = 1) -> dict[str, Tensor]:
-    """Observations as our policies take them."""
+    """Observations in the format of robopolicy policies."""
     generator = torch.Generator().manual_seed(seed)
     shown = (
         {"image.front": torch.randint(0, 256, (rows, history, 3, SIZE, SIZE), generator=generator, dtype=torch.uint8)}
@@ -149,7 +149,7 @@ def observations(rows: int, *, camera: bool, history: int = HISTORY, seed: int =
 
 
 def theirs(obs: dict[str, Tensor]) -> dict[str, Any]:
-    """The same observations in lerobot's names and units."""
+    """The observations with lerobot's names and units."""
     batch: dict[str, Any] = {f"observation.{key}": value for key, value in obs.items() if key != "image.front"}
     if "image.front" in obs:
         batch[CAMERA] = obs["image.front"].float() / 255

@@ -11,7 +11,7 @@ WEIGHT = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
 
 
 def write(path: Path, inputs: dict[str, list[Any]], nodes: list[Any], output: list[Any], **extra: Any) -> Path:
-    """A file of that graph; `extra` holds constants, `metadata` and `types` of inputs that are not float32."""
+    """Write a graph; `extra` contains constants, `metadata`, and `types` of inputs other than float32."""
     properties, types = extra.pop("metadata", {}), extra.pop("types", {})
     values = [helper.make_tensor_value_info(k, types.get(k, TensorProto.FLOAT), shape) for k, shape in inputs.items()]
     chunk = helper.make_tensor_value_info("chunk", TensorProto.FLOAT, output)

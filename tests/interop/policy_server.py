@@ -1,4 +1,4 @@
-"""A tiny policy server for the tests that can be slow, change under its clients, or talk nonsense."""
+"""A tiny policy server for tests, which can be slow, change while clients are connected, or send invalid replies."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -16,19 +16,19 @@ SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, action_horizon=2)
 
 
 def shifted(request: Request) -> np.ndarray:
-    """Noise plus the position, so that every input counts."""
+    """Noise plus the position, so that the chunk depends on every input."""
     shift = request.obs["state"][:, -1:, :2]
     return shift + (np.zeros((len(shift), 4, 2), np.float32) if request.noise is None else request.noise)
 
 
 @dataclass
 class Served:
-    """What a server does and has seen; tests change it while it runs."""
+    """Settings and requests of a server; tests change the settings while it runs."""
 
     greeting: Greeting = field(default_factory=lambda: Greeting(SPEC, "shifted", noise=True))
     chunk: Callable[[Request], np.ndarray] = shifted
     token: str = ""
-    raw: Callable[[bytes | str], bytes | str] | None = None  # in place of a proper reply
+    raw: Callable[[bytes | str], bytes | str] | None = None  # replaces the valid reply
     url: str = ""
     requests: list[Request] = field(default_factory=list)
     connections: int = 0
@@ -45,7 +45,7 @@ class Served:
             return Reply(request.number, error=str(error)).pack()
 
     def allows(self, header: str | None) -> bool:
-        """Whether the token fits."""
+        """Whether the token matches."""
         return not self.token or header == f"Bearer {self.token}"
 
 

@@ -1,4 +1,4 @@
-"""A policy as a source of chunks decides as in an evaluation."""
+"""Tests of checkpoint chunk sources: their chunks equal the chunks of an evaluation."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def build(name: str, **settings) -> CheckpointChunkPolicy:
 
 
 @pytest.mark.parametrize("name", ["flow", "gaussian"])
-def test_the_chunks_of_an_episode_are_those_of_an_evaluation(name):
+def test_chunks_of_an_episode_equal_the_chunks_of_an_evaluation(name):
     source = build(name)
     actor = PolicyActor(source.policy, batch=1)
     sim = make_sim("toy/point_mass", SimOptions(num_envs=1))
@@ -30,14 +30,14 @@ def test_the_chunks_of_an_episode_are_those_of_an_evaluation(name):
     obs = chunked.reset(5)
     source.reset(5)
     for decision in range(5):
-        wanted = actor(sim, obs, torch.tensor([0]), [5], [decision])
+        expected = actor(sim, obs, torch.tensor([0]), [5], [decision])
         chunk = source.chunk({key: value[0].numpy() for key, value in obs.items()})
-        np.testing.assert_array_equal(chunk, wanted[0].numpy())
-        obs = chunked.step(wanted).obs
+        np.testing.assert_array_equal(chunk, expected[0].numpy())
+        obs = chunked.step(expected).obs
     assert chunk.shape == (4, 2) and chunk.dtype == np.float32
 
 
-def test_an_episode_begun_again_repeats_itself_and_another_one_differs():
+def test_repeated_seed_repeats_the_chunks_and_another_seed_differs():
     source = build("flow")
     obs = {"state": np.zeros((2, 6), np.float32)}
     chunks = {}
@@ -49,7 +49,7 @@ def test_an_episode_begun_again_repeats_itself_and_another_one_differs():
     assert not np.array_equal(chunks[0][0], chunks[0][1])
 
 
-def test_what_does_not_fit_is_refused():
+def test_mismatched_observations_are_refused():
     source = build("gaussian")
     for obs in ({}, {"state": np.zeros(6, np.float32)}):
         with pytest.raises(UserError, match="expects 'state'"):

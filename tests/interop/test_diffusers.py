@@ -1,4 +1,4 @@
-"""Our samplers take the steps of diffusers' schedulers, and scheduler files become our configurations and back."""
+"""Tests against diffusers: samplers reproduce its schedulers, and scheduler files convert to configs and back."""
 
 import json
 from pathlib import Path
@@ -49,21 +49,21 @@ def scheduler_of(policy: GenerativePolicy) -> Any:
 
 
 def prediction_at(policy: GenerativePolicy, features: Tensor, x: Tensor, timestep: Tensor) -> Tensor:
-    """What diffusers would get from our network at its own timestep."""
+    """Model output in diffusers' convention from our network at a diffusers timestep."""
     config = policy.config
     assert isinstance(config, DiffusionConfig | FlowConfig)
     return model_output(config, policy.backbone(x, network_time(config, timestep).expand(len(x)), features))
 
 
 def saved(scheduler: Any) -> dict[str, Any]:
-    """What diffusers writes into the scheduler's file."""
+    """The content that diffusers writes to the scheduler's file."""
     return json.loads(scheduler.to_json_string())
 
 
 def close(found: Tensor, expected: Tensor) -> None:
-    """Equal up to the rounding of diffusers' tables, which are made in single precision.
+    """Assert equality up to the rounding of diffusers' single-precision tables.
 
-    Without a bound, the first estimates of the data are in the thousands.
+    Tolerances are relative to the largest value: without clipping, the first data estimates are in the thousands.
     """
     scale = max(1.0, float(expected.detach().abs().max()))
     torch.testing.assert_close(found / scale, expected / scale, atol=5e-5, rtol=5e-4)
@@ -76,7 +76,7 @@ def close(found: Tensor, expected: Tensor) -> None:
     ("spacing", "steps", "train_steps"),
     [("leading", 10, 100), ("leading", 7, 100), ("trailing", 10, 100), ("leading", 50, 50)],
 )
-def test_every_ddim_step_is_that_of_diffusers(
+def test_ddim_steps_equal_diffusers(
     prediction: str, clip: float, eta: float, spacing: str, steps: int, train_steps: int
 ) -> None:
     policy = diffusion(prediction=prediction, action_clip=clip, spacing=spacing, steps=steps, train_steps=train_steps)
@@ -86,12 +86,12 @@ def test_every_ddim_step_is_that_of_diffusers(
     for k, timestep in enumerate(scheduler.timesteps):
         noise = torch.randn(5, 6, 2)
         output = prediction_at(policy, features, x, timestep)
-        theirs = scheduler.step(
+        reference = scheduler.step(
             output, timestep, x, eta=eta, use_clipped_model_output=clip > 0, variance_noise=noise if eta else None
         ).prev_sample
         mean, std = policy.posterior(features, x, torch.full((5,), k), eta)
-        close(mean + std * noise, theirs)
-        x = theirs.detach()
+        close(mean + std * noise, reference)
+        x = reference.detach()
 
 
 @PREDICTIONS
@@ -100,9 +100,7 @@ def test_every_ddim_step_is_that_of_diffusers(
 @pytest.mark.parametrize(
     ("spacing", "steps"), [("leading", 1.0), ("leading", 0.07), ("trailing", 0.1), ("linspace", 0.1)]
 )
-def test_every_ddpm_step_is_that_of_diffusers(
-    prediction: str, clip: float, schedule: str, spacing: str, steps: float
-) -> None:
+def test_ddpm_steps_equal_diffusers(prediction: str, clip: float, schedule: str, spacing: str, steps: float) -> None:
     train_steps = 100 if schedule == "squared_cosine" else 1000
     policy = diffusion(
         prediction=prediction,
@@ -120,13 +118,13 @@ def test_every_ddpm_step_is_that_of_diffusers(
     for k in {0, 1, len(levels) // 2, len(levels) - 2, len(levels) - 1}:
         timestep = scheduler.timesteps[k]
         output = prediction_at(policy, features, x, timestep)
-        theirs = scheduler.step(output, timestep, x, generator=torch.Generator().manual_seed(k)).prev_sample
+        reference = scheduler.step(output, timestep, x, generator=torch.Generator().manual_seed(k)).prev_sample
         mean, std = policy.posterior(features, x, torch.full((5,), k))
-        close(mean + std * torch.randn(5, 6, 2, generator=torch.Generator().manual_seed(k)), theirs)
+        close(mean + std * torch.randn(5, 6, 2, generator=torch.Generator().manual_seed(k)), reference)
 
 
 @pytest.mark.parametrize("sampler", ["ddim", "ddpm"])
-def test_a_whole_chunk_is_that_of_the_loop_in_the_documentation(sampler: str) -> None:
+def test_sampled_chunk_equals_the_documented_diffusers_loop(sampler: str) -> None:
     policy = diffusion(sampler=sampler, steps=20)
     scheduler = scheduler_of(policy)
     generator = torch.Generator().manual_seed(3)
@@ -141,33 +139,35 @@ def test_a_whole_chunk_is_that_of_the_loop_in_the_documentation(sampler: str) ->
 
 @pytest.mark.parametrize("levels", [50, 100, 1000])
 @pytest.mark.parametrize("spacing", ["trailing", "linspace", "leading"])
-def test_samplers_visit_the_levels_of_diffusers(spacing: str, levels: int) -> None:
+def test_sampler_levels_equal_diffusers_timesteps(spacing: str, levels: int) -> None:
     scheduler = schedulers.DDIMScheduler(levels, timestep_spacing=spacing)
     for steps in [*range(1, min(levels, 120) + 1), *range(121, levels, 37)]:
         scheduler.set_timesteps(steps)
         assert spaced_levels(spacing, levels, steps) == scheduler.timesteps.tolist()[:steps], steps
 
 
-def test_noisy_samples_of_training_are_those_of_diffusers() -> None:
+def test_training_noise_equals_diffusers_add_noise() -> None:
     policy = diffusion()
     data, noise, level = torch.rand(100, 6, 2), torch.randn(100, 6, 2), torch.arange(100)
-    theirs = schedulers.DDPMScheduler.from_config(scheduler_config(policy.config)).add_noise(data, noise, level)
+    reference = schedulers.DDPMScheduler.from_config(scheduler_config(policy.config)).add_noise(data, noise, level)
     a, b, _ = policy._on_path(policy.level_times)
-    torch.testing.assert_close(a * data + b * noise, theirs, atol=1e-5, rtol=0)
+    torch.testing.assert_close(a * data + b * noise, reference, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("steps", [1, 4, 10])
-def test_every_flow_step_is_that_of_diffusers(steps: int) -> None:
+def test_flow_steps_equal_diffusers(steps: int) -> None:
     torch.manual_seed(0)
     policy = FlowPolicy(FlowConfig(steps=steps, action_clip=0.0, **RAW), SPEC)
     scheduler = scheduler_of(policy)
     noise = torch.randn(5, 6, 2)
-    features, x, theirs = policy.encode(OBS), noise, noise
+    features, x, reference = policy.encode(OBS), noise, noise
     for k, timestep in enumerate(scheduler.timesteps):
-        theirs = scheduler.step(prediction_at(policy, features, theirs, timestep), timestep, theirs).prev_sample
+        reference = scheduler.step(
+            prediction_at(policy, features, reference, timestep), timestep, reference
+        ).prev_sample
         x = policy.sampler_step(features, x, torch.full((5,), k))
-        torch.testing.assert_close(x, theirs, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(policy.decode(OBS, noise), theirs, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(x, reference, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(policy.decode(OBS, noise), reference, atol=1e-5, rtol=1e-5)
 
 
 CONFIGS = {
@@ -178,7 +178,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_configurations_survive_a_file(name: str, tmp_path: Path) -> None:
+def test_configs_survive_a_scheduler_file_round_trip(name: str, tmp_path: Path) -> None:
     config = CONFIGS[name]
     file = write_scheduler(config, tmp_path / "scheduler")
     for source in (file, file.parent, str(file), json.loads(file.read_text())):
@@ -189,7 +189,7 @@ def test_configurations_survive_a_file(name: str, tmp_path: Path) -> None:
     assert read_scheduler(saved(loaded), steps=config.steps, base=config) == config
 
 
-def test_schedulers_keep_their_defaults_and_the_base_what_they_do_not_know() -> None:
+def test_missing_scheduler_keys_use_diffusers_defaults_and_other_fields_the_base() -> None:
     ddpm = read_scheduler(saved(schedulers.DDPMScheduler()), steps=1000)
     assert ddpm == DiffusionConfig(
         steps=1000, train_steps=1000, sampler="ddpm", schedule="linear", prediction="noise", action_clip=1.0
@@ -219,7 +219,7 @@ def test_schedulers_keep_their_defaults_and_the_base_what_they_do_not_know() -> 
         ({"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0}, "'shift' of scheduler is 3.0"),
     ],
 )
-def test_what_our_samplers_do_not_reproduce_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_unsupported_scheduler_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         read_scheduler(settings, steps=10)
 

@@ -1,4 +1,4 @@
-"""Gymnasium and Stable-Baselines3 accept our tasks, and nothing is lost at the end of an episode."""
+"""Tests of the Gymnasium and Stable-Baselines3 adapters, including final observations of episodes."""
 
 import warnings
 
@@ -18,7 +18,7 @@ TASKS = ["locomotion/hopper", "locomotion/ant", "toy/point_mass", "manipulation/
 @pytest.mark.parametrize("task", TASKS)
 def test_gymnasium_check_env_passes(task: str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns that observations are unbounded, which is what they are
+        warnings.simplefilter("ignore")  # it warns about unbounded observations
         check_env(SimEnv(make_sim(task, SimOptions(num_envs=1))), skip_render_check=True)
 
 
@@ -30,23 +30,23 @@ def test_sb3_check_env_passes(task: str) -> None:
         checker.check_env(SimEnv(make_sim(task, SimOptions(num_envs=1))), skip_render_check=True)
 
 
-def test_single_env_equals_gymnasiums_own_through_several_episodes() -> None:
+def test_single_env_equals_the_gymnasium_env_over_several_episodes() -> None:
     ours = SimEnv(make_sim("hopper", SimOptions(num_envs=1, backend="mujoco-exact")))
-    theirs = gymnasium.make("Hopper-v5")
+    original = gymnasium.make("Hopper-v5")
     rng = np.random.default_rng(0)
     seed = 3
-    obs, expected = ours.reset(seed=seed)[0], theirs.reset(seed=seed)[0]
+    obs, expected = ours.reset(seed=seed)[0], original.reset(seed=seed)[0]
     for _ in range(120):
         np.testing.assert_array_equal(obs, expected.astype(np.float32))
         action = rng.uniform(-1, 1, 3).astype(np.float32)
         obs, reward, terminated, truncated, _ = ours.step(action)
-        expected, expected_reward, *flags, _ = theirs.step(action)
+        expected, expected_reward, *flags, _ = original.step(action)
         assert [terminated, truncated] == flags
         assert reward == np.float32(expected_reward)
         if terminated or truncated:
             np.testing.assert_array_equal(obs, expected.astype(np.float32))
-            seed += 1  # a reset without a seed goes on with the next episode
-            obs, expected = ours.reset()[0], theirs.reset(seed=seed)[0]
+            seed += 1  # a reset without a seed starts the next episode
+            obs, expected = ours.reset()[0], original.reset(seed=seed)[0]
 
 
 def test_single_env_refuses_a_batch() -> None:
@@ -76,7 +76,7 @@ def test_vector_env_reports_final_observations_like_gymnasium() -> None:
     assert ended > 0
 
 
-def test_vector_env_gives_images_channels_last() -> None:
+def test_vector_env_returns_images_channels_last() -> None:
     try:
         env = SimVectorEnv(make_sim("hopper", SimOptions(num_envs=2, cameras=("track",), image_size=24)))
         obs, _ = env.reset(seed=0)
@@ -86,7 +86,7 @@ def test_vector_env_gives_images_channels_last() -> None:
     assert env.observation_space.contains(obs)
 
 
-def test_sb3_trains_and_sees_terminal_observations() -> None:
+def test_sb3_trains_and_receives_terminal_observations() -> None:
     sb3 = pytest.importorskip("stable_baselines3")
     from robopolicy.interop.stable_baselines3 import SimVecEnv
 

@@ -1,4 +1,4 @@
-"""`robopolicy import`: one way in for every kind of policy, after which every command reads it."""
+"""Tests of `robopolicy import`: it converts every kind of policy to a checkpoint that all commands read."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ DSRL += ["replay.learning_starts=40", "algorithm.batch_size=16", "algorithm.utd=
 DSRL += ["algorithm.critic.hidden=[16]"]
 
 
-def test_an_endpoint_is_imported_evaluated_steered_and_verified(
+def test_remote_policy_is_imported_evaluated_steered_and_verified(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("websockets", reason="needs robopolicy[remote]")
@@ -39,7 +39,7 @@ def test_an_endpoint_is_imported_evaluated_steered_and_verified(
             assert torch.equal(after[f"base.{key}"], value)
 
 
-def test_an_onnx_file_is_steered_and_stays_bit_identical(tmp_path: Path) -> None:
+def test_steering_leaves_an_onnx_policy_bitwise_unchanged(tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="needs robopolicy[onnx]")
     pytest.importorskip("onnxruntime", reason="needs robopolicy[onnx]")
     from onnx_files import noisy
@@ -57,7 +57,7 @@ def test_an_onnx_file_is_steered_and_stays_bit_identical(tmp_path: Path) -> None
         assert torch.equal(after[f"base.{key}"], value)
 
 
-def test_a_model_of_sb3_is_imported_and_records_demonstrations(tmp_path: Path) -> None:
+def test_sb3_model_is_imported_and_collects_demonstrations(tmp_path: Path) -> None:
     sb3 = pytest.importorskip("stable_baselines3", reason="needs robopolicy[sb3]")
     from robopolicy.interop.stable_baselines3 import SimVecEnv
     from robopolicy.sim.registry import SimOptions, make_sim
@@ -83,7 +83,7 @@ def test_a_model_of_sb3_is_imported_and_records_demonstrations(tmp_path: Path) -
         (["rsl_rl", "model.pt"], "agent.yaml does not exist; pass it by --config"),
     ],
 )
-def test_mistakes_are_one_line_and_leave_nothing(
+def test_invalid_imports_print_one_line_and_write_no_files(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for package in {"remote": ["websockets", "msgpack"], "onnx": ["onnx"]}.get(words[0], []):
@@ -95,7 +95,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_graph_that_does_not_fit_its_task_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_graphs_that_mismatch_the_task_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx = pytest.importorskip("onnx", reason="needs robopolicy[onnx]")
     pytest.importorskip("onnxruntime", reason="needs robopolicy[onnx]")
     from onnx_files import WEIGHT, write
@@ -115,7 +115,7 @@ def test_a_graph_that_does_not_fit_its_task_is_refused(tmp_path: Path, capsys: p
         assert message in capsys.readouterr().err and not (tmp_path / "c").exists()
 
 
-def test_a_policy_of_another_task_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_policies_of_another_task_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sb3 = pytest.importorskip("stable_baselines3", reason="needs robopolicy[sb3]")
     sb3.PPO("MlpPolicy", "Pendulum-v1", device="cpu").save(tmp_path / "m.zip")
     words = ["--task", "point_mass", "--out", str(tmp_path / "c")]

@@ -1,4 +1,4 @@
-"""Our policies play where LeRobot wants one of its own; `make test-lerobot` runs this."""
+"""Tests of robopolicy policies as LeRobot policies; `make test-lerobot` runs them."""
 
 from typing import Any
 
@@ -38,16 +38,16 @@ def batch(obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {"observation.state": obs["state"], "observation.images.front": obs["image.front"].float() / 255}
 
 
-def test_it_is_one_of_theirs_with_our_features_and_horizons() -> None:
-    theirs = as_lerobot(flow())
-    assert isinstance(theirs, PreTrainedPolicy)
-    config: Any = theirs.config
+def test_adapter_is_a_lerobot_policy_with_our_features_and_horizons() -> None:
+    adapted = as_lerobot(flow())
+    assert isinstance(adapted, PreTrainedPolicy)
+    config: Any = adapted.config
     assert (config.n_obs_steps, config.n_action_steps, config.action_delta_indices) == (2, 3, [0, 1, 2, 3, 4])
     assert set(config.image_features) == {"observation.images.front"}
     assert config.robot_state_feature.shape == (4,) and config.action_feature.shape == (2,)
 
 
-def test_a_chunk_for_given_noise_is_ours() -> None:
+def test_adapter_chunk_for_given_noise_equals_our_decoder() -> None:
     policy, obs = flow(), frames(2)
     noise = torch.randn(3, 5, 2)
     with torch.no_grad():
@@ -55,22 +55,24 @@ def test_a_chunk_for_given_noise_is_ours() -> None:
     assert torch.equal(as_lerobot(policy).predict_action_chunk(batch(obs), noise=noise), expected)
 
 
-def test_actions_come_one_by_one_from_chunks_of_the_latest_history() -> None:
-    policy, seen = flow(), frames(7)
-    theirs, noise = as_lerobot(policy), torch.randn(3, 5, 2)
-    found = [theirs.select_action(batch({k: v[:, t] for k, v in seen.items()}), noise=noise) for t in range(7)]
+def test_select_action_returns_single_actions_of_chunks_from_the_latest_history() -> None:
+    policy, frames_seen = flow(), frames(7)
+    adapted, noise = as_lerobot(policy), torch.randn(3, 5, 2)
+    found = [adapted.select_action(batch({k: v[:, t] for k, v in frames_seen.items()}), noise=noise) for t in range(7)]
     with torch.no_grad():
         for start, history in ((0, [0, 0]), (3, [2, 3]), (6, [5, 6])):  # the first observation fills the history
-            chunk = policy.decode({key: value[:, history] for key, value in seen.items()}, noise)
+            chunk = policy.decode({key: value[:, history] for key, value in frames_seen.items()}, noise)
             for offset in range(min(3, 7 - start)):
                 assert torch.equal(found[start + offset], chunk[:, offset])
-    theirs.reset()
-    again = theirs.select_action(batch({key: value[:, 6] for key, value in seen.items()}), noise=noise)
+    adapted.reset()
+    again = adapted.select_action(batch({key: value[:, 6] for key, value in frames_seen.items()}), noise=noise)
     with torch.no_grad():
-        assert torch.equal(again, policy.decode({key: value[:, [6, 6]] for key, value in seen.items()}, noise)[:, 0])
+        assert torch.equal(
+            again, policy.decode({key: value[:, [6, 6]] for key, value in frames_seen.items()}, noise)[:, 0]
+        )
 
 
-def test_its_loss_is_our_imitation_loss() -> None:
+def test_adapter_loss_equals_our_imitation_loss() -> None:
     policy, obs = flow(), frames(2)
     chunk, padded = torch.randn(3, 5, 2), torch.tensor([[False] * 4 + [True]] * 3)
     torch.manual_seed(5)
@@ -79,22 +81,22 @@ def test_its_loss_is_our_imitation_loss() -> None:
     assert torch.equal(loss, policy.imitation_loss(obs, chunk, mask=~padded)[0].mean())
 
 
-def test_missing_and_misshapen_observations_are_named() -> None:
-    theirs, obs = as_lerobot(flow()), frames(2)
+def test_missing_and_misshapen_observations_are_refused() -> None:
+    adapted, obs = as_lerobot(flow()), frames(2)
     with pytest.raises(UserError, match=r"expects 'observation.images.front', found observation.state"):
-        theirs.predict_action_chunk({"observation.state": obs["state"]})
+        adapted.predict_action_chunk({"observation.state": obs["state"]})
     with pytest.raises(UserError, match=r"'observation.state' of shape \(4,\), found \(2, 3\)"):
-        theirs.predict_action_chunk(batch(obs) | {"observation.state": obs["state"][..., :3]})
+        adapted.predict_action_chunk(batch(obs) | {"observation.state": obs["state"][..., :3]})
     with pytest.raises(UserError, match=r"2 steps of 'observation\.state', found 1"):
-        theirs.predict_action_chunk(batch(frames(1)))
+        adapted.predict_action_chunk(batch(frames(1)))
     with pytest.raises(UserError, match=r"keys has 'image\.top', but the policy observes state, image.front"):
         as_lerobot(flow(), keys={"image.top": "observation.images.top"})
 
 
 class Drift(gymnasium.Env[Any, Any]):
-    """A point that is pushed; shows itself in the keys that lerobot knows."""
+    """A pushed point with observations in lerobot's keys."""
 
-    metadata = {"render_fps": 10}  # noqa: RUF012 - gymnasium's own
+    metadata = {"render_fps": 10}  # noqa: RUF012 - as in gymnasium
     _max_episode_steps = 7
     task, task_description = "drift", "push the point"
 
@@ -117,21 +119,23 @@ class Drift(gymnasium.Env[Any, Any]):
         return {"agent_pos": self.position.copy(), "environment_state": self.position**2}
 
 
-def test_lerobots_own_rollout_plays_it() -> None:
+def test_lerobot_rollout_executes_the_adapter() -> None:
     evaluation = pytest.importorskip("lerobot.scripts.lerobot_eval")
     torch.manual_seed(0)
     policy = GaussianPolicy(GaussianConfig(hidden=(16,), normalization="identity"), VECTORS).eval()
     before, after = identity_processors()
     env = gymnasium.vector.SyncVectorEnv([Drift, Drift])
-    played = evaluation.rollout(env, as_lerobot(policy), before, lambda actions: actions, before, after, seeds=[3, 4])
+    result = evaluation.rollout(env, as_lerobot(policy), before, lambda actions: actions, before, after, seeds=[3, 4])
     obs, _ = env.reset(seed=[3, 4])
     history, expected, chunk = [obs, obs], [], torch.empty(0)
     for step in range(7):
         if step % 2 == 0:
             names = {"state": "agent_pos", "environment_state": "environment_state"}
-            seen = {k: torch.stack([torch.as_tensor(shown[name]) for shown in history], 1) for k, name in names.items()}
-            chunk = policy.act(seen, deterministic=True)
+            frames_seen = {
+                k: torch.stack([torch.as_tensor(shown[name]) for shown in history], 1) for k, name in names.items()
+            }
+            chunk = policy.act(frames_seen, deterministic=True)
         expected.append(chunk[:, step % 2])
         obs, *_ = env.step(expected[-1].numpy())
         history = [history[-1], obs]
-    torch.testing.assert_close(played["action"], torch.stack(expected, 1))
+    torch.testing.assert_close(result["action"], torch.stack(expected, 1))

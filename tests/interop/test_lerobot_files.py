@@ -1,4 +1,4 @@
-"""Saved LeRobot policies are checked before `lerobot` is imported: one line with what was expected and found."""
+"""Tests of the checks of saved LeRobot policies before `lerobot` is imported, with one-line messages."""
 
 import importlib.util
 from pathlib import Path
@@ -19,24 +19,24 @@ def without(prefix: str) -> dict[str, torch.Tensor]:
     return {key: value for key, value in statistics().items() if not key.startswith(prefix)}
 
 
-def test_features_become_observation_keys_and_horizons_a_specification(tmp_path: Path) -> None:
+def test_features_map_to_observation_keys_and_horizons_to_the_spec(tmp_path: Path) -> None:
     source = open_source(str(write_folder(tmp_path / "policy")))
     assert source.inputs == {"state": "observation.state", "image.front": "observation.images.front"}
     assert source.normalization["action"].mode == "MIN_MAX"
     spec = LeRobotDiffusion.spec_of(source, LeRobotConfig())
-    # Eight actions from the first of two observations: seven from the newest on.
+    # Eight actions start at the first of two observations: seven start at the newest.
     assert (spec.obs_horizon, spec.horizon, spec.action_horizon, spec.action_dim) == (2, 7, 4, 2)
     assert spec.observation == {"state": (3,), "image.front": (3, 8, 8)}
 
 
-def test_fewer_or_more_actions_are_played_on_request(tmp_path: Path) -> None:
+def test_action_horizon_can_be_overridden_within_the_chunk(tmp_path: Path) -> None:
     source = open_source(str(write_folder(tmp_path / "policy")))
     assert LeRobotDiffusion.spec_of(source, LeRobotConfig(), 7).action_horizon == 7
     with pytest.raises(UserError, match=r"action_horizon must lie in \[1, 7\], got 8\."):
         LeRobotDiffusion.spec_of(source, LeRobotConfig(), 8)
 
 
-def test_keys_name_features_otherwise(tmp_path: Path) -> None:
+def test_keys_rename_features(tmp_path: Path) -> None:
     folder = str(write_folder(tmp_path / "policy"))
     source = open_source(folder, keys={"image.top": "observation.images.front"})
     assert set(source.inputs) == {"state", "image.top"}
@@ -48,7 +48,7 @@ def test_keys_name_features_otherwise(tmp_path: Path) -> None:
         open_source(folder, keys={"state": "observation.environment_state"})
 
 
-def test_cameras_that_only_pad_are_not_observed(tmp_path: Path) -> None:
+def test_padding_cameras_are_not_observed(tmp_path: Path) -> None:
     padding = {"observation.images.empty_camera_0": {"type": "VISUAL", "shape": [3, 8, 8]}}
     source = open_source(str(write_folder(tmp_path / "policy", config={"input_features": INPUTS | padding})))
     assert set(source.inputs) == {"state", "image.front"}
@@ -78,9 +78,7 @@ def test_cameras_that_only_pad_are_not_observed(tmp_path: Path) -> None:
         ({"step": {"class": "subprocess.Popen", "config": {"args": "true"}}}, "'subprocess.Popen', which is not part"),
     ],
 )
-def test_a_policy_that_would_act_otherwise_than_trained_is_refused(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_policies_with_inconsistent_files_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     folder = write_folder(tmp_path / "policy", **changes)
     with pytest.raises(UserError, match=message) as caught:
         load_lerobot(folder)
@@ -95,12 +93,12 @@ def test_missing_files_are_named(tmp_path: Path, name: str) -> None:
         load_lerobot(folder)
 
 
-def test_a_place_that_is_neither_folder_nor_hub_id_is_refused(tmp_path: Path) -> None:
+def test_paths_that_are_neither_folder_nor_hub_id_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"expected a folder with config\.json, or an id"):
         load_lerobot(str(tmp_path / "no" / "such" / "folder"))
 
 
-def test_changed_files_are_refused_and_moved_ones_found(tmp_path: Path) -> None:
+def test_changed_folders_are_refused_and_moved_folders_are_found(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "policy")
     digest = content_hash(folder)
     folder.rename(tmp_path / "moved")
@@ -128,6 +126,6 @@ def test_relative_actions_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lerobot") is not None, reason="lerobot is installed")
-def test_without_lerobot_the_extra_is_named(tmp_path: Path) -> None:
+def test_missing_lerobot_names_the_extra(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"robopolicy\[lerobot\]"):
         load_lerobot(str(write_folder(tmp_path / "policy")))

@@ -1,4 +1,4 @@
-"""Policies built and saved by `lerobot` do here what they do there; `make test-lerobot` runs this."""
+"""Tests that loaded policies act as in `lerobot`, which builds and saves them; `make test-lerobot` runs them."""
 
 import copy
 import json
@@ -28,8 +28,8 @@ def noise_for(policy: Any, rows: int = 3) -> Tensor:
     return torch.randn(rows, *policy.noise_shape, generator=torch.Generator().manual_seed(9))
 
 
-def their_chunk(saved: Any, folder: Path, obs: dict[str, Tensor], noise: Tensor) -> Tensor:
-    """The actions that lerobot plays for these observations and this noise, in its own layout."""
+def lerobot_chunk(saved: Any, folder: Path, obs: dict[str, Tensor], noise: Tensor) -> Tensor:
+    """The actions of lerobot for these observations and this noise, in its layout."""
     before, after = make_pre_post_processors(saved.config, pretrained_path=str(folder))
     saved.reset()
     batch = before(theirs(obs))
@@ -42,18 +42,18 @@ def their_chunk(saved: Any, folder: Path, obs: dict[str, Tensor], noise: Tensor)
 @pytest.mark.parametrize(
     ("camera", "prediction", "clip"), [(False, "epsilon", True), (False, "sample", False), (True, "epsilon", False)]
 )
-def test_the_same_noise_gives_lerobots_own_chunk(tmp_path: Path, camera: bool, prediction: str, clip: bool) -> None:
+def test_same_noise_gives_lerobots_chunk(tmp_path: Path, camera: bool, prediction: str, clip: bool) -> None:
     saved = save_diffusion(tmp_path / "p", camera=camera, prediction_type=prediction, clip_sample=clip)
     policy = load_lerobot(tmp_path / "p")
     spec = policy.spec
     assert (spec.horizon, spec.action_horizon, spec.obs_horizon, policy.nfe) == (HORIZON - PAST, 4, HISTORY, 5)
     obs, noise = observations(3, camera=camera), noise_for(policy)
-    expected = their_chunk(saved, tmp_path / "p", obs, noise.roll(PAST, 1))
+    expected = lerobot_chunk(saved, tmp_path / "p", obs, noise.roll(PAST, 1))
     assert torch.equal(policy.decode(obs, noise)[:, : spec.action_horizon], expected)
     assert float(expected.std()) > 0.1
 
 
-def test_acting_draws_the_noise_that_decodes_to_the_chunk(tmp_path: Path) -> None:
+def test_act_samples_the_noise_that_decodes_to_its_chunk(tmp_path: Path) -> None:
     save_diffusion(tmp_path / "p")
     policy = load_lerobot(tmp_path / "p")
     obs = observations(3, camera=False)
@@ -62,19 +62,19 @@ def test_acting_draws_the_noise_that_decodes_to_the_chunk(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("steps", [50, 10])
-def test_ancestral_sampling_takes_ddpms_steps(tmp_path: Path, steps: int) -> None:
+def test_ancestral_sampling_equals_ddpm_steps(tmp_path: Path, steps: int) -> None:
     settings = {"noise_scheduler_type": "DDPM", "num_inference_steps": steps}
     saved = save_diffusion(tmp_path / "p", **settings)
     policy = load_lerobot(tmp_path / "p")
     obs = observations(3, camera=False)
     found = policy.act(obs, generator=torch.Generator().manual_seed(4))
-    # lerobot draws from the global generator: the same numbers, in its own layout.
+    # lerobot samples the same numbers from the global generator, in its layout.
     draws = torch.Generator().manual_seed(4)
-    scheduler, drawn = saved.diffusion.noise_scheduler, [torch.randn(3, HORIZON, 2, generator=draws).roll(PAST, 1)]
-    drawn += [torch.randn(3, HORIZON, 2, generator=draws).roll(PAST, 1) for _ in range(steps - 1)]
+    scheduler, noises = saved.diffusion.noise_scheduler, [torch.randn(3, HORIZON, 2, generator=draws).roll(PAST, 1)]
+    noises += [torch.randn(3, HORIZON, 2, generator=draws).roll(PAST, 1) for _ in range(steps - 1)]
     before, after = make_pre_post_processors(saved.config, pretrained_path=str(tmp_path / "p"))
     features = saved.diffusion._prepare_global_conditioning(before(theirs(obs)))
-    x = drawn[0]
+    x = noises[0]
     scheduler.set_timesteps(steps)
     for index, level in enumerate(scheduler.timesteps):
         output = saved.diffusion.unet(x, level.expand(3), global_cond=features)
@@ -82,13 +82,13 @@ def test_ancestral_sampling_takes_ddpms_steps(tmp_path: Path, steps: int) -> Non
         spread = scheduler._get_variance(level) ** 0.5
         if level > 0:
             step.prev_sample -= spread * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
-            step.prev_sample += spread * drawn[index + 1]
+            step.prev_sample += spread * noises[index + 1]
         x = step.prev_sample
     torch.testing.assert_close(found, after(x.detach()[:, PAST:]), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "sample"])
-def test_the_field_is_what_the_schedulers_step_believes(tmp_path: Path, prediction: str) -> None:
+def test_field_equals_the_schedulers_data_estimate(tmp_path: Path, prediction: str) -> None:
     saved = save_diffusion(tmp_path / "p", prediction_type=prediction, clip_sample=False)
     policy: Any = load_lerobot(tmp_path / "p")
     obs = observations(3, camera=False)
@@ -106,7 +106,7 @@ def test_the_field_is_what_the_schedulers_step_believes(tmp_path: Path, predicti
         torch.testing.assert_close(found, expected, atol=2e-3, rtol=2e-3)
 
 
-def test_fewer_sampler_steps_and_played_actions_on_request(tmp_path: Path) -> None:
+def test_sampler_steps_and_action_horizon_can_be_overridden(tmp_path: Path) -> None:
     saved = save_diffusion(tmp_path / "p", noise_scheduler_type="DDPM", num_inference_steps=None)
     assert load_lerobot(tmp_path / "p").nfe == saved.config.num_train_timesteps
     policy = load_lerobot(tmp_path / "p", steps=4, action_horizon=2)
@@ -114,31 +114,31 @@ def test_fewer_sampler_steps_and_played_actions_on_request(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", ["smolvla", "pi0", "pi05"])
-def test_language_policies_take_our_noise_and_read_their_instruction(
+def test_language_policies_use_the_given_noise_and_instruction(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved = save_smolvla(tmp_path / "p") if kind == "smolvla" else save_pi(kind, tmp_path / "p", monkeypatch)
     obs = observations(3, camera=True, history=1)
-    told = load_lerobot(tmp_path / "p", instructions=["push the block", "open the drawer"])
-    spec = told.spec
-    assert (spec.horizon, spec.action_horizon, spec.action_dim, told.noise_shape) == (6, 3, 2, (6, 4))
-    noise, choice = noise_for(told), torch.tensor([0.0, 1.0, 0.0]).reshape(3, 1, 1)
+    conditioned = load_lerobot(tmp_path / "p", instructions=["push the block", "open the drawer"])
+    spec = conditioned.spec
+    assert (spec.horizon, spec.action_horizon, spec.action_dim, conditioned.noise_shape) == (6, 3, 2, (6, 4))
+    noise, choice = noise_for(conditioned), torch.tensor([0.0, 1.0, 0.0]).reshape(3, 1, 1)
     before, after = make_pre_post_processors(saved.config, pretrained_path=str(tmp_path / "p"))
     newest = {key: value[:, -1] for key, value in theirs(obs).items()}
     tasks = ["push the block", "open the drawer", "push the block"]
     expected = after(saved.predict_action_chunk(before(newest | {"task": tasks}), noise=noise))
-    found = told.decode(obs | {"task_index": choice}, noise)
+    found = conditioned.decode(obs | {"task_index": choice}, noise)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
     for changed in (
-        told.decode(obs | {"task_index": choice}, noise + 1),
-        told.decode(obs | {"task_index": 1 - choice}, noise),
+        conditioned.decode(obs | {"task_index": choice}, noise + 1),
+        conditioned.decode(obs | {"task_index": 1 - choice}, noise),
     ):
         assert float((changed - expected).abs().amax((1, 2)).min()) > 1e-4
     with pytest.raises(UserError, match=r"choose among 2 instructions, found \[0, 1, 2\]"):
-        told.decode(obs | {"task_index": torch.arange(3.0).reshape(3, 1, 1)}, noise)
+        conditioned.decode(obs | {"task_index": torch.arange(3.0).reshape(3, 1, 1)}, noise)
 
 
-def test_one_instruction_needs_no_choice(tmp_path: Path) -> None:
+def test_single_instruction_needs_no_task_index(tmp_path: Path) -> None:
     save_smolvla(tmp_path / "p")
     obs, instruction = observations(3, camera=True, history=1), "push the block"
     one = load_lerobot(tmp_path / "p", instructions=[instruction])
@@ -147,7 +147,7 @@ def test_one_instruction_needs_no_choice(tmp_path: Path) -> None:
     assert torch.equal(one.decode(obs, noise), two.decode(obs | {"task_index": torch.ones(3, 1, 1)}, noise))
 
 
-def test_a_checkpoint_names_the_policy_and_verifies(tmp_path: Path) -> None:
+def test_checkpoint_references_the_policy_and_verifies(tmp_path: Path) -> None:
     save_diffusion(tmp_path / "p")
     policy, obs = load_lerobot(tmp_path / "p"), observations(3, camera=False)
     save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=obs)
@@ -180,7 +180,7 @@ def test_copies_share_the_frozen_original(tmp_path: Path) -> None:
         (lambda weights: {key: value[:1] for key, value in weights.items()}, "has shape|size mismatch|Error"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+def test_mismatched_weights_are_refused(tmp_path: Path, change: Any, message: str) -> None:
     save_diffusion(tmp_path / "p")
     file = tmp_path / "p" / "model.safetensors"
     save_file({key: value.contiguous() for key, value in change(load_file(file)).items()}, file)
@@ -189,14 +189,14 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path, change: Any, messag
     assert "\n" not in str(caught.value)
 
 
-def test_statistics_that_lerobot_would_do_without_are_asked_for(tmp_path: Path) -> None:
+def test_missing_statistics_are_refused(tmp_path: Path) -> None:
     found = {key: value for key, value in statistics().items() if key != "action"}
     save_diffusion(tmp_path / "p", stats=found)
     with pytest.raises(UserError, match="no statistics of 'action': MIN_MAX expects min and max, found none"):
         load_lerobot(tmp_path / "p")
 
 
-def test_wrong_cameras_are_named(tmp_path: Path) -> None:
+def test_wrong_cameras_are_refused(tmp_path: Path) -> None:
     save_diffusion(tmp_path / "p", camera=True)
     obs = observations(2, camera=True)
     policy = load_lerobot(tmp_path / "p")
@@ -210,7 +210,7 @@ def test_wrong_cameras_are_named(tmp_path: Path) -> None:
     assert torch.equal(renamed.decode(seen, noise), policy.decode(obs, noise))
 
 
-def test_a_step_that_names_foreign_code_is_not_run(tmp_path: Path) -> None:
+def test_processor_steps_with_foreign_code_are_refused(tmp_path: Path) -> None:
     save_diffusion(tmp_path / "p")
     file = tmp_path / "p" / "policy_preprocessor.json"
     pipeline = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""DSRL steers policies of LeRobot, and they are composed with ours; `make test-lerobot` runs this."""
+"""Tests of steering LeRobot policies with DSRL; `make test-lerobot` runs them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,8 +30,8 @@ from robopolicy_tasks.toy.point_mass import PointMassSim
 ACTOR = replace(STEERING_ACTOR, hidden=(16, 16))
 
 
-class GoalShown(PointMassSim):
-    """The point mass with its goal as the environment's state, which LeRobot asks for beside that of the robot."""
+class GoalPointMass(PointMassSim):
+    """The point mass with its goal as environment state, which LeRobot needs in addition to the robot state."""
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(SimOptions(num_envs=num_envs, reward="shaped"))
@@ -39,14 +39,14 @@ class GoalShown(PointMassSim):
         self.spec = replace(self.spec, observation={**self.spec.observation, **goal})
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
-        return shown(super().reset(seed))
+        return with_goal(super().reset(seed))
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         step = super().step(action, active)
-        return replace(step, obs=shown(step.obs), final_obs=shown(step.final_obs))
+        return replace(step, obs=with_goal(step.obs), final_obs=with_goal(step.final_obs))
 
 
-def shown(obs: Observation) -> Observation:
+def with_goal(obs: Observation) -> Observation:
     return {**obs, "environment_state": obs["state"][:, -2:].clone()}
 
 
@@ -58,9 +58,9 @@ def test_dsrl_steers_a_diffusion_policy_and_leaves_it_alone(kind: Any, config: A
     torch.manual_seed(0)
     settings = config(actor=ACTOR, critic=CriticConfig(hidden=(16, 16)), batch_size=16)
     algorithm = kind(settings, base, total_updates=3)
-    assert algorithm.policy.actor.spec.horizon == 8  # all rows of the network, of which the chunk has seven
+    assert algorithm.policy.actor.spec.horizon == 8  # all rows of the network; the chunk has seven
     untrained = {key: item.clone() for key, item in algorithm.policy.actor.state_dict().items()}
-    sim = ChunkedSim(GoalShown(4), action_horizon=base.spec.action_horizon, obs_horizon=base.spec.obs_horizon)
+    sim = ChunkedSim(GoalPointMass(4), action_horizon=base.spec.action_horizon, obs_horizon=base.spec.obs_horizon)
     sampler = ReplaySampler(sim, Replay(1000, 4), seed=0)
     sampler.collect(algorithm.explore, 4)
     for _ in range(3):
@@ -80,7 +80,7 @@ def test_dsrl_steers_a_diffusion_policy_and_leaves_it_alone(kind: Any, config: A
 
 
 @pytest.mark.parametrize(("space", "rows"), [(NoiseSpace("repeat"), 1), (NoiseSpace(), 6)])
-def test_steering_a_language_policy_reaches_its_padded_noise(space: NoiseSpace, rows: int, tmp_path: Path) -> None:
+def test_steering_a_language_policy_covers_its_padded_noise(space: NoiseSpace, rows: int, tmp_path: Path) -> None:
     save_smolvla(tmp_path / "p")
     base = load_lerobot(tmp_path / "p", instructions=["push the block"])
     steered = LatentPolicy.from_base(base, space, ACTOR)

@@ -1,4 +1,4 @@
-"""ONNX files as policies: the same numbers as the graph, and refusals that name what was expected and found."""
+"""Tests of ONNX files as policies: chunks equal the graph's output, and refusals state expected and found values."""
 
 import copy
 from pathlib import Path
@@ -30,7 +30,7 @@ def expected(noise: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("batch", ["B", 1, 2])
-def test_a_graph_with_noise_decodes_like_the_network_it_holds(tmp_path: Path, batch: Any) -> None:
+def test_graph_with_noise_input_decodes_like_its_network(tmp_path: Path, batch: Any) -> None:
     policy = open_onnx(noisy(tmp_path / "p.onnx", batch))
     assert policy.spec == SPEC and policy.is_steerable
     noise = torch.randn(5, 4, 2)
@@ -40,7 +40,7 @@ def test_a_graph_with_noise_decodes_like_the_network_it_holds(tmp_path: Path, ba
     assert policy.meter.calls == {"B": 3, 1: 15, 2: 9}[batch] and policy.meter.latency > 0
 
 
-def test_names_are_translated_and_actions_may_lack_a_horizon(tmp_path: Path) -> None:
+def test_inputs_are_renamed_and_the_action_horizon_is_optional(tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["obs", "weight"], ["chunk"])]
     file = write(tmp_path / "p.onnx", {"obs": [1, 6]}, nodes, [1, 2], weight=WEIGHT[:, :2])
     policy = open_onnx(file, rename={"state": "obs", "chunk": "chunk"})
@@ -51,7 +51,7 @@ def test_names_are_translated_and_actions_may_lack_a_horizon(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.float32])
-def test_images_go_in_as_uint8_or_between_zero_and_one(tmp_path: Path, kind: type) -> None:
+def test_images_are_passed_as_uint8_or_scaled_to_zero_one(tmp_path: Path, kind: type) -> None:
     nodes = [
         helper.make_node("Cast", ["image.front"], ["float"], to=TensorProto.FLOAT),
         helper.make_node("ReduceMax", ["float"], ["chunk"], axes=[2, 3, 4], keepdims=0),
@@ -66,7 +66,7 @@ def test_images_go_in_as_uint8_or_between_zero_and_one(tmp_path: Path, kind: typ
     assert policy.act({"image.front": image}).tolist() == [[[0.0, largest]]] * 3
 
 
-def test_metadata_says_what_the_graph_leaves_open(tmp_path: Path) -> None:
+def test_metadata_specifies_open_sizes_of_the_graph(tmp_path: Path) -> None:
     spec = PolicySpec({"state": (6,)}, 2, horizon=4, action_horizon=3)
     policy = open_onnx(noisy(tmp_path / "p.onnx", metadata=metadata(spec, network_calls=7)))
     assert policy.spec == spec and policy.nfe == 7
@@ -80,7 +80,7 @@ def test_metadata_says_what_the_graph_leaves_open(tmp_path: Path) -> None:
     ).shape == (1, 1, 2)
 
 
-def test_weights_in_files_beside_the_graph_are_taken_along(tmp_path: Path) -> None:
+def test_external_weight_files_are_included(tmp_path: Path) -> None:
     model = onnx.load(noisy(tmp_path / "p.onnx"))
     onnx.save(model, tmp_path / "x.onnx", save_as_external_data=True, location="x.data", size_threshold=0)
     policy = open_onnx(tmp_path / "x.onnx")
@@ -89,7 +89,7 @@ def test_weights_in_files_beside_the_graph_are_taken_along(tmp_path: Path) -> No
     torch.testing.assert_close(policy.decode(OBS, noise), expected(noise), rtol=1e-6, atol=1e-6)
 
 
-def test_a_checkpoint_holds_the_graph(tmp_path: Path) -> None:
+def test_checkpoint_contains_the_graph(tmp_path: Path) -> None:
     file = noisy(tmp_path / "p.onnx")
     policy = LatentPolicy.from_base(open_onnx(file), NoiseSpace("repeat"), STEERING_ACTOR)
     save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=fitted(policy))
@@ -107,7 +107,7 @@ def fitted(policy: LatentPolicy) -> dict[str, torch.Tensor]:
     return OBS
 
 
-def test_what_is_no_policy_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_no_policy_are_refused(tmp_path: Path) -> None:
     good = noisy(tmp_path / "p.onnx")
     (tmp_path / "bad.onnx").write_bytes(b"not onnx")
     refusals = {

@@ -1,4 +1,4 @@
-"""Policies behind an address: the same numbers as in process, and clear words when something is wrong."""
+"""Tests of remote policies: chunks equal the server's, and failures raise clear messages."""
 
 import copy
 import threading
@@ -26,7 +26,7 @@ def expected(noise: torch.Tensor) -> torch.Tensor:
     return OBS["state"][:, -1:, :2] + noise
 
 
-def test_a_remote_policy_gives_the_servers_chunks_bit_for_bit() -> None:
+def test_remote_chunks_equal_the_servers_chunks_bitwise() -> None:
     with serving() as served:
         policy = open_remote(served.url, action_horizon=3, max_batch=2)
         assert policy.spec == PolicySpec({"state": (6,)}, 2, horizon=4, action_horizon=3) and policy.is_steerable
@@ -40,13 +40,13 @@ def test_a_remote_policy_gives_the_servers_chunks_bit_for_bit() -> None:
         )
         assert [len(request.obs["state"]) for request in served.requests[:3]] == [2, 2, 1]
         assert list(served.requests[0].obs) == ["state"] and served.requests[0].noise is not None
-        assert served.connections == 2  # one to look, one to play, which copies share
+        assert served.connections == 2  # one to read the greeting, one to act, shared by copies
         assert policy.meter.calls == 12 and policy.meter.rows == 20
         assert 0 < policy.meter.latency < 1 and 0 < policy.meter.percentile(50) <= policy.meter.percentile(95)
         policy.close()
 
 
-def test_an_endpoint_without_noise_acts_but_cannot_be_steered() -> None:
+def test_endpoint_without_noise_input_acts_but_cannot_be_steered() -> None:
     with serving(greeting=Greeting(SPEC, "plain")) as served:
         policy = open_remote(served.url)
         assert torch.equal(policy.act(OBS), expected(torch.zeros(5, 4, 2)))
@@ -56,7 +56,7 @@ def test_an_endpoint_without_noise_acts_but_cannot_be_steered() -> None:
         policy.close()
 
 
-def test_a_lost_connection_is_made_again() -> None:
+def test_lost_connection_is_reopened() -> None:
     with serving() as served:
         policy = open_remote(served.url, retries=1, retry_wait=0.0)
         policy.act(OBS)
@@ -68,7 +68,7 @@ def test_a_lost_connection_is_made_again() -> None:
         policy.close()
 
 
-def test_a_slow_answer_is_asked_for_again_and_never_mistaken() -> None:
+def test_late_replies_are_requested_again_and_never_mixed_up() -> None:
     late = [True, False, True, True]
     done = threading.Event()
 
@@ -87,7 +87,7 @@ def test_a_slow_answer_is_asked_for_again_and_never_mistaken() -> None:
         policy.close()
 
 
-def test_an_endpoint_that_is_down_is_named() -> None:
+def test_unreachable_endpoint_is_named() -> None:
     with serving() as served:
         url = served.url
     with pytest.raises(UserError, match=rf"{url} cannot be reached \(.*refused"):
@@ -114,16 +114,16 @@ def test_an_endpoint_that_is_down_is_named() -> None:
         (lambda data: Reply(1, np.full((5, 4, 2), np.nan)).pack(), "non-finite action"),
     ],
 )
-def test_nonsense_is_refused_at_once_with_expected_and_found(raw: object, message: str) -> None:
+def test_invalid_replies_are_refused_without_retry(raw: object, message: str) -> None:
     with serving(raw=raw) as served:
-        policy = open_remote(served.url, retry_wait=10.0)  # a second attempt would be noticed
+        policy = open_remote(served.url, retry_wait=10.0)  # a second attempt would stall the test
         with pytest.raises(UserError, match=message) as refusal:
             policy.act(OBS)
         assert "\n" not in str(refusal.value)
         policy.close()
 
 
-def test_what_is_no_policy_server_is_refused() -> None:
+def test_endpoints_that_are_no_policy_server_are_refused() -> None:
     with (
         serving(greeting=Reply(1)) as served,  # type: ignore[arg-type]
         pytest.raises(UserError, match="is not a policy server: expected a greeting of protocol 2, found None"),
@@ -159,7 +159,7 @@ def test_what_is_no_policy_server_is_refused() -> None:
         (Greeting(SPEC, "other", noise=True), "now serves 'other', expected 'shifted'"),
     ],
 )
-def test_an_endpoint_that_serves_another_policy_is_noticed(greeting: Greeting, message: str) -> None:
+def test_endpoint_that_serves_another_policy_is_refused(greeting: Greeting, message: str) -> None:
     with serving() as served:
         policy = open_remote(served.url)
         served.greeting = greeting
@@ -167,7 +167,7 @@ def test_an_endpoint_that_serves_another_policy_is_noticed(greeting: Greeting, m
             policy.act(OBS)
 
 
-def test_tokens_are_needed_elsewhere_and_checked_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_required_for_other_machines_and_always_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
     with pytest.raises(UserError, match=f"another machine, so the endpoint needs a token; set {TOKEN}"):
         open_remote("ws://10.255.255.1:1")
@@ -191,7 +191,7 @@ def test_wrong_inputs_are_refused_before_anything_is_sent() -> None:
         policy.decode({"state": torch.zeros(2, 1, 6)}, torch.zeros(2, 4, 3))
 
 
-def test_a_checkpoint_names_the_address_and_verifies_against_it(tmp_path) -> None:
+def test_checkpoint_stores_the_address_and_verifies_against_it(tmp_path) -> None:
     with serving() as served:
         policy = open_remote(served.url)
         save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample={"state": OBS["state"]})
@@ -199,5 +199,5 @@ def test_a_checkpoint_names_the_address_and_verifies_against_it(tmp_path) -> Non
         loaded, manifest = load_policy(tmp_path / "c")
         assert manifest.config["url"] == served.url and loaded.spec == policy.spec
         served.chunk = lambda request: shifted(request) + 1
-        assert not verify_checkpoint(tmp_path / "c").ok  # the endpoint has changed
+        assert not verify_checkpoint(tmp_path / "c").ok  # the endpoint serves another policy now
         policy.close()

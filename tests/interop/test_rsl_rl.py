@@ -1,4 +1,4 @@
-"""rsl_rl both ways: actors of all its file layouts, configurations, and our simulators under its runner."""
+"""Tests of rsl_rl import and export: actors of all file layouts, configs, and our simulators in its runner."""
 
 import importlib
 from pathlib import Path
@@ -16,7 +16,7 @@ from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.registry import SimOptions, make_sim
 
 SHAPES = {"state": (4,), "goal": (2,)}
-GROUPS = ("state", "goal")  # their order; ours is sorted
+GROUPS = ("state", "goal")  # rsl_rl's order; ours is sorted
 OBS = {key: torch.randn(7, 1, *shape, generator=torch.Generator().manual_seed(0)) for key, shape in SHAPES.items()}
 NETWORK = nn.Sequential(nn.Linear(6, 8), nn.ELU(), nn.Linear(8, 5), nn.ELU(), nn.Linear(5, 3))
 NORM = {"_mean": torch.randn(1, 6), "_std": torch.rand(1, 6) + 0.5, "_var": torch.ones(1, 6), "count": torch.tensor(9)}
@@ -31,7 +31,7 @@ def named(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def layouts() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Contents and configuration of the same actor in every version."""
+    """File contents and configuration of the same actor in every version of rsl_rl."""
     mlp = NETWORK.state_dict()
     old = {**named("actor.", mlp), **named("critic.", {"0.weight": torch.zeros(1, 6)}), "std": STD}
     later = {**named("mlp.", mlp), **named("obs_normalizer.", NORM)}
@@ -55,7 +55,7 @@ def expected() -> Tensor:
 
 
 @pytest.mark.parametrize("version", ["2", "3", "4", "5"])
-def test_actors_of_every_version_are_read_with_their_statistics(version: str, tmp_path: Path) -> None:
+def test_actors_of_every_version_load_with_their_statistics(version: str, tmp_path: Path) -> None:
     content, config = layouts()[version]
     torch.save({**content, "optimizer_state_dict": {"state": {}}}, tmp_path / "model.pt")
     config.setdefault("obs_groups", {"actor": list(GROUPS)})
@@ -66,7 +66,7 @@ def test_actors_of_every_version_are_read_with_their_statistics(version: str, tm
     torch.testing.assert_close(policy.log_std[0].exp(), STD)
 
 
-def test_groups_may_have_other_names(tmp_path: Path) -> None:
+def test_observation_groups_can_be_renamed(tmp_path: Path) -> None:
     torch.save(layouts()["5"][0], tmp_path / "model.pt")
     config = {**layouts()["5"][1], "obs_groups": {"actor": ["policy", "command"]}}
     policy = read_actor(
@@ -79,7 +79,7 @@ def test_groups_may_have_other_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("normalization", ["identity", "meanstd", "running"])
 @pytest.mark.parametrize("predicted", [False, True])
-def test_our_policy_comes_back_from_rsl_rl_as_it_was(normalization: str, predicted: bool, tmp_path: Path) -> None:
+def test_exported_policy_loads_back_unchanged(normalization: str, predicted: bool, tmp_path: Path) -> None:
     config = GaussianConfig(
         hidden=(8, 5), activation="silu", normalization=normalization, state_dependent_std=predicted
     )
@@ -91,11 +91,11 @@ def test_our_policy_comes_back_from_rsl_rl_as_it_was(normalization: str, predict
     assert settings["actor"]["activation"] == "swish" and settings["obs_groups"]["actor"] == ["goal", "state"]
     back = read_actor(tmp_path / "model.pt", read_config(settings), SHAPES)
     assert back.config.hidden == config.hidden and back.config.state_dependent_std == predicted
-    for ours, theirs in zip(policy.distribution(OBS), back.distribution(OBS), strict=True):
-        torch.testing.assert_close(ours, theirs)
+    for before, after in zip(policy.distribution(OBS), back.distribution(OBS), strict=True):
+        torch.testing.assert_close(before, after)
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+def test_mismatched_files_and_configs_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.pt"
     content, settings = layouts()["5"]
     settings = {**settings, "obs_groups": {"actor": list(GROUPS)}}
@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         assert "\n" not in str(refusal.value)
 
 
-def test_rsl_rl_itself_computes_the_same(tmp_path: Path) -> None:
+def test_rsl_rl_model_computes_the_same_actions(tmp_path: Path) -> None:
     models = pytest.importorskip("rsl_rl.models", reason="needs robopolicy[rslrl]")
     groups = importlib.import_module("tensordict").TensorDict(
         {key: value[:, 0] for key, value in OBS.items()}, batch_size=[7]
@@ -157,7 +157,7 @@ def test_rsl_rl_itself_computes_the_same(tmp_path: Path) -> None:
     torch.testing.assert_close(again(groups), actor(groups))
 
 
-def test_our_simulator_runs_under_its_runner(tmp_path: Path) -> None:
+def test_our_simulator_runs_in_rsl_rls_runner(tmp_path: Path) -> None:
     runners = pytest.importorskip("rsl_rl.runners", reason="needs robopolicy[rslrl]")
     from robopolicy.interop.rsl_rl import RslVecEnv
 
@@ -187,9 +187,11 @@ def test_our_simulator_runs_under_its_runner(tmp_path: Path) -> None:
     runner.save(str(tmp_path / "model.pt"))
     policy = read_actor(tmp_path / "model.pt", read_config(kept), {"state": (6,)})
     obs = env.get_observations()
-    theirs = runner.get_inference_policy()(obs)
-    torch.testing.assert_close(policy.act({"state": obs["state"][:, None]}, deterministic=True)[:, 0], theirs)
+    reference_actions = runner.get_inference_policy()(obs)
+    torch.testing.assert_close(
+        policy.act({"state": obs["state"][:, None]}, deterministic=True)[:, 0], reference_actions
+    )
     write_actor(policy, tmp_path / "ours.pt")
-    with torch.inference_mode():  # in which rsl_rl 5.4 made the statistics that are now written over
+    with torch.inference_mode():  # rsl_rl 5.4 creates the statistics, overwritten here, in inference mode
         runner.load(str(tmp_path / "ours.pt"), load_cfg={"actor": True})
-    torch.testing.assert_close(runner.get_inference_policy()(obs), theirs)
+    torch.testing.assert_close(runner.get_inference_policy()(obs), reference_actions)

@@ -1,4 +1,4 @@
-"""Stable-Baselines3: its models equal what we read of them, and its evaluation plays our policies."""
+"""Tests of Stable-Baselines3 import and export: imported models act the same, and its evaluation runs our policies."""
 
 import json
 import zipfile
@@ -34,7 +34,7 @@ def simulator(num_envs: int = 4) -> VectorSim:
 
 
 def model_of(kind: str, **settings: Any) -> Any:
-    """A model with weights that are not small, so that its actions differ."""
+    """A model with perturbed weights, so that its actions depend on the observation."""
     env: Any = SimVecEnv(simulator())
     if settings.pop("normalized", False):
         env = VecNormalize(env)
@@ -56,7 +56,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_saved_model_is_read_without_its_pickles(name: str, tmp_path: Path) -> None:
+def test_saved_model_loads_without_unpickling(name: str, tmp_path: Path) -> None:
     model = model_of(name.split("-")[0], **MODELS[name])
     model.save(tmp_path / "model.zip")
     with zipfile.ZipFile(tmp_path / "model.zip") as whole, zipfile.ZipFile(tmp_path / "bare.zip", "w") as bare:
@@ -73,23 +73,23 @@ def test_a_saved_model_is_read_without_its_pickles(name: str, tmp_path: Path) ->
         np.testing.assert_allclose(ours, actions, atol=2e-6)
 
 
-def test_densities_equal_those_of_sb3() -> None:
+def test_log_probabilities_equal_sb3() -> None:
     obs, seen = {"state": torch.from_numpy(OBS)[:, None]}, torch.from_numpy(OBS)
     model = model_of("PPO")
     policy = from_model(model)
-    drawn = policy.sample(obs, generator=torch.Generator().manual_seed(0))
-    _, logp, entropy = model.policy.evaluate_actions(seen, drawn.chunk[:, 0])
-    torch.testing.assert_close(drawn.logp[:, 0], logp, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(policy.decisions(obs, drawn.record).entropy[:, 0], entropy, rtol=1e-5, atol=1e-5)
+    sampled = policy.sample(obs, generator=torch.Generator().manual_seed(0))
+    _, logp, entropy = model.policy.evaluate_actions(seen, sampled.chunk[:, 0])
+    torch.testing.assert_close(sampled.logp[:, 0], logp, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(policy.decisions(obs, sampled.record).entropy[:, 0], entropy, rtol=1e-5, atol=1e-5)
     model = model_of("SAC")
     policy = from_model(model)
     mean, log_std = policy.distribution(obs)
-    theirs = model.policy.actor.get_action_dist_params(seen)
-    torch.testing.assert_close(mean[:, 0], theirs[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(log_std[:, 0], theirs[1], rtol=1e-5, atol=1e-5)
+    reference = model.policy.actor.get_action_dist_params(seen)
+    torch.testing.assert_close(mean[:, 0], reference[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(log_std[:, 0], reference[1], rtol=1e-5, atol=1e-5)
 
 
-def test_statistics_are_carried_over_and_missed_in_a_zip(tmp_path: Path) -> None:
+def test_normalization_statistics_are_imported_and_required_for_a_zip(tmp_path: Path) -> None:
     model = model_of("PPO", normalized=True, n_steps=16, batch_size=16, n_epochs=1)
     model.learn(64)
     normalize = model.get_vec_normalize_env()
@@ -102,36 +102,36 @@ def test_statistics_are_carried_over_and_missed_in_a_zip(tmp_path: Path) -> None
         read_model(tmp_path / "model.zip")
 
 
-def test_evaluation_by_sb3_of_the_model_and_of_what_we_read_agrees_with_ours() -> None:
+def test_sb3_evaluation_of_original_and_imported_model_equals_ours() -> None:
     model = model_of("PPO")
     policy = from_model(model)
     scores = []
-    for player in (model, Predictor(policy, model.action_space)):
+    for candidate in (model, Predictor(policy, model.action_space)):
         env = SimVecEnv(simulator())
         env.seed(100)
-        scores.append(evaluate_policy(player, env, n_eval_episodes=4, return_episode_rewards=True, warn=False))
+        scores.append(evaluate_policy(candidate, env, n_eval_episodes=4, return_episode_rewards=True, warn=False))
     np.testing.assert_allclose(scores[0][0], scores[1][0], rtol=1e-5)
     assert scores[0][1] == scores[1][1]
     result = evaluate(policy, simulator(), episodes=4, seed=100)
     np.testing.assert_allclose(sorted(result.returns), sorted(scores[0][0]), rtol=1e-4)
-    boxed = evaluate(wrap_model("boxed", model), simulator(), episodes=4, seed=100)
-    np.testing.assert_allclose(boxed.returns, result.returns, rtol=1e-4)
+    wrapped = evaluate(wrap_model("boxed", model), simulator(), episodes=4, seed=100)
+    np.testing.assert_allclose(wrapped.returns, result.returns, rtol=1e-4)
 
 
 @pytest.mark.parametrize("action_horizon", [1, 3])
-def test_chunks_and_histories_score_under_sb3_as_in_our_evaluation(action_horizon: int) -> None:
+def test_policies_with_chunks_and_histories_score_the_same_in_sb3_and_our_evaluation(action_horizon: int) -> None:
     torch.manual_seed(0)
     spec = PolicySpec({"state": (6,)}, 2, horizon=4, action_horizon=action_horizon, obs_horizon=2)
     policy = GaussianPolicy(GaussianConfig(normalization="identity", orthogonal_init=False), spec)
     env = SimVecEnv(simulator())
     env.seed(7)
-    theirs = evaluate_policy(Predictor(policy), env, n_eval_episodes=4, return_episode_rewards=True, warn=False)
+    reference = evaluate_policy(Predictor(policy), env, n_eval_episodes=4, return_episode_rewards=True, warn=False)
     ours = evaluate(policy, simulator(), episodes=4, seed=7)
-    np.testing.assert_allclose(np.sort(ours.returns), np.sort(theirs[0]), rtol=1e-5)
-    np.testing.assert_array_equal(np.sort(ours.lengths), np.sort(theirs[1]))
+    np.testing.assert_allclose(np.sort(ours.returns), np.sort(reference[0]), rtol=1e-5)
+    np.testing.assert_array_equal(np.sort(ours.lengths), np.sort(reference[1]))
 
 
-def test_a_read_model_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
+def test_imported_model_round_trips_through_a_checkpoint(tmp_path: Path) -> None:
     model = model_of("SAC")
     policy = from_model(model)
     obs = {"state": torch.from_numpy(OBS)[:, None]}
@@ -141,7 +141,7 @@ def test_a_read_model_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
     assert torch.equal(loaded.act(obs, deterministic=True), policy.act(obs, deterministic=True))
 
 
-def test_any_model_is_an_expert() -> None:
+def test_wrapped_model_acts_as_an_expert() -> None:
     model, sim = model_of("DDPG"), simulator()
     expert = PolicyExpert(wrap_model("ddpg", model))
     obs = sim.reset(0)
@@ -149,7 +149,7 @@ def test_any_model_is_an_expert() -> None:
     np.testing.assert_allclose(actions, model.predict(obs["state"].numpy(), deterministic=True)[0], atol=1e-6)
 
 
-def test_chunks_and_histories_are_kept_per_row_until_an_episode_starts() -> None:
+def test_chunks_and_histories_are_stored_per_row_until_an_episode_starts() -> None:
     seen: list[torch.Tensor] = []
 
     class Spy(FlowPolicy):
@@ -159,17 +159,17 @@ def test_chunks_and_histories_are_kept_per_row_until_an_episode_starts() -> None
             return obs["state"][:, -1:, :1] * 10 + steps.expand(len(obs["state"]), 4, 2)
 
     predictor = Predictor(Spy(FlowConfig(), PolicySpec({"state": (1,)}, 2, horizon=4, action_horizon=3, obs_horizon=2)))
-    played, state = [], None
+    executed, state = [], None
     for step in range(5):
         obs = np.full((2, 1), step, np.float32)
         starts = np.array([step == 0, step in (0, 2)])
         action, state = predictor.predict(obs, state, starts)
-        played.append(action[:, 0].tolist())
-    assert played == [[0, 0], [1, 1], [2, 20], [30, 21], [31, 22]]
+        executed.append(action[:, 0].tolist())
+    assert executed == [[0, 0], [1, 1], [2, 20], [30, 21], [31, 22]]
     assert [history.tolist() for history in seen] == [[[0, 0], [0, 0]], [[2, 2]], [[2, 3]]]
 
 
-def test_single_observations_and_images_are_understood() -> None:
+def test_predictor_accepts_single_observations_and_images() -> None:
     flow = FlowPolicy(
         FlowConfig(normalization="identity", action_normalization="identity"), PolicySpec({"state": (6,)}, 2)
     )
@@ -191,7 +191,7 @@ def test_single_observations_and_images_are_understood() -> None:
     np.testing.assert_array_equal(action, images[:, 0, 0, :2])
 
 
-def test_other_models_are_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_unsupported_models_are_refused_with_an_alternative(tmp_path: Path) -> None:
     for kind, message in [("PPO", "gSDE"), ("SAC", r"'actor\.log_std' .* belongs to no plain actor")]:
         model_of(kind, use_sde=True).save(tmp_path / "model.zip")
         with pytest.raises(UserError, match=f"{message}.*wrap_model"):
@@ -211,7 +211,7 @@ def test_other_models_are_refused_with_the_way_out(tmp_path: Path) -> None:
         read_model(tmp_path / "dqn.zip")
 
 
-def test_a_pickle_among_the_weights_is_refused(tmp_path: Path) -> None:
+def test_pickled_objects_among_the_weights_are_refused(tmp_path: Path) -> None:
     model_of("PPO").save(tmp_path / "model.zip")
     with zipfile.ZipFile(tmp_path / "model.zip") as whole, zipfile.ZipFile(tmp_path / "evil.zip", "w") as evil:
         evil.writestr("data", whole.read("data"))

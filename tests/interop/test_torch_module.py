@@ -1,4 +1,4 @@
-"""Plain modules as policies: their own numbers, frozen, stored with their weights."""
+"""Tests of plain modules as policies: chunks equal the module's output, frozen, stored with the weights."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ OBS = {"state": torch.randn(5, 1, 6, generator=torch.Generator().manual_seed(0))
 
 
 class Network(nn.Module):
-    """chunk = noise + linear(state), with a dropout that must never act."""
+    """chunk = noise + linear(state), with a dropout that must be inactive."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Network(nn.Module):
         return mean if noise is None else mean + noise
 
 
-def test_a_module_gives_its_own_chunks_without_dropout_or_gradients() -> None:
+def test_module_policy_returns_module_chunks_without_dropout_or_gradients() -> None:
     network, noise = Network(), torch.randn(5, 4, 2)
     policy = ModulePolicy.wrap("network", network, SPEC).train()
     chunk = policy.decode(OBS, noise)
@@ -40,19 +40,21 @@ def test_a_module_gives_its_own_chunks_without_dropout_or_gradients() -> None:
         ModulePolicy.wrap("plain", network, SPEC, noise=False).decode(OBS, noise)
 
 
-def test_steering_chooses_the_noise_of_the_module() -> None:
+def test_steering_sets_the_noise_of_the_module() -> None:
     network = Network().eval()
     actor = replace(STEERING_ACTOR, hidden=(8,))
     steered = LatentPolicy.from_base(
         ModulePolicy.wrap("network", network, SPEC), NoiseSpace("repeat", bound=1.5), actor
     )
     steered.update_stats(OBS)
-    drawn = steered.sample(OBS, generator=torch.Generator().manual_seed(0))
-    noise = 1.5 * drawn.record["raw"].tanh().expand(5, 4, 2)
-    torch.testing.assert_close(drawn.chunk, network(OBS, noise))
+    sampled = steered.sample(OBS, generator=torch.Generator().manual_seed(0))
+    noise = 1.5 * sampled.record["raw"].tanh().expand(5, 4, 2)
+    torch.testing.assert_close(sampled.chunk, network(OBS, noise))
 
 
-def test_a_checkpoint_holds_the_weights_and_asks_for_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_contains_the_weights_and_needs_the_registered_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = ModulePolicy.wrap("network", Network(), SPEC)
     save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=OBS)
     monkeypatch.setattr("robopolicy.interop.sources.MODULES", {})
@@ -80,7 +82,7 @@ def test_a_checkpoint_holds_the_weights_and_asks_for_the_code(tmp_path: Path, mo
         (lambda obs, noise: obs["pose"], r"gave no chunk in 1 attempts \(KeyError: 'pose'\)"),
     ],
 )
-def test_a_module_that_does_not_fit_is_named_with_expected_and_found(module: object, message: str) -> None:
+def test_modules_with_invalid_output_are_refused(module: object, message: str) -> None:
     class Wrong(nn.Module):
         def forward(self, obs: dict[str, Tensor], noise: Tensor) -> object:
             return module(obs, noise)  # type: ignore[operator]

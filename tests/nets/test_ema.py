@@ -1,4 +1,4 @@
-"""The weight average follows Diffusion Policy's schedule."""
+"""Tests of the weight average with Diffusion Policy's schedule."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import nn
 from robopolicy.nets.module_state import EMA
 
 
-def test_the_first_update_copies_and_later_ones_follow_the_schedule() -> None:
+def test_first_update_copies_and_later_updates_follow_the_schedule() -> None:
     net = nn.Linear(2, 2)
     ema = EMA(net)
     with torch.no_grad():
@@ -21,14 +21,14 @@ def test_the_first_update_copies_and_later_ones_follow_the_schedule() -> None:
     torch.testing.assert_close(ema.module.weight, torch.full((2, 2), decay * 1 + (1 - decay) * 2))
 
 
-def test_the_decay_is_bounded() -> None:
+def test_decay_is_bounded() -> None:
     ema = EMA(nn.Linear(1, 1), max_decay=0.9)
     assert ema.decay(0) == 0.0
     assert ema.decay(5) == pytest.approx(1 - 6**-0.75)
     assert ema.decay(10**6) == 0.9
 
 
-def test_buffers_are_copied_and_the_average_takes_no_gradient() -> None:
+def test_buffers_are_copied_and_the_average_has_no_gradient() -> None:
     net = nn.BatchNorm1d(2)
     ema = EMA(net)
     net(torch.randn(8, 2) + 5)
@@ -37,7 +37,7 @@ def test_buffers_are_copied_and_the_average_takes_no_gradient() -> None:
     assert not ema.module.training and not any(p.requires_grad for p in ema.module.parameters())
 
 
-def test_a_restored_average_continues_the_schedule() -> None:
+def test_restored_average_continues_the_schedule() -> None:
     net = nn.Linear(2, 2)
     ema, restored = EMA(net), EMA(nn.Linear(2, 2))
     for _ in range(3):

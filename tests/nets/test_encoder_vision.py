@@ -1,4 +1,4 @@
-"""The observation encoder: key order, crops, camera networks, embeddings of goals and instructions."""
+"""Tests of the observation encoder: key order, crops, camera networks, embeddings of goals and instructions."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def images(*shape: int) -> torch.Tensor:
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def test_vector_keys_are_concatenated_in_sorted_order_whatever_the_dictionary() -> None:
+def test_vector_keys_are_concatenated_in_sorted_order() -> None:
     encoder = ObservationEncoder({"state": (2,), "goal": (3,)}, normalization="identity")
     obs = {"state": torch.ones(4, 2, 2), "goal": torch.zeros(4, 2, 3)}
     features = encoder(obs)
@@ -30,7 +30,7 @@ def test_scalars_and_matrices_are_flattened() -> None:
     assert features[1, 0].tolist() == [0, 4, 5, 6, 7]
 
 
-def test_statistics_go_to_the_dimensions_of_their_key() -> None:
+def test_statistics_apply_to_the_dimensions_of_their_key() -> None:
     encoder = ObservationEncoder({"state": (2,), "goal": (1,)}, normalization="minmax")
     encoder.fit_normalizer({"state": {"min": [0, 10], "max": [2, 30]}, "goal": {"min": [-4], "max": [4]}})
     features = encoder({"state": torch.tensor([[[2.0, 20.0]]]), "goal": torch.tensor([[[-4.0]]])})
@@ -52,16 +52,16 @@ def test_bad_statistics_are_refused_in_one_line(statistics: dict, message: str) 
         encoder.fit_normalizer(statistics)
 
 
-def test_running_statistics_start_from_a_dataset_where_there_is_one() -> None:
+def test_running_statistics_start_from_dataset_statistics_if_given() -> None:
     encoder = ObservationEncoder({"state": (2,)}, normalization="running")
-    encoder.fit_normalizer({"action": {"min": [-1], "max": [1]}})  # a simulator knows the action bounds only
+    encoder.fit_normalizer({"action": {"min": [-1], "max": [1]}})  # a simulator has only action bounds
     assert not bool(encoder.normalizer.fitted)
     encoder.fit_normalizer({"state": {"mean": [1, 2], "std": [3, 4], "count": [10]}})
     assert encoder({"state": torch.tensor([[[4.0, 6.0]]])}).flatten().tolist() == [1, 1]
 
 
 @both_kinds
-def test_image_features_do_not_depend_on_batch_neighbours_and_are_deterministic(vision: VisionConfig) -> None:
+def test_image_features_are_deterministic_and_independent_of_other_rows(vision: VisionConfig) -> None:
     encoder = ObservationEncoder({"state": (2,), "image.a.b": (3, 32, 32)}, normalization="identity", vision=vision)
     obs = {"state": torch.randn(4, 2, 2), "image.a.b": images(4, 2, 3, 32, 32)}
     features = encoder(obs)
@@ -71,7 +71,7 @@ def test_image_features_do_not_depend_on_batch_neighbours_and_are_deterministic(
     torch.testing.assert_close(alone, features[1:2], atol=1e-6, rtol=1e-5)
 
 
-def test_an_encoder_of_images_alone_needs_no_statistics() -> None:
+def test_encoder_with_only_images_needs_no_statistics() -> None:
     encoder = ObservationEncoder({"image.a": (3, 32, 32)}, normalization="minmax", vision=SMALL)
     encoder.fit_normalizer({})
     assert bool(encoder.normalizer.fitted)
@@ -79,7 +79,7 @@ def test_an_encoder_of_images_alone_needs_no_statistics() -> None:
 
 
 @both_kinds
-def test_cameras_have_networks_of_their_own_that_all_learn(vision: VisionConfig) -> None:
+def test_each_camera_has_its_own_network_with_gradients(vision: VisionConfig) -> None:
     observation = {"image.a": (3, 32, 32), "image.b": (3, 40, 24)}
     encoder = ObservationEncoder(observation, normalization="identity", vision=vision)
     obs = {key: images(2, 1, *shape) for key, shape in observation.items()}
@@ -89,7 +89,7 @@ def test_cameras_have_networks_of_their_own_that_all_learn(vision: VisionConfig)
     assert all(p.grad is not None and bool(p.grad.any()) for p in encoder.parameters())
 
 
-def test_the_published_resnet_has_group_norms_of_sixteen_channels_and_no_batch_norm() -> None:
+def test_published_resnet_uses_group_norms_of_sixteen_channels_and_no_batch_norm() -> None:
     net = CameraNet((3, 64, 64), VisionConfig(widths=(64, 128, 256, 512), blocks=2))
     norms = [part for part in net.modules() if isinstance(part, torch.nn.GroupNorm)]
     assert len(norms) == 1 + 4 * 2 * 2
@@ -99,14 +99,14 @@ def test_the_published_resnet_has_group_norms_of_sixteen_channels_and_no_batch_n
 
 
 @pytest.mark.parametrize("size", [(96, 96), (64, 48), (87, 86), (16, 17)])
-def test_the_transformer_counts_its_patches(size: tuple[int, int]) -> None:
+def test_vision_transformer_returns_one_token_per_patch(size: tuple[int, int]) -> None:
     net = PatchTransformer(3, size, VisionConfig(kind="vit", vit_width=8))
     tokens = net(torch.randn(2, 3, *size))
     assert tokens.shape == (2, net.count, 8)
     torch.testing.assert_close(tokens.mean(-1), torch.zeros(2, net.count), atol=1e-5, rtol=0)  # normalised
 
 
-def test_the_transformer_knows_where_things_are() -> None:
+def test_vision_transformer_features_depend_on_position() -> None:
     net = CameraNet((3, 32, 32), VisionConfig(kind="vit", vit_width=16, vit_features=8, crop=1.0))
     left, right = torch.zeros(2, 1, 3, 32, 32, dtype=torch.uint8).unbind(0)
     left[..., 8:24, :16], right[..., 8:24, 16:] = 255, 255
@@ -136,7 +136,7 @@ def test_images_too_small_for_the_patches_are_refused() -> None:
     ("size", "widths"),
     [((4, 4), (32, 64, 128)), ((16, 16), (32, 64, 128)), ((12, 96), (32,) * 3), ((32, 32), (16,) * 4)],
 )
-def test_small_images_leave_the_keypoints_something_to_tell_apart(
+def test_keypoint_features_of_small_images_differ_between_images(
     size: tuple[int, int], widths: tuple[int, ...]
 ) -> None:
     net = CameraNet((3, *size), VisionConfig(widths=widths))
@@ -145,11 +145,11 @@ def test_small_images_leave_the_keypoints_something_to_tell_apart(
 
 
 @both_kinds
-def test_crops_are_random_while_imitating_and_central_otherwise(vision: VisionConfig) -> None:
+def test_crops_are_random_with_augmentation_and_central_otherwise(vision: VisionConfig) -> None:
     encoder = ObservationEncoder({"image.a": (3, 32, 32)}, normalization="identity", vision=vision)
     obs = {"image.a": images(4, 1, 3, 32, 32)}
-    drawn = [encoder(obs, augment=True, generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
-    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+    augmented = [encoder(obs, augment=True, generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    assert torch.equal(augmented[0], augmented[1]) and not torch.equal(augmented[0], augmented[2])
     margin = {"image.a": obs["image.a"].clone()}
     margin["image.a"][..., :4, :] = 0  # outside the central 24 pixels
     assert torch.equal(encoder(margin), encoder(obs))
@@ -166,7 +166,7 @@ def test_random_crops_are_windows_of_the_image_and_follow_the_generator() -> Non
         assert bool((windows == crop[i][:, None, None]).flatten(3).all(3).all(0).any())
 
 
-def test_the_centre_crop_is_central() -> None:
+def test_centre_crop_is_central() -> None:
     camera = CameraNet((3, 16, 16), SMALL)
     image = images(1, 3, 16, 16)
     assert torch.equal(camera._centre_crop(image), image[..., 2:14, 2:14])
@@ -190,7 +190,7 @@ def language(**config: float) -> tuple[ObservationEncoder, dict[str, torch.Tenso
     return encoder, {key: torch.randn(64, 2, *shape) for key, shape in LANGUAGE.items()}
 
 
-def test_embeddings_have_projections_of_their_own_and_are_not_normalised() -> None:
+def test_each_embedding_has_its_own_projection_and_is_not_normalised() -> None:
     encoder, obs = language()
     features = encoder(obs)
     assert features.shape == (64, 2, 2 + 2 * 3) and encoder.feature_dim == 8
@@ -200,14 +200,14 @@ def test_embeddings_have_projections_of_their_own_and_are_not_normalised() -> No
     torch.testing.assert_close(features[..., 5:], task(obs["embedding.task"]))
 
 
-def test_an_encoder_of_embeddings_alone_needs_no_statistics() -> None:
+def test_encoder_with_only_embeddings_needs_no_statistics() -> None:
     encoder = ObservationEncoder({"embedding.task": (5,)}, normalization="running")
     encoder.fit_normalizer({})
     encoder.update_stats({"embedding.task": torch.randn(3, 1, 5)})
     assert bool(encoder.normalizer.fitted) and encoder({"embedding.task": torch.randn(3, 1, 5)}).shape == (3, 1, 64)
 
 
-def test_dropout_hides_all_embeddings_of_a_row_and_only_while_imitating() -> None:
+def test_dropout_drops_all_embeddings_of_a_row_and_only_with_augmentation() -> None:
     encoder, obs = language(dropout=0.25)
     full, empty = encoder(obs), encoder(without_embeddings(obs))
     assert torch.equal(full, encoder(obs)) and torch.equal(full[..., :2], empty[..., :2])
@@ -217,13 +217,13 @@ def test_dropout_hides_all_embeddings_of_a_row_and_only_while_imitating() -> Non
         hidden = (seen == empty).flatten(1).all(1)
         assert bool((hidden | (seen == full).flatten(1).all(1)).all())
         dropped.append(hidden)
-    share = torch.stack(dropped).float().mean()
-    assert abs(float(share) - 0.25) < 3 * (0.25 * 0.75 / (40 * 64)) ** 0.5
+    fraction = torch.stack(dropped).float().mean()
+    assert abs(float(fraction) - 0.25) < 3 * (0.25 * 0.75 / (40 * 64)) ** 0.5
     again = encoder(obs, augment=True, generator=torch.Generator().manual_seed(0))
     assert torch.equal((again == empty).flatten(1).all(1), dropped[0])
 
 
-def test_a_nan_in_an_embedding_is_not_hidden_by_dropout() -> None:
+def test_dropout_does_not_hide_nan_embeddings() -> None:
     encoder, obs = language(dropout=0.99)
     obs["embedding.task"][3] = float("nan")
     assert encoder(obs, augment=True).isnan().flatten(1).any(1).nonzero().flatten().tolist() == [3]

@@ -1,4 +1,4 @@
-"""Encoders by prefix: those of a plugin join features and normaliser in a fixed order; wrong settings are refused."""
+"""Tests of encoders by key prefix: plugin encoders join features and normaliser in a fixed order."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ OBSERVATION |= {"image": (5,)}
 
 @dataclass(frozen=True)
 class TouchConfig:
-    """Settings of the encoder below."""
+    """Settings of the test encoders."""
 
     width: int = 3
 
 
 class Touch(ModalityEncoder):
-    """One layer per key, fitted to its box."""
+    """One layer per key, fitted to the bounds of the key."""
 
     config_class = TouchConfig
     attribute = "touches"
@@ -41,7 +41,7 @@ class Touch(ModalityEncoder):
 
 
 class Heat(ModalityEncoder):
-    """The mean of a key, as a further number among the vectors."""
+    """The mean of a key, as an additional vector element."""
 
     config_class = TouchConfig
     attribute = "heats"
@@ -67,9 +67,9 @@ def registered() -> Iterator[None]:
         del ENCODERS._rows[name]
 
 
-def test_keys_are_sorted_by_their_prefix() -> None:
+def test_keys_are_grouped_by_prefix() -> None:
     layout = Layout.of(OBSERVATION)
-    assert layout.vectors == ("image", "state")  # without a dot it is no image
+    assert layout.vectors == ("image", "state")  # without a dot, `image` is a vector
     assert layout.encoded == (
         ("heat", ("heat.a",)),
         ("touch", ("touch.b", "touch.left")),
@@ -78,7 +78,7 @@ def test_keys_are_sorted_by_their_prefix() -> None:
     assert layout.normalized == ("image", "state", "heat.a")
 
 
-def test_an_encoder_joins_features_statistics_and_copies() -> None:
+def test_plugin_encoder_joins_features_statistics_and_copied_stats() -> None:
     encoder = ObservationEncoder(OBSERVATION, normalization="minmax", encoders={"touch": {"width": 2}})
     ends = {"min": [-2.0] * 4, "max": [2.0] * 4}
     statistics = {"touch.left": ends, "touch.b": ends, "heat.a": {"min": [0.0], "max": [4.0]}}
@@ -109,7 +109,7 @@ def test_an_encoder_joins_features_statistics_and_copies() -> None:
         ({"image": {"kind": "vit"}}, "Encoder 'image' is set by vision"),
     ],
 )
-def test_settings_that_fit_no_encoder_are_refused(encoders: dict, message: str) -> None:
+def test_invalid_encoder_settings_are_refused(encoders: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         GaussianConfig(encoders=encoders)
 
@@ -121,6 +121,6 @@ def test_settings_that_fit_no_encoder_are_refused(encoders: dict, message: str) 
         ({"backbone": "mpl"}, "Unknown backbone 'mpl'"),
     ],
 )
-def test_settings_that_fit_no_backbone_are_refused(settings: dict, message: str) -> None:
+def test_invalid_backbone_settings_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         GaussianConfig(**settings)

@@ -1,4 +1,4 @@
-"""Denoising networks see whole chains at once; times that repeat are embedded once, features serve all iterates."""
+"""Tests of denoising networks on whole chains: repeated times and features are shared by all iterates."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ TIMES = pytest.mark.parametrize("times", [1, 2])
 
 @pytest.fixture(autouse=True)
 def double() -> Iterator[None]:
-    """The claims are about rows, not about rounding: the order of sums depends on how many rows there are."""
+    """Use double precision, since rounding depends on the number of rows."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -31,29 +31,29 @@ def double() -> Iterator[None]:
 
 @TIMES
 @pytest.mark.parametrize("kind", BACKBONES.product())
-def test_chains_are_read_as_their_iterates_one_by_one(kind: str, times: int) -> None:
+def test_chain_outputs_equal_the_outputs_of_single_iterates(kind: str, times: int) -> None:
     check_reads_chains_as_their_iterates(kind, times)
 
 
 @TIMES
 @pytest.mark.parametrize("kind", BACKBONES.product())
-def test_one_time_serves_all_rows(kind: str, times: int) -> None:
+def test_one_time_for_all_rows_equals_repeated_times(kind: str, times: int) -> None:
     check_one_time_serves_all_rows(kind, times)
 
 
 @pytest.mark.parametrize("kind", BACKBONES.product())
-def test_gradients_add_up_over_the_rows_that_share_a_time(kind: str) -> None:
+def test_gradients_sum_over_rows_with_a_shared_time(kind: str) -> None:
     check_gradients_add_up_over_the_rows_that_share_a_time(kind)
 
 
-def test_rows_of_deeper_nests_keep_their_observation() -> None:
+def test_nested_rows_keep_their_observation() -> None:
     x, features = torch.zeros(2, 3, 4, H, A), torch.arange(2.0).view(2, 1, 1)
     rows, time, seen = network_rows(x, torch.zeros(4, 8), features)
     assert rows.shape == (24, H, A) and time.shape == (24, 8)
     assert seen.flatten().tolist() == [0.0] * 12 + [1.0] * 12
 
 
-def test_times_that_fit_no_row_are_refused() -> None:
+def test_mismatched_number_of_times_is_refused() -> None:
     x, _, features = inputs(1)
     with pytest.raises(RuntimeError, match="expand"):
         network_rows(x, torch.zeros(T + 1, 8), features)
@@ -65,7 +65,7 @@ def test_embeddings_keep_the_shape_of_their_times(times: int) -> None:
     assert TimeEmbedding(16, times)(torch.rand(shape)).shape == (4, 3, 16)
 
 
-def test_a_level_of_one_step_keeps_its_values() -> None:
+def test_unet_with_a_horizon_of_one_depends_on_its_input() -> None:
     torch.manual_seed(0)
     config = BackboneConfig(backbone="unet", unet_channels=(8,))
     network = make_backbone(config, action_dim=A, horizon=1, feature_dim=F, obs_horizon=1)

@@ -1,4 +1,4 @@
-"""Backbones: shapes, initialisation, causal masks, and no interaction between the rows of a batch."""
+"""Tests of backbones: shapes, initialisation, causal masks, and independence of the rows of a batch."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ def transformer(**overrides: int) -> ActionTransformer:
     return ActionTransformer(3, 6, **sizes).eval()  # type: ignore[arg-type]
 
 
-def test_orthogonal_initialisation_has_the_gains_of_ppo() -> None:
+def test_orthogonal_initialisation_uses_the_gains_of_ppo() -> None:
     net = MLP(8, (16, 16), 4, orthogonal_gain=0.01)
     first, output = net[0], net[-1]
     assert isinstance(first, nn.Linear) and isinstance(output, nn.Linear)
@@ -27,7 +27,7 @@ def test_orthogonal_initialisation_has_the_gains_of_ppo() -> None:
     assert all(not bool(m.bias.any()) for m in net if isinstance(m, nn.Linear))
 
 
-def test_a_residual_block_of_zeros_is_the_identity() -> None:
+def test_residual_block_with_zero_weights_is_the_identity() -> None:
     net = ResidualMLP(4, (8, 8, 8), 2, activation="relu")
     for parameter in net.blocks.parameters():
         nn.init.zeros_(parameter)
@@ -36,7 +36,7 @@ def test_a_residual_block_of_zeros_is_the_identity() -> None:
 
 
 @pytest.mark.parametrize("hidden", [(), (8, 8), (8, 16, 8)])
-def test_residual_widths_that_do_not_pair_up_are_refused(hidden: tuple[int, ...]) -> None:
+def test_invalid_residual_widths_are_refused(hidden: tuple[int, ...]) -> None:
     with pytest.raises(UserError, match="odd number of equal widths"):
         ResidualMLP(4, hidden, 2)
 
@@ -46,7 +46,7 @@ def test_unknown_activations_suggest_the_nearest() -> None:
         MLP(2, (4,), 1, activation="tahn")
 
 
-def test_the_time_embedding_separates_neighbouring_times() -> None:
+def test_time_embedding_separates_neighbouring_times() -> None:
     embedding = SinusoidalEmbedding(16)(torch.linspace(0, 1, 101))
     distance = torch.cdist(embedding, embedding) + 10 * torch.eye(101)
     assert embedding.shape == (101, 16)
@@ -56,7 +56,7 @@ def test_the_time_embedding_separates_neighbouring_times() -> None:
 
 
 @pytest.mark.parametrize("horizon", [1, 5, 7, 8, 16])
-def test_the_unet_keeps_any_horizon(horizon: int) -> None:
+def test_unet_output_has_the_shape_of_any_horizon(horizon: int) -> None:
     net = UNet1d(3, 12, channels=(8, 16, 24), time_dim=8)
     x = torch.randn(4, horizon, 3, requires_grad=True)
     out = net(x, torch.rand(4), torch.randn(4, 2, 6))
@@ -66,13 +66,13 @@ def test_the_unet_keeps_any_horizon(horizon: int) -> None:
     assert all(p.grad is not None for p in net.parameters())
 
 
-def test_the_unet_refuses_channels_that_its_groups_do_not_divide() -> None:
+def test_unet_refuses_channels_not_divisible_by_its_groups() -> None:
     with pytest.raises(UserError, match="divisible by 8"):
         UNet1d(3, 12, channels=(12, 24))
 
 
 @pytest.mark.parametrize("make", [lambda: UNet1d(3, 24, channels=(8, 16), time_dim=8), transformer])
-def test_rows_do_not_see_their_neighbours(make: Callable[[], nn.Module]) -> None:
+def test_rows_do_not_depend_on_other_rows(make: Callable[[], nn.Module]) -> None:
     net = make()
     x, t, features = torch.randn(6, 5, 3), torch.rand(6), torch.randn(6, 4, 6)
     alone = net(x[2:3], t[2:3], features[2:3])
@@ -80,7 +80,7 @@ def test_rows_do_not_see_their_neighbours(make: Callable[[], nn.Module]) -> None
 
 
 def gradients(net: ActionTransformer, i: int) -> tuple[Tensor, Tensor]:
-    """Size of the gradient of action i with respect to each noisy action and each observation."""
+    """L1 norm of the gradient of action i with respect to each noisy action and each observation."""
     x, features = torch.randn(1, 5, 3, requires_grad=True), torch.randn(1, 4, 6, requires_grad=True)
     net(x, torch.rand(1), features)[0, i].sum().backward()
     assert x.grad is not None and features.grad is not None
@@ -88,18 +88,18 @@ def gradients(net: ActionTransformer, i: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("i", range(5))
-def test_action_i_sees_no_later_action_and_no_later_observation(i: int) -> None:
+def test_actions_do_not_depend_on_later_actions_or_observations(i: int) -> None:
     to_actions, to_observations = gradients(transformer(), i)
     assert bool((to_actions[: i + 1] > 0).all()) and not bool(to_actions[i + 1 :].any())
     assert bool((to_observations[: i + 1] > 0).all()) and not bool(to_observations[i + 1 :].any())
 
 
-def test_a_chunk_that_starts_at_the_newest_observation_sees_the_whole_history() -> None:
+def test_chunk_from_the_newest_observation_depends_on_the_whole_history() -> None:
     _, to_observations = gradients(transformer(first_action=3), 0)
     assert bool((to_observations > 0).all())
 
 
-def test_time_reaches_every_action() -> None:
+def test_every_action_depends_on_time() -> None:
     net = transformer()
     x, features = torch.randn(1, 5, 3), torch.randn(1, 4, 6)
     change = net(x, torch.tensor([0.1]), features) - net(x, torch.tensor([0.9]), features)

@@ -1,4 +1,4 @@
-"""Normalisers: round trips, constant dimensions, exact merging, and refusal of damaged statistics."""
+"""Tests of normalisers: round trips, constant dimensions, exact merging, and refusal of damaged statistics."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_round_trip_is_exact_and_constant_dimensions_are_finite(mode: str) -> No
 
 
 @pytest.mark.parametrize("mode", ["minmax", "meanstd"])
-def test_narrow_bounds_are_bounds_where_they_are_declared(mode: str) -> None:
+def test_declared_narrow_bounds_are_not_treated_as_constant(mode: str) -> None:
     narrow = {"min": [-2e-5, 1.0], "max": [2e-5, 1.0], "mean": [0.0, 1.0], "std": [1e-5, 0.0]}
     measured, declared = Normalizer(2, mode), Normalizer(2, mode)
     measured.fit(narrow)
@@ -39,7 +39,7 @@ def test_minmax_maps_the_range_to_one_and_constants_to_their_middle() -> None:
     assert float(normalizer.denormalize(torch.zeros(3))[2]) == pytest.approx(5.000005, abs=1e-6)
 
 
-def test_running_statistics_equal_those_of_all_data_whatever_the_batches() -> None:
+def test_running_statistics_equal_the_statistics_of_all_data_for_any_batches() -> None:
     x = torch.randn(1000, 4) * torch.tensor([1.0, 100.0, 1e-3, 0.0]) + torch.tensor([0.0, 1e4, 5.0, 7.0])
     normalizer = RunningNormalizer(4)
     for batch in x.split([1, 7, 500, 492]):
@@ -51,7 +51,7 @@ def test_running_statistics_equal_those_of_all_data_whatever_the_batches() -> No
     assert float(normalizer.normalize(torch.full((1, 4), 1e9)).max()) == 10.0
 
 
-def test_running_statistics_may_start_from_those_of_a_dataset() -> None:
+def test_running_statistics_continue_from_dataset_statistics() -> None:
     x = torch.randn(300, 2) * 3 + 5
     first = x[:200].double()
     continued, whole = RunningNormalizer(2), RunningNormalizer(2)
@@ -62,7 +62,7 @@ def test_running_statistics_may_start_from_those_of_a_dataset() -> None:
     torch.testing.assert_close(continued.scale, whole.scale)
 
 
-def test_running_statistics_refuse_a_diverged_simulation() -> None:
+def test_running_statistics_refuse_non_finite_data() -> None:
     with pytest.raises(UserError, match="not finite"):
         RunningNormalizer(2).update(torch.tensor([[1.0, float("nan")]]))
 

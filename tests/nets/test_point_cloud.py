@@ -1,4 +1,4 @@
-"""Point clouds as observations: one network per cloud, blind to order and repetition, scaled by the data."""
+"""Tests of point-cloud observations: one network per cloud, invariant to order and repetition, scaled by the data."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_features_ignore_the_order_and_the_repetition_of_points() -> None:
     assert not torch.allclose(features, net(cloud[:, :2]))
 
 
-def test_one_scale_serves_all_coordinates_and_comes_from_the_data() -> None:
+def test_all_coordinates_share_one_scale_from_the_data() -> None:
     net = PointCloudNet((2, 3), SMALL)
     low, high = torch.tensor([[0.0, 0, 0], [1, 0, 0]]), torch.tensor([[1.0, 1, 1], [4, 1, 1]])
     net.fit(low, high)
@@ -41,7 +41,7 @@ def test_one_scale_serves_all_coordinates_and_comes_from_the_data() -> None:
     torch.testing.assert_close(net(metres), other((metres - torch.tensor([2.0, 0.5, 0.5])) / 2))
 
 
-def test_clouds_join_the_features_after_vectors_and_learn() -> None:
+def test_cloud_features_follow_vectors_and_have_gradients() -> None:
     model = encoder()
     model.fit_normalizer(statistics())
     obs = {key: torch.rand(4, 2, *shape) for key, shape in OBSERVATION.items()}
@@ -55,17 +55,17 @@ def test_clouds_join_the_features_after_vectors_and_learn() -> None:
     torch.testing.assert_close(model({k: v[1:2] for k, v in obs.items()}), features[1:2], atol=1e-6, rtol=1e-5)
 
 
-def test_statistics_of_clouds_are_needed_where_vectors_need_theirs() -> None:
+def test_cloud_statistics_are_required_for_dataset_normalisation() -> None:
     known = statistics()
     del known["point_cloud.wrist"]
     with pytest.raises(UserError, match=r"lack the observation keys \['point_cloud.wrist'\]"):
         encoder().fit_normalizer(known)
-    encoder("running").fit_normalizer({})  # learning without data starts in metres
+    encoder("running").fit_normalizer({})  # without data, coordinates are in metres
     encoder("identity").fit_normalizer({})
 
 
 @pytest.mark.parametrize("shape", [(6,), (6, 4), (2, 6, 3)])
-def test_what_is_no_cloud_of_positions_is_refused(shape: tuple[int, ...]) -> None:
+def test_shapes_that_are_no_point_cloud_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(UserError, match=r"shape \(points, 3\)"):
         PointCloudNet(shape, SMALL)
 

@@ -1,4 +1,4 @@
-"""What perfect networks of the few-step heads predict when the data are N(M, S^2)."""
+"""Closed-form networks of the few-step heads for data from N(M, S^2)."""
 
 from typing import Any
 
@@ -27,17 +27,17 @@ def deviation(t: Tensor) -> Tensor:
 
 
 def velocity(x: Tensor, t: Tensor) -> Tensor:
-    """Of the flow from N(0, 1) to N(M, S^2)."""
+    """Velocity of the flow from N(0, 1) to N(M, S^2)."""
     return M + (t * S**2 - (1 - t)) / deviation(t) ** 2 * (x - t * M)
 
 
 def flow_map(x: Tensor, t: Tensor, to: Tensor) -> Tensor:
-    """Where the flow carries `x` from time `t` to time `to`."""
+    """The flow map of `x` from time `t` to time `to`."""
     return to * M + deviation(to) / deviation(t) * (x - t * M)
 
 
 class ExactAverage(nn.Module):
-    """Average velocity of the flow over a step, told its departure and its length; notes its calls in `asked`."""
+    """Average velocity of the flow over a step, given its start time and length; records its inputs in `asked`."""
 
     def __init__(self, time_scale: float = 1.0) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Distributions of one number whose denoisers are known exactly, and heads that carry them instead of a network."""
+"""Scalar distributions with closed-form denoisers, and heads with a closed form in place of the network."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,7 @@ def nothing(rows: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Mixture:
-    """Gaussians of equal width."""
+    """A mixture of Gaussians with equal standard deviations."""
 
     means: tuple[float, ...]
     shares: tuple[float, ...]
@@ -47,7 +47,7 @@ class Mixture:
         return PathEstimate(data, noise)
 
     def velocity(self, x: Tensor, t: Tensor) -> Tensor:
-        """Of the linear path."""
+        """Velocity of the linear path."""
         return self.estimate(x, t, 1 - t).velocity.float()
 
 
@@ -56,7 +56,7 @@ TWO_MODES = Mixture((-0.6, 0.6), (0.7, 0.3), 0.1)
 
 
 class ExactFlow(nn.Module):
-    """What a perfect network of a flow head predicts."""
+    """Exact output of the network of a flow head."""
 
     def __init__(self, mixture: Mixture) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class ExactFlow(nn.Module):
 
 
 class ExactDiffusion(nn.Module):
-    """What a perfect network of a diffusion head predicts, between the levels too."""
+    """Exact output of the network of a diffusion head, also between the noise levels."""
 
     def __init__(self, mixture: Mixture, config: DiffusionConfig) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class ExactDiffusion(nn.Module):
 
 
 class ExactEDM(nn.Module):
-    """What a perfect network of an EDM head predicts."""
+    """Exact output of the network of an EDM head."""
 
     def __init__(self, mixture: Mixture, config: EDMConfig) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def exact_edm(mixture: Mixture, **settings: Any) -> EDMPolicy:
 
 
 def learn(policy: GenerativePolicy, mixture: Mixture, updates: int = 600, lr: float = 1e-2) -> None:
-    """Imitate draws of `mixture`."""
+    """Imitate samples of `mixture`."""
     optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
     for i in range(updates):
         optimizer.param_groups[0]["lr"] = lr * (1 - i / updates)
@@ -127,7 +127,7 @@ def learn(policy: GenerativePolicy, mixture: Mixture, updates: int = 600, lr: fl
 
 
 def check_two_modes(drawn: Tensor) -> None:
-    """Draws `(B, 1, 1)` lie at both modes of `TWO_MODES`, in its shares and with little between them."""
+    """Samples `(B, 1, 1)` are at both modes of `TWO_MODES` in the right proportion, with few between the modes."""
     drawn = drawn.flatten()
     low, high = drawn[drawn < 0], drawn[drawn > 0]
     assert abs(len(low) / len(drawn) - 0.7) < 0.06

@@ -1,4 +1,4 @@
-"""Gaussians of several numbers, whose denoisers are known exactly, as policies of every family; small networks."""
+"""Multivariate Gaussians with closed-form denoisers as policies of every family, and small networks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,18 +24,18 @@ ACTION = {"min": [-0.5, -3.0], "max": [0.5, 1.0]}
 
 @dataclass(frozen=True)
 class Gaussian:
-    """N(mean, cov) in units of the policy that carries it."""
+    """N(mean, cov) in normalised units of its policy."""
 
     mean: tuple[float, ...]
     cov: tuple[tuple[float, ...], ...]
 
     @cached_property
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, variances along the axes, and the axes as columns."""
+        """Mean, eigenvalues of the covariance, and eigenvectors as columns."""
         return torch.tensor(self.mean).double(), *torch.linalg.eigh(torch.tensor(self.cov).double())
 
     def draw(self, z: Tensor) -> Tensor:
-        """Map standard normal noise to this distribution as the probability flow does."""
+        """Map standard normal noise to this distribution, like the probability flow."""
         mean, power, axes = self.parts
         return (mean + (z.double() @ axes * power.sqrt()) @ axes.T).to(z.dtype)
 
@@ -47,14 +47,14 @@ class Gaussian:
         return PathEstimate(mean + a * (along * power) @ axes.T, b * along @ axes.T)
 
     def log_density(self, x: Tensor, t: float) -> Tensor:
-        """Of the noised data `(B, 1, A)` on the linear path, up to its constant factor of pi."""
+        """Log-density of the noised data `(B, 1, A)` on the linear path, up to the constant with pi."""
         mean, power, axes = self.parts
         noised = t * t * power + (1 - t) ** 2
         return -0.5 * (((x.double() - t * mean)[:, 0] @ axes).square() / noised + noised.log()).sum(-1)
 
 
 def round_(mean: Sequence[float], std: float) -> Gaussian:
-    """A Gaussian of one width in all directions."""
+    """An isotropic Gaussian."""
     size = len(mean)
     return Gaussian(tuple(mean), tuple(tuple(std**2 * (i == j) for j in range(size)) for i in range(size)))
 
@@ -99,7 +99,7 @@ KINDS: dict[str, tuple[type[Any], type[Any], type[_Exact]]] = {
 
 
 def exact(kind: str, law: Gaussian, **settings: Any) -> Any:
-    """A policy of that family that carries `law`, in raw action units unless `settings` say otherwise."""
+    """A policy of a family with the closed form of `law`, in raw action units unless `settings` change that."""
     config_class, policy_class, network = KINDS[kind]
     policy = policy_class(config_class(**(RAW | settings)), PLANE)
     policy.backbone = network(law, policy.config)
@@ -107,7 +107,7 @@ def exact(kind: str, law: Gaussian, **settings: Any) -> Any:
 
 
 def scaled(policy: Any, offset: Sequence[float], scale: Sequence[float]) -> Any:
-    """`policy`, whose normaliser is set by hand."""
+    """`policy` with the given action normaliser."""
     policy.action_normalizer.offset.copy_(torch.tensor(offset))
     policy.action_normalizer.scale.copy_(torch.tensor(scale))
     policy.action_normalizer.fitted.fill_(True)
@@ -124,7 +124,7 @@ NETWORKS: dict[str, tuple[type[Any], type[Any], dict[str, Any]]] = {
 
 
 def network(kind: str, seed: int = 0, spec: PolicySpec = CHUNK, **settings: Any) -> Any:
-    """An untrained policy of that family, fitted to fixed statistics."""
+    """An untrained policy of a family, fitted to fixed statistics."""
     config_class, policy_class, own = NETWORKS[kind]
     torch.manual_seed(seed)
     policy = policy_class(config_class(**({"hidden": (16, 16)} | own | settings)), spec)
@@ -134,7 +134,7 @@ def network(kind: str, seed: int = 0, spec: PolicySpec = CHUNK, **settings: Any)
 
 
 def observations(rows: int, spec: PolicySpec = CHUNK) -> dict[str, Tensor]:
-    """Random ones, the same for the same number of rows."""
+    """Random observations, the same for the same number of rows."""
     generator = torch.Generator().manual_seed(rows)
     return {
         key: torch.randn(rows, spec.obs_horizon, *shape, generator=generator) for key, shape in spec.observation.items()
@@ -147,5 +147,5 @@ def nothing(rows: int) -> dict[str, Tensor]:
 
 
 def parameters(policy: Policy) -> list[Tensor]:
-    """Copies of all that a policy knows."""
+    """Copies of all parameters and buffers of a policy."""
     return [value.clone() for value in policy.state_dict().values()]

@@ -1,4 +1,4 @@
-"""Action tokens: bins, causality, exact probabilities, the policy gradient by enumeration, imitation of two modes."""
+"""Tests of action tokens: bins, causality, exact probabilities, the policy gradient by enumeration, imitation."""
 
 import itertools
 import math
@@ -31,7 +31,7 @@ def tokens(spec: PolicySpec = SPEC, **config: object) -> AutoregressivePolicy:
 
 
 @pytest.mark.parametrize("bins", [2, 3, 128, 256])
-def test_coding_errs_by_at_most_half_a_bin(bins: int) -> None:
+def test_tokenisation_error_is_at_most_half_a_bin(bins: int) -> None:
     policy = tokens(bins=bins)
     action = torch.cat([torch.linspace(-1, 1, 6 * 1000), torch.randn(6 * 1000).clamp(-1, 1)]).view(-1, 3, 2)
     coded = policy.encode_actions(action)
@@ -40,7 +40,7 @@ def test_coding_errs_by_at_most_half_a_bin(bins: int) -> None:
     assert torch.equal(policy.encode_actions(policy.decode_actions(coded)), coded)
 
 
-def test_actions_out_of_range_take_the_outermost_bins() -> None:
+def test_actions_out_of_range_map_to_the_outermost_bins() -> None:
     policy = tokens()
     assert policy.encode_actions(torch.tensor([-7.0, 7.0, -1.0, 1.0, -0.999, 0.999]).view(1, 3, 2)).tolist() == [
         [0, 7, 0, 7, 0, 7]
@@ -55,7 +55,7 @@ def test_bins_cover_the_range_of_the_action() -> None:
     assert sorted(set(chunk[:, 1].tolist())) == [12.5, 17.5, 22.5, 27.5]
 
 
-def test_a_constant_action_comes_back_as_it_was() -> None:
+def test_constant_action_dimension_is_reproduced() -> None:
     bounds = {"min": [-2.0, 0.04], "max": [2.0, 0.04]}
     policy = tokens(action_normalization="minmax")
     policy.fit_normalizer({"action": bounds})
@@ -64,23 +64,23 @@ def test_a_constant_action_comes_back_as_it_was() -> None:
     assert policy.action_normalizer.scale.tolist() == [2.0, 1.0]
 
 
-def test_a_token_depends_on_earlier_tokens_and_observations_alone() -> None:
+def test_tokens_depend_only_on_earlier_tokens_and_observations() -> None:
     policy = tokens()
-    drawn = torch.randint(0, 8, (16, 6))
+    sampled = torch.randint(0, 8, (16, 6))
     features = policy.encoder(OBS)
-    log_probs = policy.log_probs(features, drawn)
+    log_probs = policy.log_probs(features, sampled)
     for index in range(6):
-        other = drawn.clone()
+        other = sampled.clone()
         other[:, index] = (other[:, index] + 1) % 8
         changed = (policy.log_probs(features, other) - log_probs).abs().amax((0, 2)) > 1e-6
         assert changed.tolist() == [later > index for later in range(6)]
     for step in range(2):
         seen = features.clone()
         seen[:, step] += 1
-        assert bool(((policy.log_probs(seen, drawn) - log_probs).abs().amax((0, 2)) > 1e-6).all())
+        assert bool(((policy.log_probs(seen, sampled) - log_probs).abs().amax((0, 2)) > 1e-6).all())
 
 
-def test_the_probabilities_of_all_chunks_sum_to_one_and_give_the_entropy() -> None:
+def test_chunk_probabilities_sum_to_one_and_match_the_entropy() -> None:
     policy = tokens(PolicySpec({"state": (1,)}, 3), bins=3)
     every = torch.tensor(list(itertools.product(range(3), repeat=3)))
     obs = {"state": torch.full((27, 1, 1), 0.3)}
@@ -91,7 +91,7 @@ def test_the_probabilities_of_all_chunks_sum_to_one_and_give_the_entropy() -> No
     assert float((probability * output.entropy.detach().sum(1)).sum()) == pytest.approx(float(exact), abs=1e-5)
 
 
-def test_draws_have_the_frequencies_of_their_scores() -> None:
+def test_sampling_frequencies_equal_the_probabilities() -> None:
     policy = tokens(PolicySpec({"state": (1,)}, 2), bins=3)
     obs = {"state": torch.full((50_000, 1, 1), 0.3)}
     sample = policy.sample(obs, generator=torch.Generator().manual_seed(0))
@@ -101,7 +101,7 @@ def test_draws_have_the_frequencies_of_their_scores() -> None:
     assert bool(((found - exact).abs() < 4 * (exact * (1 - exact) / 50_000).sqrt()).all())
 
 
-def test_choosing_inverts_the_distribution_function() -> None:
+def test_sample_category_inverts_the_distribution_function() -> None:
     log_weight = torch.tensor([0.2, 0.5, 0.3]).log().expand(6, 3)
     assert sample_category(log_weight, torch.tensor([1e-7, 0.19, 0.21, 0.69, 0.71, 1 - 1e-7])).tolist() == [
         0,
@@ -113,21 +113,21 @@ def test_choosing_inverts_the_distribution_function() -> None:
     ]
 
 
-def test_the_deterministic_chunk_takes_the_likeliest_token_each_time() -> None:
+def test_deterministic_chunk_uses_the_most_likely_tokens() -> None:
     policy = tokens()
-    drawn = policy.encode_actions(policy.act(OBS, deterministic=True))
-    assert torch.equal(policy.log_probs(policy.encoder(OBS), drawn).argmax(-1), drawn)
+    sampled = policy.encode_actions(policy.act(OBS, deterministic=True))
+    assert torch.equal(policy.log_probs(policy.encoder(OBS), sampled).argmax(-1), sampled)
 
 
 def test_the_policy_gradient_of_a_two_mode_bandit_matches_its_closed_form() -> None:
     policy = tokens(PolicySpec({"state": (1,)}, 2), bins=3)
     every = torch.tensor(list(itertools.product(range(3), repeat=2)))  # all 9 chunks
     reward = torch.zeros(9)
-    reward[2], reward[6], reward[4] = 1.0, 0.8, -0.5  # (low, high) or (high, low), but not the middle
-    exactly = policy.decisions({"state": torch.zeros(9, 1, 1)}, {"tokens": every}).logp.sum(1)
+    reward[2], reward[6], reward[4] = 1.0, 0.8, -0.5  # (low, high) or (high, low), not the middle
+    logps = policy.decisions({"state": torch.zeros(9, 1, 1)}, {"tokens": every}).logp.sum(1)
     bias, count = policy.output.bias, 40_000
-    exact = torch.autograd.grad((exactly.exp() * reward).sum(), bias, retain_graph=True)[0]
-    scores = torch.stack([torch.autograd.grad(logp, bias, retain_graph=True)[0] for logp in exactly])  # (9, bins)
+    exact = torch.autograd.grad((logps.exp() * reward).sum(), bias, retain_graph=True)[0]
+    scores = torch.stack([torch.autograd.grad(logp, bias, retain_graph=True)[0] for logp in logps])  # (9, bins)
 
     obs = {"state": torch.zeros(count, 1, 1)}
     sample = policy.sample(obs, generator=torch.Generator().manual_seed(0))
@@ -138,7 +138,7 @@ def test_the_policy_gradient_of_a_two_mode_bandit_matches_its_closed_form() -> N
     assert bool(((found - exact).abs() < 3 * error).all()) and bool((exact.abs() > 6 * error).any())
 
 
-def test_imitation_covers_both_modes_and_keeps_the_steps_of_a_chunk_together() -> None:
+def test_imitation_covers_both_modes_with_consistent_chunks() -> None:
     policy = tokens(PolicySpec({"state": (1,)}, 1, horizon=2, action_horizon=2), bins=32)
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
     obs, generator = {"state": torch.zeros(128, 1, 1)}, torch.Generator().manual_seed(0)
@@ -151,12 +151,12 @@ def test_imitation_covers_both_modes_and_keeps_the_steps_of_a_chunk_together() -
         optimizer.step()
     chunk = policy.act({"state": torch.zeros(4000, 1, 1)}, generator=generator).squeeze(-1)
     near = (chunk.abs() - 0.7).abs().amax(1) < 0.3
-    together = chunk[:, 0].sign() == chunk[:, 1].sign()
-    shares = [float((near & together & (chunk[:, 0] * sign > 0)).float().mean()) for sign in (-1, 1)]
+    consistent = chunk[:, 0].sign() == chunk[:, 1].sign()
+    shares = [float((near & consistent & (chunk[:, 0] * sign > 0)).float().mean()) for sign in (-1, 1)]
     assert min(shares) > 0.4 and sum(shares) > 0.95
 
 
-def test_the_imitation_loss_is_the_cross_entropy_summed_over_the_dimensions_of_a_step() -> None:
+def test_imitation_loss_is_the_cross_entropy_summed_over_action_dimensions() -> None:
     policy = tokens()
     chunk = torch.rand(16, 3, 2) * 2 - 1
     logp = policy.decisions(OBS, {"tokens": policy.encode_actions(chunk)}).logp  # (B, T)
@@ -166,7 +166,7 @@ def test_the_imitation_loss_is_the_cross_entropy_summed_over_the_dimensions_of_a
     torch.testing.assert_close(policy.imitation_loss(OBS, chunk, torch.full((16,), 2.0))[0], 2 * loss)
 
 
-def test_padded_steps_have_no_influence() -> None:
+def test_padded_steps_do_not_affect_loss_or_gradient() -> None:
     policy = tokens()
     chunk, mask = torch.rand(16, 3, 2) * 2 - 1, torch.ones(16, 3)
     mask[:4, 1:], mask[4] = 0, 0
@@ -181,7 +181,7 @@ def test_padded_steps_have_no_influence() -> None:
     assert float(results(chunk)[0][4].detach()) == 0
 
 
-def test_nan_inputs_are_not_turned_into_tokens() -> None:
+def test_nan_inputs_yield_nan_outputs() -> None:
     policy = tokens()
     chunk = torch.zeros(16, 3, 2)
     chunk[5, 1, 0] = float("nan")
@@ -193,7 +193,7 @@ def test_nan_inputs_are_not_turned_into_tokens() -> None:
         assert acted.isnan().flatten(1).all(1).nonzero().flatten().tolist() == [3]
 
 
-def test_ppo_trains_tokens_and_its_first_ratios_are_one() -> None:
+def test_ppo_trains_tokens_with_initial_ratios_of_one() -> None:
     sim = make_sim("toy/point_mass", SimOptions(num_envs=8, reward="shaped"))
     policy = tokens(PolicySpec({"state": (6,)}, 2, horizon=2, action_horizon=2), action_normalization="minmax")
     policy.fit_normalizer({"action": {"min": [-1.0, -1.0], "max": [1.0, 1.0]}})
@@ -214,6 +214,6 @@ def test_ppo_trains_tokens_and_its_first_ratios_are_one() -> None:
         ({"transformer_width": 10, "transformer_heads": 4}, "multiple of the number of heads"),
     ],
 )
-def test_bad_settings_are_refused_in_one_line(settings: dict, message: str) -> None:
+def test_invalid_settings_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         tokens(**settings)

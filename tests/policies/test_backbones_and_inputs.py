@@ -1,4 +1,4 @@
-"""Every head with every backbone: imitation and acting from vectors, cameras and embeddings, and padded steps."""
+"""Tests of every head with every backbone: imitation and acting on all kinds of input, and padded steps."""
 
 from typing import Any
 
@@ -23,27 +23,27 @@ every_head = pytest.mark.parametrize(("name", "backbone"), pairs((PRODUCT,), PRO
 
 
 @every_head
-def test_imitating_and_acting_from_every_kind_of_input(name: str, backbone: str) -> None:
+def test_heads_imitate_and_act_from_every_kind_of_input(name: str, backbone: str) -> None:
     check_imitates_and_acts_from_every_kind_of_input(name, backbone)
 
 
 @every_head
-def test_one_row_of_a_loss_knows_nothing_of_the_others(name: str, backbone: str) -> None:
+def test_loss_of_a_row_does_not_depend_on_other_rows(name: str, backbone: str) -> None:
     check_rows_of_a_loss_know_nothing_of_each_other(name, backbone)
 
 
 @every_head
-def test_padded_steps_send_no_gradient_back(name: str, backbone: str) -> None:
+def test_padded_steps_have_no_gradient(name: str, backbone: str) -> None:
     check_padded_steps_send_no_gradient_back(name, backbone)
 
 
 @every_head
-def test_crops_and_dropped_embeddings_are_for_imitation_in_training_mode_only(name: str, backbone: str) -> None:
+def test_crops_and_embedding_dropout_apply_only_to_imitation_in_training_mode(name: str, backbone: str) -> None:
     check_crops_and_dropped_embeddings_are_for_imitation_alone(name, backbone)
 
 
 @every_head
-def test_losses_stay_finite_under_autocast_and_show_a_nan(name: str, backbone: str) -> None:
+def test_losses_are_finite_under_autocast_and_propagate_nan(name: str, backbone: str) -> None:
     check_stays_finite_under_autocast_and_shows_a_nan(name, backbone)
 
 

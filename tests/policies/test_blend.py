@@ -1,4 +1,4 @@
-"""The joint velocity of unequal parents, and the chunks that are integrated along it."""
+"""Tests of the joint velocity of parents with different horizons, and of chunks integrated along it."""
 
 import pytest
 import torch
@@ -19,9 +19,7 @@ def later(x: Tensor, t: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("horizons", [(4, 4), (2, 4)])
 @pytest.mark.parametrize("weight", [1.0, 0.0, 0.3, -0.5])
-def test_velocities_are_mixed_by_their_weights_where_both_parents_plan(
-    horizons: tuple[int, int], weight: float
-) -> None:
+def test_velocities_are_weighted_on_the_common_horizon(horizons: tuple[int, int], weight: float) -> None:
     blend = JointField([double, later], horizons, private=(0, 0), nominal=(0.3, 0.7))
     x, t = torch.randn(3, 4, 2), torch.rand(3)
     mixed, shared = blend.mix(blend.velocities(x, t), (weight, 1 - weight)), slice(0, horizons[0])
@@ -33,8 +31,8 @@ def test_velocities_are_mixed_by_their_weights_where_both_parents_plan(
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("weight", [0.3, 1 - 1e-5])  # at 1 the parent would play by itself
-def test_a_chunk_is_integrated_along_the_weighted_velocities_of_its_parents(weight: float) -> None:
+@pytest.mark.parametrize("weight", [0.3, 1 - 1e-5])  # with weight 1 the parent acts alone
+def test_chunk_is_integrated_along_the_weighted_parent_velocities(weight: float) -> None:
     parents, obs, noise = [network("flow", 0), network("flow", 1)], observations(3), torch.randn(3, 4, 2)
     found, x = compose(parents, weights=(weight, 1 - weight)).decode(obs, noise), noise
     for k in range(4):

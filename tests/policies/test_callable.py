@@ -1,4 +1,4 @@
-"""Functions as policies: batches, attempts, time limits, accounting."""
+"""Tests of functions as policies: batches, retries, time limits, accounting."""
 
 import copy
 import time
@@ -21,7 +21,7 @@ def double(obs: Observation, noise: Tensor) -> Tensor:
     return 2 * noise + obs["state"][:, :, :1]
 
 
-def test_a_function_gives_the_chunk() -> None:
+def test_chunk_is_the_output_of_the_function() -> None:
     policy = CallablePolicy.wrap("double", double, SPEC)
     noise = torch.randn(7, 4, 2)
     assert torch.equal(policy.decode(OBS, noise), 2 * noise + OBS["state"][:, :, :1])
@@ -30,7 +30,7 @@ def test_a_function_gives_the_chunk() -> None:
     assert torch.equal(*chunks)
 
 
-def test_arrays_are_welcome_and_gradients_are_not() -> None:
+def test_functions_may_return_arrays_and_run_without_gradients() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     graphs: list[bool] = []
 
@@ -38,7 +38,7 @@ def test_arrays_are_welcome_and_gradients_are_not() -> None:
         graphs.append((noise * weight).requires_grad)
         return noise.double().numpy()
 
-    for timeout in (0.0, 5.0):  # on the caller's thread and on one of its own
+    for timeout in (0.0, 5.0):  # in the caller's thread and in a separate thread
         policy = CallablePolicy.wrap("numpy", function, SPEC, timeout=timeout)
         chunk = policy.decode(OBS, torch.ones(7, 4, 2))
         assert chunk.dtype == torch.float32 and not chunk.requires_grad
@@ -59,7 +59,7 @@ def test_large_batches_are_split() -> None:
     assert (policy.meter.calls, policy.meter.rows, policy.meter.failures) == (3, 7, 0)
 
 
-def test_failures_are_tried_again_and_counted() -> None:
+def test_failures_are_retried_and_counted() -> None:
     left = [2]
 
     def function(obs: Observation, noise: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def test_failures_are_tried_again_and_counted() -> None:
         policy.act(OBS)
 
 
-def test_a_late_answer_is_a_failure() -> None:
+def test_timeouts_count_as_failures() -> None:
     waits = [0.5, 0.0, 0.5]
 
     def function(obs: Observation, noise: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def test_a_late_answer_is_a_failure() -> None:
         impatient.act(OBS)
 
 
-def test_latency_is_the_mean_of_answered_calls_and_copies_share_it() -> None:
+def test_latency_is_the_mean_of_successful_calls_and_shared_by_copies() -> None:
     def function(obs: Observation, noise: Tensor) -> Tensor:
         time.sleep(0.02)
         return noise
@@ -102,7 +102,7 @@ def test_latency_is_the_mean_of_answered_calls_and_copies_share_it() -> None:
     assert policy.meter.calls == 2 and 0.02 <= policy.meter.latency < 0.5
 
 
-def test_errors_say_what_to_do() -> None:
+def test_invalid_outputs_and_settings_are_refused() -> None:
     policy = CallablePolicy.wrap("short", lambda obs, noise: noise[:, :1], SPEC)
     with pytest.raises(UserError, match=r"returned shape \(7, 1, 2\) instead of chunks of shape \(7, 4, 2\)"):
         policy.act(OBS)

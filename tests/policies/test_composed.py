@@ -1,4 +1,4 @@
-"""Composed policies against closed forms: what they equal at their edges, and that nothing of the parents is lost."""
+"""Tests of composed policies against closed forms and against their parents."""
 
 import copy
 from dataclasses import replace
@@ -63,11 +63,11 @@ def test_weight_one_is_the_parent_to_the_last_bit(kind: str) -> None:
         (compose([second, first], weights=[0, 1]), 0),
     ):
         assert torch.equal(policy.decode(obs, noise(3)), first.decode(obs, noise(3)))
-        drawn, own = (p.act(obs, generator=PerRowGenerator(range(3), [number] * 3)) for p in (policy, first))
-        assert torch.equal(drawn, own) and policy.nfe == first.nfe
+        sampled, own = (p.act(obs, generator=PerRowGenerator(range(3), [number] * 3)) for p in (policy, first))
+        assert torch.equal(sampled, own) and policy.nfe == first.nfe
 
 
-def test_weight_one_of_a_shorter_chunk_is_that_parent_and_then_the_longer_one() -> None:
+def test_weight_one_of_a_shorter_parent_appends_the_longer_chunk() -> None:
     short, long = network("flow", 0, replace(CHUNK, horizon=2)), network("diffusion", 1)
     obs, z = observations(3), noise(3)
     chunk = compose([short, long], weights=[1, 0]).decode(obs, z)
@@ -114,8 +114,8 @@ def test_gaussians_of_equal_covariance_compose_to_the_gaussian_between_them() ->
         expected = exact(kind, between, steps=7).decode(nothing(50), z)
         torch.testing.assert_close(composed.decode(nothing(50), z), expected, atol=2e-4, rtol=0)
     mixed = compose([exact("flow", laws[0]), exact("edm", laws[1], steps=300)], weights=[0.25, 0.75])
-    drawn = mixed.decode(nothing(50), z)
-    torch.testing.assert_close(drawn, between.draw(z), atol=2e-2, rtol=0)
+    sampled = mixed.decode(nothing(50), z)
+    torch.testing.assert_close(sampled, between.draw(z), atol=2e-2, rtol=0)
 
 
 def test_the_field_of_mixed_families_is_the_weighted_analytic_score() -> None:
@@ -132,8 +132,8 @@ def test_the_field_of_mixed_families_is_the_weighted_analytic_score() -> None:
     torch.testing.assert_close(score, analytic.float(), atol=2e-4, rtol=1e-4)
 
 
-def test_normalisers_that_differ_by_one_factor_are_converted_exactly() -> None:
-    # The same two laws of env actions, the second carried by a policy with units three times as large and shifted.
+def test_normalisers_with_a_common_factor_are_converted_exactly() -> None:
+    # The same two laws in env actions; the units of the second policy are three times as large and shifted.
     left, right = round_((-0.5, 0.2), 0.3), round_((0.7, -0.1), 0.3)
     inner = round_(((0.7 - 0.4) / 3, (-0.1 + 0.2) / 3), 0.1)
     other = scaled(exact("flow", inner, action_normalization="meanstd", steps=50), (0.4, -0.2), (3.0, 3.0))
@@ -143,22 +143,22 @@ def test_normalisers_that_differ_by_one_factor_are_converted_exactly() -> None:
     t, x = torch.linspace(0.0, 0.95, 96), torch.randn(96, 1, 2)
     row = t[:, None, None]
     units, factor = policy.action_normalizer, float(policy.action_normalizer.scale[0])
-    total = row + (1 - row) * factor  # the point in units of 1, where noise is `factor` times as strong
+    total = row + (1 - row) * factor  # the point in env units, with `factor` times the noise
     there, time = (factor * x + row * units.offset) / total, (row / total).flatten()
     data = there + (1 - time[:, None, None]) * known.field(nothing(96), there, time)
     found = units.denormalize(x + (1 - row) * policy.field(nothing(96), x, t))
     torch.testing.assert_close(found, data, atol=1e-4, rtol=0)
 
 
-def test_normalisers_that_differ_unevenly_still_compose_gaussians_of_one_width() -> None:
+def test_normalisers_with_different_factors_compose_isotropic_gaussians() -> None:
     scales = ((1.0, 1.0), (2.0, 0.7))
     parents = []
     for (x, y), (sx, sy) in zip(((0.2, 0.1), (0.2, 0.1)), scales, strict=True):
         law = replace(round_((x / sx, y / sy), 1), cov=(((0.3 / sx) ** 2, 0.0), (0.0, (0.3 / sy) ** 2)))
         parents.append(scaled(exact("flow", law, action_normalization="meanstd", steps=120), (0.0, 0.0), (sx, sy)))
-    drawn = compose(parents, weights=[0.5, 0.5]).decode(nothing(4000), noise(4000, PLANE))[:, 0]
-    torch.testing.assert_close(drawn.mean(0), torch.tensor([0.2, 0.1]), atol=0.02, rtol=0)
-    torch.testing.assert_close(drawn.std(0), torch.tensor([0.3, 0.3]), atol=0.02, rtol=0)
+    sampled = compose(parents, weights=[0.5, 0.5]).decode(nothing(4000), noise(4000, PLANE))[:, 0]
+    torch.testing.assert_close(sampled.mean(0), torch.tensor([0.2, 0.1]), atol=0.02, rtol=0)
+    torch.testing.assert_close(sampled.std(0), torch.tensor([0.3, 0.3]), atol=0.02, rtol=0)
 
 
 def test_weights_follow_the_schedule() -> None:
@@ -170,18 +170,18 @@ def test_weights_follow_the_schedule() -> None:
     torch.testing.assert_close(compose(parents, schedule).field(observations(5), x, t), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_classifier_free_guidance_reads_one_parent_with_and_without_its_instruction() -> None:
+def test_classifier_free_guidance_evaluates_one_parent_with_and_without_its_instruction() -> None:
     spec = PolicySpec({"state": (3,), "embedding.task": (5,)}, 2, horizon=4, action_horizon=2)
     torch.manual_seed(0)
     policy = network("flow", 0, PolicySpec({"state": (3,)}, 2, 4, 2))
-    told = type(policy)(replace(policy.config, embedding=EmbeddingConfig(4, 0.1)), spec).eval()
-    told.fit_normalizer({"state": STATE, "action": ACTION})
+    conditioned = type(policy)(replace(policy.config, embedding=EmbeddingConfig(4, 0.1)), spec).eval()
+    conditioned.fit_normalizer({"state": STATE, "action": ACTION})
     obs, x, t = observations(6, spec), noise(6), torch.rand(6)
-    guided = compose([told], Affine((2.5, -1.5)), unconditioned=(0,))
-    free = told.field(without_embeddings(obs), x, t)
-    expected = free + 2.5 * (told.field(obs, x, t) - free)
+    guided = compose([conditioned], Affine((2.5, -1.5)), unconditioned=(0,))
+    free = conditioned.field(without_embeddings(obs), x, t)
+    expected = free + 2.5 * (conditioned.field(obs, x, t) - free)
     torch.testing.assert_close(guided.field(obs, x, t), expected, atol=1e-5, rtol=1e-5)
-    assert torch.equal(guided.with_weights((1, 0)).decode(obs, x), told.decode(obs, x))
+    assert torch.equal(guided.with_weights((1, 0)).decode(obs, x), conditioned.decode(obs, x))
     with pytest.raises(UserError, match="no 'embedding"):
         compose([policy], Affine((2.5, -1.5)), unconditioned=(0,))
     bare = type(policy)(policy.config, spec).eval()
@@ -193,7 +193,7 @@ def test_classifier_free_guidance_reads_one_parent_with_and_without_its_instruct
 # Parents of different shapes.
 
 
-def test_each_parent_sees_its_own_observations_and_history() -> None:
+def test_each_parent_receives_its_own_observations_and_history() -> None:
     left = network("flow", 0, PolicySpec({"state": (3,)}, 2, 4, 2, obs_horizon=1))
     right = network("diffusion", 1, PolicySpec({"goal": (3,), "state": (3,)}, 2, 4, 3, obs_horizon=2))
     policy = compose([left, right], weights=[0.5, 0.5])
@@ -205,20 +205,18 @@ def test_each_parent_sees_its_own_observations_and_history() -> None:
 
 
 def test_cameras_and_states_compose() -> None:
-    sees = PolicySpec({"image.front": (3, 16, 16)}, 2, 4, 2)
+    camera_spec = PolicySpec({"image.front": (3, 16, 16)}, 2, 4, 2)
     torch.manual_seed(0)
-    eyes = DiffusionPolicy(DiffusionConfig(hidden=(16,), steps=4), sees)
-    eyes.fit_normalizer({"action": ACTION})
-    policy = compose([eyes.eval(), network("flow", 1)])
+    camera_policy = DiffusionPolicy(DiffusionConfig(hidden=(16,), steps=4), camera_spec)
+    camera_policy.fit_normalizer({"action": ACTION})
+    policy = compose([camera_policy.eval(), network("flow", 1)])
     obs = observations(3) | {"image.front": torch.randint(0, 256, (3, 1, 3, 16, 16), dtype=torch.uint8)}
     assert policy.decode(obs, noise(3)).isfinite().all()
-    critic = make_best_of_n(
-        policy, _critic(policy), candidates=4
-    )  # finds the statistics of the state behind the camera's
+    critic = make_best_of_n(policy, _critic(policy), candidates=4)  # uses the state statistics of the second parent
     assert critic.act(obs).shape == (3, 4, 2)
 
 
-def test_the_end_of_the_longer_chunk_is_its_own() -> None:
+def test_steps_beyond_the_shorter_chunk_follow_the_longer_parent() -> None:
     short, long = network("flow", 0, replace(CHUNK, horizon=2)), network("flow", 1)
     policy, obs, x, t = compose([short, long], weights=[0.5, 0.5]), observations(3), noise(3), torch.rand(3)
     assert (policy.spec.horizon, policy.spec.action_horizon) == (4, 2)
@@ -227,7 +225,7 @@ def test_the_end_of_the_longer_chunk_is_its_own() -> None:
     torch.testing.assert_close(found[:, :2], (short.field(obs, x[:, :2], t) + own[:, :2]) / 2)
 
 
-def test_parents_are_asked_at_the_steps_of_the_finest_sampler() -> None:
+def test_parents_are_evaluated_at_the_steps_of_the_finest_sampler() -> None:
     coarse, fine, obs = network("flow", 0), network("diffusion", 1, steps=9), observations(2)
     policy, calls = compose([coarse, fine]), [0, 0]
     for number, parent in enumerate((coarse, fine)):
@@ -237,9 +235,9 @@ def test_parents_are_asked_at_the_steps_of_the_finest_sampler() -> None:
     assert compose([coarse, fine], steps=3).nfe == 6
 
 
-def test_heads_that_leap_do_so_together_and_are_flows_among_others() -> None:
-    leaping = compose([network("meanflow", 0), network("shortcut", 1, steps=2)])
-    assert leaping.nfe == 2 * 2
+def test_few_step_heads_compose_with_few_steps_and_act_as_flows_among_others() -> None:
+    few_step = compose([network("meanflow", 0), network("shortcut", 1, steps=2)])
+    assert few_step.nfe == 2 * 2
     assert compose([network("meanflow", 0), network("flow", 1)]).nfe == 2 * 8
     with pytest.raises(UserError, match="consistency"):
         head = ConsistencyPolicy(ConsistencyConfig(hidden=(8,)), CHUNK)
@@ -248,7 +246,7 @@ def test_heads_that_leap_do_so_together_and_are_flows_among_others() -> None:
 
 
 class Planner(FlowPolicy):
-    """Denoises one row that is no action of its chunk, as LeRobot's networks do with the past."""
+    """Denoises one additional row that is not part of its chunk, as LeRobot's networks do for past actions."""
 
     @property
     def noise_shape(self) -> tuple[int, int]:
@@ -266,7 +264,7 @@ def planner(seed: int) -> Planner:
     return policy
 
 
-def test_rows_that_are_no_actions_stay_with_their_parent() -> None:
+def test_rows_outside_the_chunk_belong_to_their_parent() -> None:
     wide, wider, plain, obs = planner(0), planner(1), network("flow", 2), observations(3)
     policy = compose([wide, plain, wider], weights=[0.5, 0.2, 0.3])
     assert policy.noise_shape == (6, 2) and policy.spec.horizon == 4
@@ -286,7 +284,7 @@ def test_rows_that_are_no_actions_stay_with_their_parent() -> None:
     assert torch.equal(alone.decode(obs, z[:, :4]), wide.decode(obs, z[:, :4]))
 
 
-def test_a_staged_diffusion_is_a_parent() -> None:
+def test_staged_diffusion_can_be_a_parent() -> None:
     first, second = network("diffusion", 0), network("diffusion", 1)
     staged, obs = make_staged((0, 3), [first, second]), observations(3)
     found = compose([staged, staged], weights=[0.4, 0.6]).decode(obs, noise(3))
@@ -306,12 +304,12 @@ def test_best_of_n_wraps_a_composition() -> None:
     best = make_best_of_n(policy, _critic(policy), candidates=8)
     found = best.propose(obs, generator=torch.Generator().manual_seed(0))
     rows = {key: value.repeat_interleave(8, 0) for key, value in obs.items()}
-    drawn = policy.act(rows, generator=torch.Generator().manual_seed(0)).unflatten(0, (3, 8))
-    assert torch.equal(found.chunks, drawn) and best.nfe == 8 * (policy.nfe + 1)
+    sampled = policy.act(rows, generator=torch.Generator().manual_seed(0)).unflatten(0, (3, 8))
+    assert torch.equal(found.chunks, sampled) and best.nfe == 8 * (policy.nfe + 1)
     assert torch.equal(best.act(obs, generator=torch.Generator().manual_seed(0)), found.best())
 
 
-def test_a_composition_is_steered_through_its_noise_and_its_parents_never_change() -> None:
+def test_composition_is_steered_through_its_noise_with_frozen_parents() -> None:
     parents = [network("flow", 0), network("diffusion", 1)]
     policy, obs = compose(parents, weights=[0.4, 0.6]), observations(4)
     latent = LatentPolicy.from_base(policy, NoiseSpace(bound=1.5), replace(STEERING_ACTOR, hidden=(8,)))
@@ -336,9 +334,9 @@ OPERATORS: list[Operator] = [
 
 
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
-def test_a_checkpoint_of_a_composition_is_complete(operator: Operator, tmp_path: Path) -> None:
+def test_checkpoint_of_a_composition_is_complete(operator: Operator, tmp_path: Path) -> None:
     parents = [network("flow", 0), network("diffusion", 1, replace(CHUNK, horizon=2))]
-    parents[0].action_normalizer.scale.mul_(1.5)  # coordinates have to be found again
+    parents[0].action_normalizer.scale.mul_(1.5)  # the common normaliser must be recomputed on load
     policy, obs = compose(parents, operator, origins=("ab12", "cd34")), observations(4)
     save_checkpoint(tmp_path / "both", policy, task="toy/point_mass", obs_sample=obs)
     again, manifest = load_policy(tmp_path / "both")
@@ -391,7 +389,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_composed_is_refused_with_what_was_expected(case: str) -> None:
+def test_invalid_compositions_are_refused(case: str) -> None:
     build, message = REFUSED[case]
     with pytest.raises(UserError, match=message) as refusal:
         build()

@@ -1,4 +1,4 @@
-"""Compositions of parents that see different things, of which critics and actors need all statistics."""
+"""Tests of compositions of parents with different observations: critics and actors get all statistics."""
 
 from typing import Any
 
@@ -15,5 +15,5 @@ from composed_rules import check_what_any_parent_knows_serves_critics_and_actors
     ],
     ids=["cloud-second", "cloud-first", "cloud-both"],
 )
-def test_what_any_parent_knows_of_its_observations_serves_critics_and_actors(parents: tuple[Any, Any]) -> None:
+def test_critics_and_actors_get_the_statistics_of_all_parents(parents: tuple[Any, Any]) -> None:
     check_what_any_parent_knows_serves_critics_and_actors(parents)

@@ -1,4 +1,4 @@
-"""Operators, guidance and corrector against what they promise on Gaussians."""
+"""Tests of composition operators, guidance and corrector on Gaussians."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_and_keeps_log_densities_level(laws: tuple[Gaussian, ...], operator: And
     assert spread(compose(parents).act(nothing(128), generator=seeded()), laws) > 0.5
 
 
-def test_differences_are_as_good_as_exact_derivatives() -> None:
+def test_finite_differences_match_exact_derivatives() -> None:
     parents, noise = [exact("flow", law, steps=12) for law in (LEFT, RIGHT)], torch.randn(8, 1, 2)
     found = [
         compose(parents, And(probes=0, derivative=how)).decode(nothing(8), noise) for how in ("difference", "exact")
@@ -68,7 +68,7 @@ def test_differences_are_as_good_as_exact_derivatives() -> None:
     torch.testing.assert_close(found[0], found[1], atol=2e-3, rtol=0)
 
 
-def test_noise_that_weights_depend_on_costs_the_term_with_the_jacobian(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sde_with_noise_dependent_weights_needs_the_jacobian_term(monkeypatch: pytest.MonkeyPatch) -> None:
     from robopolicy.policies.composition import joint_field
 
     def without(*args: Any) -> tuple[Tensor, Tensor]:
@@ -81,7 +81,7 @@ def test_noise_that_weights_depend_on_costs_the_term_with_the_jacobian(monkeypat
     assert spread(policy.act(nothing(128), generator=seeded()), (LEFT, RIGHT)) > 0.2
 
 
-def test_and_falls_back_to_its_own_weights_where_parents_agree_and_bounds_them_elsewhere() -> None:
+def test_and_uses_its_prior_weights_if_parents_agree_and_bounds_them_otherwise() -> None:
     operator, levels = And((0.3, 0.7), reach=0.5), torch.zeros(2, 2)
     apart = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
     response = torch.stack([0.0 * apart, apart])
@@ -109,7 +109,7 @@ def test_or_flows_as_the_mixture_of_its_parents() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_the_temperature_of_or_divides_the_log_densities_and_not_the_shares(temperature: float) -> None:
+def test_temperature_of_or_divides_log_densities_but_not_prior_weights(temperature: float) -> None:
     levels = torch.tensor([[4.0, 1.0], [1.0, 9.0], [2.0, 2.0]]).log()
     found = Or((0.25, 0.75), temperature=temperature).solve_weights(levels, lambda: Lookahead(levels, levels, 0.0))
     powers = levels.exp() ** (1 / temperature) * torch.tensor([0.25, 0.75])
@@ -117,11 +117,11 @@ def test_the_temperature_of_or_divides_the_log_densities_and_not_the_shares(temp
     torch.testing.assert_close(found[2], torch.tensor([0.25, 0.75]))
 
 
-def test_a_cold_or_samples_one_of_its_parents_alone() -> None:
-    """The parents mirror each other, so each of them takes the noise on its side of 0."""
+def test_or_at_low_temperature_samples_a_single_parent() -> None:
+    """At low temperature each of two mirrored parents decodes the noise on its side of 0."""
     noise = torch.special.ndtri((torch.arange(200) + 0.5) / 200).view(-1, 1, 1)
     warm, cold = (
-        compose(halves(), Or(probes=0, temperature=heat)).decode(no_number(200), noise) for heat in (1.0, 1e-3)
+        compose(halves(), Or(probes=0, temperature=value)).decode(no_number(200), noise) for value in (1.0, 1e-3)
     )
     for number, parent in enumerate(halves()):
         own = parent.decode(no_number(200), noise)
@@ -129,9 +129,9 @@ def test_a_cold_or_samples_one_of_its_parents_alone() -> None:
         assert float((cold - own)[side].abs().max()) < 0.02 < float((warm - own)[side].abs().max())
 
 
-def test_or_with_noise_samples_the_mixture() -> None:
-    drawn = compose(halves(), Or(TWO_MODES.shares, sampler="sde")).act(no_number(2000), generator=seeded()).flatten()
-    low, high = drawn[drawn < 0], drawn[drawn > 0]
+def test_or_with_sde_sampler_samples_the_mixture() -> None:
+    sampled = compose(halves(), Or(TWO_MODES.shares, sampler="sde")).act(no_number(2000), generator=seeded()).flatten()
+    low, high = sampled[sampled < 0], sampled[sampled > 0]
     assert len(low) / 2000 == pytest.approx(0.7, abs=0.04)
     assert float(low.mean()) == pytest.approx(-0.6, abs=0.02) and float(high.mean()) == pytest.approx(0.6, abs=0.02)
     assert float(low.std()) == pytest.approx(0.1, abs=0.02)
@@ -141,7 +141,7 @@ ADAPTIVE = [Or(), And(), Or(derivative="exact"), And(derivative="exact")]
 
 
 @pytest.mark.parametrize("operator", ADAPTIVE, ids=lambda operator: f"{operator.name}-{operator.derivative}")
-def test_weights_of_a_sample_do_not_depend_on_its_neighbours_and_carry_gradients(operator: DensityWeighted) -> None:
+def test_adaptive_weights_are_independent_of_other_rows_and_differentiable(operator: DensityWeighted) -> None:
     policy = compose([network("flow", 0), network("edm", 1)], operator)
     obs, noise = observations(5), torch.randn(5, 4, 2)
     some = policy.decode({"state": obs["state"][:2]}, noise[:2])
@@ -159,10 +159,10 @@ def test_weights_of_a_sample_do_not_depend_on_its_neighbours_and_carry_gradients
         (Or(), 4),
         (Or(sampler="sde"), 4),
         (And(probes=0), 4),
-        (And(sampler="sde"), 3 * 2 + 1),  # the last step is one without noise
+        (And(sampler="sde"), 3 * 2 + 1),  # the last step has no noise
     ],
 )
-def test_differences_come_with_the_velocities_in_calls_of_more_rows(operator: DensityWeighted, calls: int) -> None:
+def test_finite_differences_share_the_network_calls_of_the_velocities(operator: DensityWeighted, calls: int) -> None:
     parents = [network("flow", 0), network("flow", 1)]
     counted = [0]
     parents[0].backbone.register_forward_hook(lambda *_: counted.__setitem__(0, counted[0] + 1))
@@ -184,7 +184,7 @@ def linear_critic(policy: Policy, slope: tuple[float, float]) -> QEnsemble:
     return critic
 
 
-def test_linear_values_shift_a_gaussian_by_its_variance_times_their_slope() -> None:
+def test_guidance_by_a_linear_critic_shifts_a_gaussian_by_variance_times_slope() -> None:
     law, slope, noise = round_((0.3, -0.2), 0.5), (0.4, -1.0), torch.randn(40, 1, 2)
     parents = [exact("flow", law, steps=6) for _ in range(2)]
     guidance = ValueGuidance(strength=1.5, data_std=0.5)
@@ -199,7 +199,7 @@ def test_linear_values_shift_a_gaussian_by_its_variance_times_their_slope() -> N
     assert noise.grad is not None and float(noise.grad.abs().min()) > 0
 
 
-def test_one_parent_can_be_guided_and_the_critic_is_part_of_the_checkpoint(tmp_path: Path) -> None:
+def test_single_parent_can_be_guided_and_the_checkpoint_contains_the_critic(tmp_path: Path) -> None:
     parent, obs = network("flow", 0), observations(4)
     torch.manual_seed(1)
     policy = compose([parent], critic=QEnsemble(CriticConfig(hidden=(8,)), parent))
@@ -216,13 +216,13 @@ def test_one_parent_can_be_guided_and_the_critic_is_part_of_the_checkpoint(tmp_p
         compose([parent, parent], "or", corrector=Langevin())
 
 
-def test_langevin_steps_lead_to_the_product_of_the_densities() -> None:
+def test_langevin_corrector_samples_the_product_of_the_densities() -> None:
     wide, narrow = round_((1.0, 1.0), 0.6), round_((0.0, 0.0), 0.2)
     parents = [exact("flow", law, steps=60) for law in (narrow, wide)]
     precision = 0.5 / 0.04 + 0.5 / 0.36
-    drawn = compose(parents, corrector=Langevin(steps=10, size=0.3)).act(nothing(2000), generator=seeded())
-    assert float(drawn.std(0).mean()) == pytest.approx(precision**-0.5, abs=0.02)
-    assert float(drawn.mean()) == pytest.approx(0.5 / 0.36 / precision, abs=0.03)
+    sampled = compose(parents, corrector=Langevin(steps=10, size=0.3)).act(nothing(2000), generator=seeded())
+    assert float(sampled.std(0).mean()) == pytest.approx(precision**-0.5, abs=0.02)
+    assert float(sampled.mean()) == pytest.approx(0.5 / 0.36 / precision, abs=0.03)
     plain = compose(parents).act(nothing(2000), generator=seeded())
     assert float(plain.std(0).mean()) == pytest.approx((0.2 * 0.6) ** 0.5, abs=0.02)
 
@@ -248,6 +248,6 @@ def test_langevin_steps_lead_to_the_product_of_the_densities() -> None:
         (lambda: ValueGuidance(reduction="max"), "Unknown reduction 'max'"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(build: Any, message: str) -> None:
+def test_invalid_settings_are_refused(build: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         build()

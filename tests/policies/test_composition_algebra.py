@@ -1,4 +1,4 @@
-"""The linear algebra of compositions against torch's own."""
+"""Tests of the linear algebra of compositions against torch."""
 
 import pytest
 import torch
@@ -7,17 +7,17 @@ from robopolicy.policies.composition.operators import orthonormal, solve
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_elimination_is_the_solution(count):
+def test_elimination_equals_torch_solve(count):
     torch.manual_seed(count)
     root = torch.randn(6, count, count + 1, dtype=torch.float64)
     matrix, right = root @ root.transpose(1, 2) + 1e-3 * torch.eye(count), torch.randn(6, count, dtype=torch.float64)
     torch.testing.assert_close(solve(matrix, right), torch.linalg.solve(matrix, right))
 
 
-def test_a_basis_spans_what_its_columns_span():
+def test_orthonormal_basis_spans_its_columns():
     torch.manual_seed(0)
     columns = torch.randn(4, 7, 3)
-    columns[0, :, 2] = columns[0, :, 0] - 2 * columns[0, :, 1]  # adds nothing
+    columns[0, :, 2] = columns[0, :, 0] - 2 * columns[0, :, 1]  # linearly dependent
     columns[1, :, 0] = 0.0
     basis = orthonormal(columns, 1e-3)
     length = basis.square().sum(1)

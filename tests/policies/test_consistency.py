@@ -1,4 +1,4 @@
-"""Consistency functions: boundary, exact maps, the training grid, the loss, and both samplers."""
+"""Tests of consistency functions: boundary, exact maps, the training grid, the loss, and both samplers."""
 
 import math
 from typing import Any
@@ -20,7 +20,7 @@ DATA = torch.rand(64, 5, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
 class ExactConsistency(nn.Module):
-    """The network with which the function maps every trajectory of N(mean, std^2) to its end."""
+    """Exact network: the consistency function maps every trajectory of N(mean, std^2) to its end."""
 
     def __init__(self, config: ConsistencyConfig, mean: float, std: float) -> None:
         super().__init__()
@@ -48,14 +48,14 @@ def consistency(**settings: Any) -> ConsistencyPolicy:
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
-def test_the_lowest_level_is_returned_as_it_is_by_any_network(backbone: str) -> None:
+def test_consistency_function_is_the_identity_at_the_lowest_level(backbone: str) -> None:
     policy = consistency(backbone=backbone)
     x, sigma = 3 * torch.randn(64, 5, 2), torch.full((64, 1, 1), 0.002)
     assert torch.equal(policy.denoise(policy.encode(OBS), x, sigma), x)
     assert not torch.allclose(policy.denoise(policy.encode(OBS), x, 2 * sigma), x, atol=1e-4)
 
 
-def test_the_function_is_the_preconditioned_network() -> None:
+def test_consistency_function_is_the_preconditioned_network() -> None:
     policy = consistency()
     x, sigma = torch.randn(64, 5, 2), torch.logspace(-2.5, 1.9, 64).view(-1, 1, 1)
     features, d = policy.encode(OBS), sigma - 0.002
@@ -64,9 +64,9 @@ def test_the_function_is_the_preconditioned_network() -> None:
     torch.testing.assert_close(policy.denoise(features, x, sigma), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_a_perfect_function_maps_noise_to_the_gaussian_in_one_step() -> None:
+def test_exact_function_maps_noise_to_the_gaussian_in_one_step() -> None:
     policy, noise = exact(), torch.linspace(-2, 2, 9).view(-1, 1, 1)
-    # The sampler starts from noise alone instead of data and noise, which moves the end by M S / sigma_max.
+    # The sampler starts from noise without data, which shifts the end by M S / sigma_max.
     torch.testing.assert_close(policy.decode(nothing(9), noise), M + S * noise, atol=2 * M * S / 80, rtol=0)
     assert policy.nfe == 1 and policy.sigmas.tolist() == pytest.approx([80.0, 0.002])
 
@@ -82,30 +82,30 @@ def test_all_points_of_a_trajectory_have_the_same_end() -> None:
 
 
 @pytest.mark.parametrize("steps", [2, 3])
-def test_more_steps_keep_the_distribution(steps: int) -> None:
+def test_multistep_sampling_preserves_the_distribution(steps: int) -> None:
     policy = exact(steps=steps)
-    drawn = policy.act(nothing(20_000))
-    assert float(drawn.mean()) == pytest.approx(M, abs=0.01) and float(drawn.std()) == pytest.approx(S, abs=0.01)
-    centred, noise = exact(0.0, 0.5, steps=steps), torch.randn(50, 1, 1)  # the data that decode assumes
+    sampled = policy.act(nothing(20_000))
+    assert float(sampled.mean()) == pytest.approx(M, abs=0.01) and float(sampled.std()) == pytest.approx(S, abs=0.01)
+    centred, noise = exact(0.0, 0.5, steps=steps), torch.randn(50, 1, 1)  # `decode` assumes data from N(0, 0.5^2)
     torch.testing.assert_close(centred.decode(nothing(50), noise), 0.5 * noise, atol=1e-3, rtol=1e-3)
 
 
-def test_fresh_noise_leaves_room_for_that_of_the_lowest_level_which_estimates_still_hold() -> None:
-    policy, asked = exact(sigma_min=0.3, sigma_max=1.0, steps=3), list[tuple[float, float]]()
+def test_added_noise_accounts_for_the_remaining_noise_of_the_lowest_level() -> None:
+    policy, calls = exact(sigma_min=0.3, sigma_max=1.0, steps=3), list[tuple[float, float]]()
 
     def zero(features: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
-        """Remember the spread of what is estimated, and at which level."""
-        asked.append((float(x.std()), float(sigma[0])))
+        """Record the standard deviation of the input and its noise level."""
+        calls.append((float(x.std()), float(sigma[0])))
         return torch.zeros_like(x)
 
     policy.denoise = zero  # type: ignore[method-assign]
     policy.act(nothing(20_000), generator=torch.Generator().manual_seed(0))
-    assert [sigma for _, sigma in asked] == policy.sigmas[:-1].tolist()
-    for spread, sigma in asked[1:]:
+    assert [sigma for _, sigma in calls] == policy.sigmas[:-1].tolist()
+    for spread, sigma in calls[1:]:
         assert spread == pytest.approx(math.sqrt(sigma**2 - 0.3**2), rel=0.02)
 
 
-def test_with_one_step_acting_is_decoding_and_with_more_it_draws_fresh_noise() -> None:
+def test_act_equals_decode_with_one_step_and_adds_new_noise_with_more() -> None:
     noise = torch.randn(64, 5, 2, generator=torch.Generator().manual_seed(7))
     for steps in (1, 2):
         policy = consistency(steps=steps)
@@ -121,7 +121,7 @@ def test_rows_do_not_depend_on_the_batch() -> None:
     torch.testing.assert_close(some, whole[5:9], atol=1e-5, rtol=1e-5)
 
 
-def test_the_velocity_is_that_of_the_line_to_the_estimate() -> None:
+def test_field_is_the_velocity_of_the_line_to_the_estimate() -> None:
     policy, t = consistency(), torch.linspace(0.02, 0.99, 64)
     x, row = torch.randn(64, 5, 2), t.view(-1, 1, 1)
     sigma = (1 - row) / row
@@ -137,7 +137,7 @@ def test_the_velocity_is_that_of_the_line_to_the_estimate() -> None:
     torch.testing.assert_close(point.field(nothing(64), x, t), 0.3 - z, atol=2e-2, rtol=0)
 
 
-def test_the_training_grid_doubles_in_equal_stages_and_is_saved() -> None:
+def test_training_grid_doubles_in_equal_stages_and_is_saved() -> None:
     policy = consistency()
     assert int(policy.levels) == 10
     sizes = []
@@ -146,7 +146,7 @@ def test_the_training_grid_doubles_in_equal_stages_and_is_saved() -> None:
         sizes.append(int(policy.levels))
     assert [sizes.count(10 * 2**i) for i in range(8)] == [100] * 8
     policy.set_progress(1.0)
-    policy.set_progress(0.0)  # a fine grid is kept by who trains on
+    policy.set_progress(0.0)  # further training does not coarsen the grid
     other = consistency()
     other.load_state_dict(policy.state_dict())
     assert int(other.levels) == 1280
@@ -155,7 +155,7 @@ def test_the_training_grid_doubles_in_equal_stages_and_is_saved() -> None:
     assert int(odd.levels) == 40
 
 
-def test_pairs_are_neighbours_on_the_karras_grid() -> None:
+def test_training_pairs_are_neighbours_on_the_karras_grid() -> None:
     policy = consistency(levels_first=12)
     grid = karras_sigmas(13, 0.002, 80.0, 7.0)[:-1].float()
     above, below = policy._interval(grid[:-1].view(-1, 1, 1))
@@ -166,7 +166,7 @@ def test_pairs_are_neighbours_on_the_karras_grid() -> None:
     assert float(below) == pytest.approx(0.002, rel=1e-4)
 
 
-def test_levels_are_drawn_from_a_discretised_lognormal() -> None:
+def test_levels_are_sampled_from_a_discretised_lognormal() -> None:
     policy = consistency(levels_first=12)
     t = policy.sample_times(40_000, torch.Generator().manual_seed(0))
     rising = karras_sigmas(13, 0.002, 80.0, 7.0)[:-1].flip(0)
@@ -177,7 +177,7 @@ def test_levels_are_drawn_from_a_discretised_lognormal() -> None:
     torch.testing.assert_close(counts / 40_000, (mass / mass.sum()).float(), atol=0.01, rtol=0)
 
 
-def test_the_loss_is_the_pseudo_huber_distance_to_the_level_below_which_carries_no_gradient() -> None:
+def test_loss_is_the_pseudo_huber_distance_to_the_detached_lower_level() -> None:
     policy = consistency()
     grid = karras_sigmas(11, 0.002, 80.0, 7.0)[:-1].float()
     high, low = grid[3].expand(64, 1, 1), grid[4].expand(64, 1, 1)
@@ -189,11 +189,11 @@ def test_the_loss_is_the_pseudo_huber_distance_to_the_level_below_which_carries_
     expected = ((distance + c**2).sqrt() - c) / float(grid[3] - grid[4])
     torch.testing.assert_close(loss, expected, atol=1e-4, rtol=1e-3)
     weight = policy.backbone.body[0].weight  # type: ignore[index,union-attr]
-    found, wanted = (torch.autograd.grad(value.sum(), weight)[0] for value in (loss, expected))
-    torch.testing.assert_close(found, wanted, atol=1e-2, rtol=1e-2)
+    found, reference = (torch.autograd.grad(value.sum(), weight)[0] for value in (loss, expected))
+    torch.testing.assert_close(found, reference, atol=1e-2, rtol=1e-2)
 
 
-def test_its_chain_is_no_flow() -> None:
+def test_reinflow_refuses_consistency_heads() -> None:
     with pytest.raises(UserError, match="got 'consistency'"):
         ReinFlow(ReinFlowConfig(), consistency(), total_updates=1)
 
@@ -210,5 +210,5 @@ def test_consistency_training_learns_a_gaussian_without_a_teacher() -> None:
         optimizer.zero_grad()
         loss.mean().backward()
         optimizer.step()
-    drawn = policy.act(nothing(4000))
-    assert float(drawn.mean()) == pytest.approx(M, abs=0.05) and float(drawn.std()) == pytest.approx(S, abs=0.08)
+    sampled = policy.act(nothing(4000))
+    assert float(sampled.mean()) == pytest.approx(M, abs=0.05) and float(sampled.std()) == pytest.approx(S, abs=0.08)

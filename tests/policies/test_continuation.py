@@ -1,4 +1,4 @@
-"""Chunks that continue given actions: Gaussians with known conditionals, and networks that nothing is given to."""
+"""Tests of chunks that continue given actions: Gaussians with known conditionals, and untrained networks."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ COV = tuple(tuple(STD**2 * RHO ** abs(i - j) for j in range(LENGTH)) for i in ra
 
 
 class AlongChunk(nn.Module):
-    """A perfect network for points, applied to chunks of one number per step."""
+    """An exact network for vectors, applied to chunks of scalar actions."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class AlongChunk(nn.Module):
 
 
 def correlated(kind: str, **settings: Any) -> Any:
-    """A policy whose chunks are a Gaussian walk: neighbours are correlated by `RHO`."""
+    """A policy with Gaussian AR(1) chunks: the correlation of adjacent actions is `RHO`."""
     config_class, policy_class, exact = KINDS[kind]
     policy = policy_class(config_class(**(RAW | settings)), PolicySpec({"state": (1,)}, 1, LENGTH))
     policy.backbone = AlongChunk(exact(Gaussian((0.0,) * LENGTH, COV), policy.config))
@@ -50,27 +50,27 @@ def continued(policy: Any, given: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("given", [torch.tensor([0.5]), torch.tensor([0.5, 0.4, 0.4])])
-def test_on_gaussians_the_rest_follows_the_conditional_distribution(kind: str, given: Tensor) -> None:
+def test_continuations_of_gaussian_chunks_follow_the_conditional_distribution(kind: str, given: Tensor) -> None:
     settings = {"steps": 25, "spacing": "trailing"} if kind == "diffusion" else {"steps": 25}
     chunk = continued(correlated(kind, **settings), given)
     rest = torch.arange(1, LENGTH - len(given) + 1)
     assert torch.equal(chunk[:, : len(given)], given.expand(ROWS, -1))
     torch.testing.assert_close(chunk.mean(0)[len(given) :], given[-1] * RHO**rest, rtol=0, atol=0.03)
-    std = STD * (1 - RHO ** (2 * rest)).sqrt()  # of such a walk; Euler steps of finite length narrow it
+    std = STD * (1 - RHO ** (2 * rest)).sqrt()  # of AR(1); finite Euler steps reduce it
     torch.testing.assert_close(chunk.std(0)[len(given) :], std, rtol=0.2, atol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_jagged_actions_are_followed_most_of_the_way(kind: str) -> None:
+def test_continuation_of_unlikely_actions_is_close_to_the_conditional_mean(kind: str) -> None:
     settings = {"steps": 25, "spacing": "trailing"} if kind == "diffusion" else {"steps": 25}
-    share = continued(correlated(kind, **settings), torch.tensor([0.5, 0.2, 0.6])).mean(0)[3] / (0.6 * RHO)
-    assert 0.75 < share < 1, share
+    ratio = continued(correlated(kind, **settings), torch.tensor([0.5, 0.2, 0.6])).mean(0)[3] / (0.6 * RHO)
+    assert 0.75 < ratio < 1, ratio
 
 
-def test_four_steps_come_close_to_the_conditional_mean() -> None:
+def test_continuation_with_four_steps_is_close_to_the_conditional_mean() -> None:
     chunk = continued(correlated("flow", steps=4), torch.tensor([0.5]))
-    share = chunk.mean(0)[1:] / (0.5 * RHO ** torch.arange(1, LENGTH))
-    assert ((share > 0.8) & (share < 1)).all(), share
+    ratio = chunk.mean(0)[1:] / (0.5 * RHO ** torch.arange(1, LENGTH))
+    assert ((ratio > 0.8) & (ratio < 1)).all(), ratio
 
 
 def fixed(rows: int = 3) -> tuple[dict[str, Tensor], Tensor, Tensor]:
@@ -84,7 +84,7 @@ SAMPLERS |= {"meanflow": {"steps": 3}}
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_with_nothing_given_the_chunk_is_that_of_decode_bit_for_bit(kind: str) -> None:
+def test_continuation_with_zero_weights_equals_decode_bitwise(kind: str) -> None:
     policy, (obs, noise, prefix) = network(kind, **SAMPLERS[kind]).eval(), fixed()
     with torch.no_grad():
         plain = policy.decode(obs, noise)
@@ -92,7 +92,7 @@ def test_with_nothing_given_the_chunk_is_that_of_decode_bit_for_bit(kind: str) -
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
-def test_what_is_given_is_reproduced_and_the_rest_reacts_to_it(kind: str) -> None:
+def test_given_actions_are_reproduced_and_change_the_rest(kind: str) -> None:
     policy, (obs, noise, prefix) = network(kind, **SAMPLERS[kind]).eval(), fixed()
     weight = torch.tensor([1.0, 1.0, 0.0, 0.0]).expand(3, -1)
     chunk = continue_chunk(policy, obs, noise, prefix, weight)
@@ -102,10 +102,10 @@ def test_what_is_given_is_reproduced_and_the_rest_reacts_to_it(kind: str) -> Non
     with torch.inference_mode():
         assert torch.equal(chunk, continue_chunk(policy, obs, *(tensor + 0 for tensor in (noise, prefix, weight))))
     other = continue_chunk(policy, obs, noise, torch.cat([prefix[:, :2], -prefix[:, 2:]], 1), weight)
-    assert torch.equal(chunk, other)  # what has no weight does not matter
+    assert torch.equal(chunk, other)  # actions with weight 0 have no effect
 
 
-def test_a_soft_weight_lies_between() -> None:
+def test_soft_weights_give_intermediate_distances() -> None:
     policy, given = correlated("flow", steps=10), torch.full((200, 4, 1), 0.8)
     noise, obs = torch.randn(200, 4, 1, generator=torch.Generator().manual_seed(0)), nothing(200)
     distance = [
@@ -115,7 +115,7 @@ def test_a_soft_weight_lies_between() -> None:
     assert distance[0] > distance[1] > distance[2] == 0
 
 
-def test_steered_policies_and_those_that_start_from_zeros_continue_as_they_act() -> None:
+def test_steered_and_zero_noise_policies_continue_like_they_act() -> None:
     base, (obs, _, prefix) = network("flow").eval(), fixed()
     steered = LatentPolicy.from_base(base, NoiseSpace("repeat"), STEERING_ACTOR).eval()
     for policy in (base, steered, ZeroNoisePolicy.wrap(base)):
@@ -135,7 +135,7 @@ def test_steered_policies_and_those_that_start_from_zeros_continue_as_they_act()
         (lambda: network("flow", steps=1), "this 'flow' has one"),
     ],
 )
-def test_samplers_that_cannot_continue_are_refused(policy: Any, reason: str) -> None:
+def test_samplers_without_continuation_are_refused(policy: Any, reason: str) -> None:
     obs, _, prefix = fixed()
     with pytest.raises(UserError, match=reason):
         act_with_prefix(policy(), obs, prefix, torch.ones(3, 4))

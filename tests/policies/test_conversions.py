@@ -1,4 +1,4 @@
-"""Heads of all families describe one distribution by one velocity, and its flow carries noise to that distribution."""
+"""Tests of velocity conversions: heads of all families have the same field, whose flow maps noise to the data."""
 
 from collections.abc import Callable
 
@@ -25,17 +25,17 @@ heads = pytest.mark.parametrize("head", HEADS)
 
 @heads
 @pytest.mark.parametrize("mixture", MIXTURES)
-def test_the_velocity_of_a_perfect_head_is_exact_at_any_time(head: str, mixture: str) -> None:
+def test_velocity_of_an_exact_head_is_exact_at_any_time(head: str, mixture: str) -> None:
     target = MIXTURES[mixture]
     t = torch.linspace(0.05, 0.95, 181)
     x = interpolate(torch.randn(181, 1, 1), target.draw(181), t.view(-1, 1, 1))
     velocity = HEADS[head](target).field(nothing(181), x, t)
-    # Reading data off predicted noise divides by a: the rounding of x is magnified by 1 / t, which is at most 20 here.
+    # Computing data from predicted noise divides by a, which magnifies the rounding of x by 1 / t <= 20.
     torch.testing.assert_close(velocity, target.velocity(x, t.view(-1, 1, 1)), atol=1e-5, rtol=1e-5)
 
 
 @heads
-def test_a_velocity_written_as_noise_on_any_path_reads_back(head: str) -> None:
+def test_velocity_survives_conversion_to_noise_on_any_path(head: str) -> None:
     t = torch.linspace(0.05, 0.95, 91)
     x = torch.randn(91, 1, 1)
     policy = HEADS[head](TWO_MODES)
@@ -58,14 +58,14 @@ def flow_map(policy: GenerativePolicy, noise: Tensor, steps: int = 400) -> Tenso
 
 
 @heads
-def test_the_probability_flow_carries_noise_to_the_gaussian(head: str) -> None:
+def test_probability_flow_maps_noise_to_the_gaussian(head: str) -> None:
     noise = torch.linspace(-2.5, 2.5, 41).view(-1, 1, 1)
     x = flow_map(HEADS[head](GAUSSIAN), noise)
     torch.testing.assert_close(x, 0.4 + 0.3 * noise, atol=4e-3, rtol=0)
 
 
 @heads
-def test_the_probability_flow_fills_both_modes_in_their_shares(head: str) -> None:
+def test_probability_flow_covers_both_modes_in_the_right_proportion(head: str) -> None:
     noise = torch.special.ndtri((torch.arange(1000) + 0.5) / 1000).view(-1, 1, 1)
     x = flow_map(HEADS[head](TWO_MODES), noise, 200).flatten()
     assert float((x < 0).float().mean()) == pytest.approx(0.7, abs=0.01)
@@ -75,7 +75,7 @@ def test_the_probability_flow_fills_both_modes_in_their_shares(head: str) -> Non
     assert float(x[x < 0].std()) == pytest.approx(0.1, abs=0.02)
 
 
-def test_heads_of_two_families_compose_gaussians_of_equal_width_exactly() -> None:
+def test_heads_of_two_families_compose_gaussians_of_equal_variance_exactly() -> None:
     left, right = exact_diffusion(Mixture((-0.5,), (1.0,), 0.3)), exact_edm(Mixture((0.7,), (1.0,), 0.3))
     noise = torch.linspace(-2, 2, 21).view(-1, 1, 1)
     obs, x, steps = nothing(21), noise, 400
@@ -86,7 +86,7 @@ def test_heads_of_two_families_compose_gaussians_of_equal_width_exactly() -> Non
 
 
 @heads
-def test_times_outside_the_noise_levels_are_read_at_the_nearest(head: str) -> None:
+def test_times_outside_the_noise_levels_use_the_nearest_level(head: str) -> None:
     policy = HEADS[head](TWO_MODES)
     x = torch.randn(2, 1, 1)
     velocity = policy.field(nothing(2), x, torch.tensor([0.0, 1.0]))

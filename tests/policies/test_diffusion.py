@@ -1,4 +1,4 @@
-"""The diffusion head: textbook formulas, conversions at every time, exact Gaussians, learning, and its two samplers."""
+"""Tests of the diffusion head: textbook formulas, time conversions, exact Gaussians, learning and both samplers."""
 
 import math
 from dataclasses import replace
@@ -28,7 +28,7 @@ def observations(rows: int, spec: PolicySpec = CHUNK) -> dict[str, Tensor]:
     return {"state": torch.rand(rows, spec.obs_horizon, *spec.observation["state"])}
 
 
-def test_betas_are_those_of_the_papers() -> None:
+def test_betas_match_the_papers() -> None:
     cosine = [math.cos((i / 100 + 0.008) / 1.008 * math.pi / 2) ** 2 for i in range(101)]
     every = alpha_bars("squared_cosine", 100, 1e-4, 0.02)
     torch.testing.assert_close(every[:-1], torch.tensor(cosine[1:-1], dtype=torch.float64) / cosine[0])
@@ -37,7 +37,7 @@ def test_betas_are_those_of_the_papers() -> None:
     assert float(alpha_bars("linear", 1000, 1e-4, 0.02)[-1]) == pytest.approx(4e-5, rel=0.02)
 
 
-def test_levels_end_at_zero_or_start_at_the_last_or_both() -> None:
+def test_spacing_sets_the_first_and_last_level() -> None:
     assert spaced_levels("leading", 100, 10) == [90, 80, 70, 60, 50, 40, 30, 20, 10, 0]
     assert spaced_levels("trailing", 100, 10) == [99, 89, 79, 69, 59, 49, 39, 29, 19, 9]
     assert spaced_levels("linspace", 100, 10) == [99, 88, 77, 66, 55, 44, 33, 22, 11, 0]
@@ -50,7 +50,7 @@ def test_levels_end_at_zero_or_start_at_the_last_or_both() -> None:
 
 @pytest.mark.parametrize("prediction", ["noise", "data", "v"])
 @pytest.mark.parametrize("schedule", ["squared_cosine", "linear"])
-def test_the_loss_at_a_level_is_the_textbook_one(prediction: str, schedule: str) -> None:
+def test_loss_at_a_level_matches_the_textbook_formula(prediction: str, schedule: str) -> None:
     train_steps = 100 if schedule == "squared_cosine" else 1000
     policy = diffusion(prediction=prediction, schedule=schedule, train_steps=train_steps, steps=20)
     features, data, noise = torch.randn(20, 2, 2), torch.rand(20, 6, 2) * 2 - 1, torch.randn(20, 6, 2)
@@ -76,13 +76,13 @@ def test_training_times_are_uniform_over_the_levels() -> None:
 
 @pytest.mark.parametrize("prediction", ["noise", "data", "v"])
 @pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_velocity_at_a_level_is_what_the_sampler_sees(prediction: str, clip: float) -> None:
+def test_velocity_at_a_level_matches_the_sampler_step(prediction: str, clip: float) -> None:
     policy = diffusion(prediction=prediction, action_clip=clip)
     features, x = torch.randn(10, 2, 2), torch.randn(10, 6, 2)
     k = torch.arange(10)
     a, b = policy.signal_scale[:-1].view(-1, 1, 1), policy.noise_scale[:-1].view(-1, 1, 1)
     velocity = policy.velocity(features, x / (a + b), (a / (a + b)).flatten())
-    # The data estimate alone, from a step that keeps no noise: its mean is a_next * data + 0.
+    # The data estimate, computed by hand from the output of the network.
     level = torch.tensor(policy.config.levels())
     y = policy.backbone(x, 1 - (level + 1) / 100, features)
     data = {"noise": (x - b * y) / a, "data": y, "v": a * x - b * y}[prediction]
@@ -95,7 +95,7 @@ def test_velocity_at_a_level_is_what_the_sampler_sees(prediction: str, clip: flo
     )
 
 
-def test_times_beyond_the_levels_are_read_at_the_nearest_one() -> None:
+def test_times_outside_the_levels_use_the_nearest_level() -> None:
     policy = diffusion(action_clip=1.0)
     features, x = torch.randn(4, 2, 2), torch.randn(4, 6, 2)
     ends = policy.level_times[[-1, 0]]
@@ -109,7 +109,7 @@ def test_times_beyond_the_levels_are_read_at_the_nearest_one() -> None:
 
 
 @pytest.mark.parametrize("train_steps", [100, 1000])
-def test_coefficients_at_a_level_are_those_of_the_sampler(train_steps: int) -> None:
+def test_coefficients_at_a_level_match_the_sampler(train_steps: int) -> None:
     policy = diffusion(train_steps=train_steps, steps=train_steps)
     a, b, time = policy._on_path(policy.level_times.flip(0))
     torch.testing.assert_close(a.flatten(), policy.signal_scale[:-1], atol=1e-7, rtol=2e-5)
@@ -117,7 +117,7 @@ def test_coefficients_at_a_level_are_those_of_the_sampler(train_steps: int) -> N
     torch.testing.assert_close(time, policy.grid, atol=1e-6, rtol=0)
 
 
-def test_network_time_grows_with_time_without_jumps() -> None:
+def test_network_time_is_monotonic_and_continuous() -> None:
     policy = diffusion()
     t = torch.linspace(0, 1, 20_001)
     _, _, time = policy._on_path(t)
@@ -126,7 +126,7 @@ def test_network_time_grows_with_time_without_jumps() -> None:
     assert float(time[0]) == pytest.approx(0.0, abs=1e-6) and float(time[-1]) == pytest.approx(0.99, abs=1e-6)
 
 
-def test_many_ddim_steps_on_the_exact_score_are_the_gaussian_map() -> None:
+def test_ddim_on_the_exact_score_converges_to_the_gaussian_map() -> None:
     noise = torch.linspace(-2, 2, 9).view(-1, 1, 1)
     errors = []
     for steps in (10, 100, 1000):
@@ -135,16 +135,16 @@ def test_many_ddim_steps_on_the_exact_score_are_the_gaussian_map() -> None:
     assert errors[1] < 0.2 * errors[0] and errors[2] < 3e-3
 
 
-def test_ddpm_on_the_exact_score_has_the_moments_of_the_data() -> None:
+def test_ddpm_on_the_exact_score_matches_the_moments_of_the_data() -> None:
     policy = exact_diffusion(GAUSSIAN, train_steps=200, steps=200, sampler="ddpm")
-    drawn = policy.act(nothing(20_000), generator=torch.Generator().manual_seed(0))
-    assert float(drawn.mean()) == pytest.approx(0.4, abs=0.01)
-    assert float(drawn.std()) == pytest.approx(0.3, abs=0.01)
+    samples = policy.act(nothing(20_000), generator=torch.Generator().manual_seed(0))
+    assert float(samples.mean()) == pytest.approx(0.4, abs=0.01)
+    assert float(samples.std()) == pytest.approx(0.3, abs=0.01)
 
 
 @pytest.mark.parametrize("steps", [100, 10])
 @pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_ddim_with_eta_one_is_ddpm_in_mean_and_variance(steps: int, clip: float) -> None:
+def test_ddim_with_eta_one_has_the_mean_and_variance_of_ddpm(steps: int, clip: float) -> None:
     policy = diffusion(steps=steps, action_clip=clip)
     features, x = torch.randn(steps, 2, 2), torch.randn(steps, 6, 2)
     k = torch.arange(steps)
@@ -162,7 +162,7 @@ def test_ddim_with_eta_one_is_ddpm_in_mean_and_variance(steps: int, clip: float)
     assert float(std[-1].max()) == 0.0
 
 
-def test_eta_scales_the_noise_and_may_be_learned() -> None:
+def test_eta_scales_the_noise_and_receives_gradients() -> None:
     policy = diffusion(action_clip=1.0)
     features, x, k = torch.randn(10, 2, 2), torch.randn(10, 6, 2), torch.arange(10)
     mean, std = policy.posterior(features, x, k, 0.0)
@@ -183,14 +183,14 @@ def test_ddim_is_deterministic_and_ddpm_shares_its_decode() -> None:
     obs, noise = observations(4), torch.randn(4, 6, 2)
     assert torch.equal(ddim.decode(obs, noise), ddim.decode(obs, noise))
     assert torch.equal(ddim.decode(obs, noise), ddpm.decode(obs, noise))
-    drawn = torch.randn(4, 6, 2, generator=torch.Generator().manual_seed(7))
+    own_noise = torch.randn(4, 6, 2, generator=torch.Generator().manual_seed(7))
     chunks = [p.act(obs, deterministic=True, generator=torch.Generator().manual_seed(7)) for p in (ddim, ddpm)]
-    assert torch.equal(chunks[0], ddim.decode(obs, drawn).detach()) and not torch.allclose(chunks[0], chunks[1])
+    assert torch.equal(chunks[0], ddim.decode(obs, own_noise).detach()) and not torch.allclose(chunks[0], chunks[1])
     alone = ddim.decode({"state": obs["state"][1:2]}, noise[1:2])
     torch.testing.assert_close(alone, ddim.decode(obs, noise)[1:2], atol=1e-5, rtol=1e-4)
 
 
-def test_ddpm_noise_follows_the_streams_of_its_rows() -> None:
+def test_ddpm_noise_comes_from_the_stream_of_each_row() -> None:
     policy = diffusion(sampler="ddpm", action_clip=1.0)
     obs = observations(6)
     whole = policy.act(obs, generator=PerRowGenerator(range(6), [2] * 6))
@@ -211,11 +211,11 @@ def test_the_last_ddpm_step_adds_no_noise() -> None:
     policy, source = diffusion(sampler="ddpm", steps=5), Counting()
     policy.draw_noise = lambda batch, generator, device: source.normal((batch, 6, 2))  # type: ignore[method-assign]
     policy.act(observations(2))
-    assert source.draws == 5  # the initial noise and one per step but the last
+    assert source.draws == 5  # the initial noise, and one per step except the last
     assert policy.nfe == 5
 
 
-def test_actions_come_out_in_their_own_units_and_within_the_data() -> None:
+def test_actions_are_in_environment_units_and_within_the_data_range() -> None:
     for sampler in ("ddim", "ddpm"):
         settings = {"normalization": "minmax", "action_normalization": "minmax", "action_clip": 1.0}
         policy = diffusion(sampler=sampler, **settings)
@@ -226,10 +226,10 @@ def test_actions_come_out_in_their_own_units_and_within_the_data() -> None:
 
 
 @pytest.mark.parametrize("prediction", ["noise", pytest.param("data", marks=pytest.mark.slow), "v"])
-def test_imitation_learns_two_modes_and_their_shares(prediction: str) -> None:
+def test_imitation_learns_two_modes_and_their_probabilities(prediction: str) -> None:
     config = DiffusionConfig(prediction=prediction, hidden=(64, 64), **BOUNDED)
     policy = DiffusionPolicy(config, POINT)
-    learn(policy, TWO_MODES, updates=1000 if prediction == "data" else 600)  # it weighs low noise least
+    learn(policy, TWO_MODES, updates=1000 if prediction == "data" else 600)  # data prediction weights low noise least
     check_two_modes(policy.act(nothing(4000)))
     ddpm = DiffusionPolicy(replace(config, sampler="ddpm", steps=100), POINT)
     ddpm.load_state_dict(policy.state_dict())
@@ -246,7 +246,7 @@ def test_every_backbone_decodes_differentiably(backbone: str) -> None:
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in policy.parameters())
 
 
-def test_the_schedule_is_no_part_of_the_weights() -> None:
+def test_schedule_buffers_are_not_in_the_state_dict() -> None:
     policy = diffusion()
     assert not {"signal_scale", "grid", "level_times"} & policy.state_dict().keys()
     other = diffusion(steps=20)

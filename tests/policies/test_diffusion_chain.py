@@ -1,4 +1,4 @@
-"""The scored end of a diffusion chain, its frozen beginning, and what is deployed of both."""
+"""Tests of the diffusion chain: densities of the trained last steps, the frozen base, and the deployed policy."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_ratio_of_fresh_chains_is_one(name: str, dtype: torch.dtype) -> None:
+def test_ratio_of_fresh_chains_is_one(name: str, dtype: torch.dtype) -> None:
     policy = chain(**SETTINGS[name])
     policy.chain_dtype = dtype
     sample = policy.sample(OBS, generator=seeded())
@@ -64,7 +64,7 @@ def test_every_ratio_of_fresh_chains_is_one(name: str, dtype: torch.dtype) -> No
         assert output.entropy.shape == output.logp.shape
 
 
-def test_transitions_are_the_posterior_with_a_floor_and_the_last_step_has_noise() -> None:
+def test_transitions_are_the_posterior_with_a_minimum_std() -> None:
     policy = chain(std_min=0.1)
     record = policy.sample(OBS, generator=seeded()).record
     mean, log_std = policy.transitions(OBS, record)
@@ -77,7 +77,7 @@ def test_transitions_are_the_posterior_with_a_floor_and_the_last_step_has_noise(
     assert float(log_std[:, 0].exp().min()) > 0.2
 
 
-def test_executed_dimensions_alone_are_scored_each_within_bounds() -> None:
+def test_log_probability_uses_only_executed_dimensions_and_is_clamped() -> None:
     policy = chain(std_min=0.01)  # densities above the upper bound
     sample = policy.sample(OBS, generator=seeded())
     mean, log_std = policy.transitions(OBS, sample.record)
@@ -89,7 +89,7 @@ def test_executed_dimensions_alone_are_scored_each_within_bounds() -> None:
     torch.testing.assert_close(policy.score(sample.record, mean, log_std).entropy, entropy)
 
 
-def test_a_mean_shift_moves_the_log_ratio_as_it_should_and_half_the_std_quadruples_it() -> None:
+def test_a_mean_shift_changes_the_log_ratio_in_closed_form_and_half_the_std_quadruples_it() -> None:
     policy = chain()
     mean, x, shift = torch.zeros(8, 4, 2), torch.full((8, 4, 2), 0.05), 0.02
     ratios = []
@@ -102,7 +102,7 @@ def test_a_mean_shift_moves_the_log_ratio_as_it_should_and_half_the_std_quadrupl
     torch.testing.assert_close(ratios[1], 4 * ratios[0])
 
 
-def test_draws_are_cut_at_three_standard_deviations() -> None:
+def test_noise_is_clipped_at_noise_clip_standard_deviations() -> None:
     policy = chain(noise_clip=0.5)
     record = policy.sample(OBS, generator=seeded()).record
     mean, log_std = policy.transitions(OBS, record)
@@ -110,7 +110,7 @@ def test_draws_are_cut_at_three_standard_deviations() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_the_base_is_not_asked_when_all_steps_are_trained(first: int) -> None:
+def test_base_is_not_called_when_all_steps_are_trained(first: int) -> None:
     policy = chain(first=first)
     with torch.no_grad():
         for parameter in policy.base.parameters():
@@ -120,19 +120,19 @@ def test_the_base_is_not_asked_when_all_steps_are_trained(first: int) -> None:
     assert bool(policy.decisions(OBS, sample.record).logp.isfinite().all()) == (first == 0)
 
 
-def test_the_base_takes_the_first_steps_with_the_noise_of_the_others() -> None:
+def test_base_runs_the_first_steps_with_the_same_noise_stream() -> None:
     policy, whole = chain(first=4), chain(first=0)  # equal weights
-    drawn, reference = policy.sample(OBS, generator=seeded()), whole.sample(OBS, generator=seeded())
-    assert torch.equal(drawn.record["chain"], reference.record["chain"][:, 4:])
+    original, reference = policy.sample(OBS, generator=seeded()), whole.sample(OBS, generator=seeded())
+    assert torch.equal(original.record["chain"], reference.record["chain"][:, 4:])
     with torch.no_grad():
         for parameter in policy.head.parameters():
             parameter.add_(0.05)
     changed = policy.sample(OBS, generator=seeded())
-    assert torch.equal(changed.record["chain"][:, 0], drawn.record["chain"][:, 0])
-    assert not torch.allclose(changed.record["chain"][:, 1], drawn.record["chain"][:, 1])
+    assert torch.equal(changed.record["chain"][:, 0], original.record["chain"][:, 0])
+    assert not torch.allclose(changed.record["chain"][:, 1], original.record["chain"][:, 1])
 
 
-def test_densities_train_the_head_and_never_the_base() -> None:
+def test_log_probabilities_give_gradients_to_the_head_only() -> None:
     policy = chain(first=3)
     policy.base.requires_grad_(False)
     policy.decisions(OBS, policy.sample(OBS).record).logp.sum().backward()
@@ -151,7 +151,7 @@ def test_eta_is_learned_between_its_bounds() -> None:
     assert not fixed.decisions(OBS, fixed.sample(OBS).record).entropy.requires_grad
 
 
-def test_running_statistics_of_the_base_stay_as_they_were() -> None:
+def test_running_statistics_of_the_base_do_not_change() -> None:
     running = [DiffusionPolicy(DiffusionConfig(**(RAW | {"normalization": "running"})), SPEC) for _ in "ab"]  # type: ignore[arg-type]
     policy = DiffusionChain(running[0], make_staged((0,), [running[1]]), first=2)
     before = {key: value.clone() for key, value in policy.state_dict().items()}
@@ -178,7 +178,7 @@ def test_pixels_are_encoded_by_both_networks() -> None:
 
 
 @pytest.mark.parametrize("sampler", ["ddim", "ddpm"])
-def test_stages_of_equal_weights_are_the_plain_policy(sampler: str) -> None:
+def test_stages_with_equal_weights_equal_the_plain_policy(sampler: str) -> None:
     plain = head(sampler=sampler)
     staged = make_staged((0, 2, 5), [head(sampler=sampler) for _ in range(3)])
     assert torch.equal(staged.act(OBS, generator=seeded()), plain.act(OBS, generator=seeded()))
@@ -192,7 +192,7 @@ def test_stages_of_equal_weights_are_the_plain_policy(sampler: str) -> None:
     torch.testing.assert_close(streams, whole[[3, 1]], atol=1e-5, rtol=1e-5)
 
 
-def test_each_stage_takes_its_own_steps() -> None:
+def test_each_stage_runs_its_own_steps() -> None:
     heads = [head(seed) for seed in range(2)]
     staged = make_staged((0, 4), heads)
     noise = torch.randn(16, 4, 2)
@@ -206,7 +206,7 @@ def test_each_stage_takes_its_own_steps() -> None:
     assert torch.equal(staged.field(OBS, noise, late), heads[1].field(OBS, noise, late))
 
 
-def test_a_staged_policy_survives_a_checkpoint(tmp_path: Path) -> None:
+def test_a_staged_policy_round_trips_through_a_checkpoint(tmp_path: Path) -> None:
     staged = make_staged((0, 3), [head(0), head(1)])
     save_checkpoint(tmp_path / "c", staged, task="toy/point_mass", obs_sample=OBS)
     loaded, manifest = load_policy(tmp_path / "c")
@@ -215,7 +215,7 @@ def test_a_staged_policy_survives_a_checkpoint(tmp_path: Path) -> None:
     assert verify_checkpoint(tmp_path / "c").ok
 
 
-def test_what_does_not_fit_is_refused_in_one_line() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(UserError, match="is created by dppo"):
         StagedDiffusion(StagedDiffusionConfig(), SPEC)
     with pytest.raises(UserError, match="one start each, rising from 0"):

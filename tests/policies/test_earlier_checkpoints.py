@@ -1,4 +1,4 @@
-"""Checkpoints of version 0.1.0 open under the present names and compute the same chunks."""
+"""Tests that checkpoints of version 0.1.0 load under the current names and compute the same chunks."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ EARLIER = sorted((Path(__file__).parent / "checkpoints_0_1_0").iterdir())
 
 
 @pytest.mark.parametrize("folder", EARLIER, ids=lambda folder: folder.name)
-def test_a_checkpoint_repeats_its_golden_chunk(folder: Path) -> None:
+def test_a_checkpoint_reproduces_its_golden_chunk(folder: Path) -> None:
     report = verify_checkpoint(folder)
     assert report.ok, report
     policy, manifest = load_policy(folder)

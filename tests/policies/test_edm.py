@@ -1,4 +1,4 @@
-"""The EDM head: preconditioning, the Karras grid, both solvers against closed forms and a second implementation."""
+"""Tests of the EDM head: preconditioning, the Karras grid, and both solvers against closed forms and diffusers."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ def observations(rows: int) -> dict[str, Tensor]:
     return {"state": torch.rand(rows, 2, 2)}
 
 
-def test_the_grid_is_that_of_the_paper() -> None:
+def test_grid_matches_the_paper() -> None:
     sigmas = karras_sigmas(18, 0.002, 80.0, 7.0)
     assert sigmas.shape == (19,) and float(sigmas[-1]) == 0.0
     assert float(sigmas[0]) == pytest.approx(80.0) and float(sigmas[17]) == pytest.approx(0.002)
@@ -46,7 +46,7 @@ def test_preconditioning_gives_inputs_and_targets_of_unit_variance() -> None:
         assert float(((data - c_skip * x) / c_out).var()) == pytest.approx(1.0, abs=0.02)
 
 
-def test_the_loss_is_that_of_the_denoiser_weighted_by_the_noise_level() -> None:
+def test_loss_is_the_denoising_error_weighted_by_the_noise_level() -> None:
     policy = edm()
     features, data, noise = torch.randn(20, 2, 2), torch.rand(20, 6, 2) * 2 - 1, torch.randn(20, 6, 2)
     sigma = torch.logspace(-2, 1.5, 20).view(-1, 1, 1)
@@ -72,7 +72,7 @@ def test_iterates_start_at_the_highest_noise_level() -> None:
 
 
 @SOLVERS
-def test_the_sampler_is_its_steps_and_counts_its_calls(solver: str) -> None:
+def test_decode_runs_every_sampler_step_and_nfe_counts_the_calls(solver: str) -> None:
     policy = edm(solver=solver, steps=6, action_clip=1.0)
     calls: list[int] = []
     policy.backbone.register_forward_hook(lambda *_: calls.append(1))
@@ -115,7 +115,7 @@ def test_the_exact_denoiser_samples_both_modes(solver: str) -> None:
     check_two_modes(policy.act(nothing(4000)))
 
 
-def test_imitation_learns_two_modes_and_their_shares() -> None:
+def test_imitation_learns_two_modes_and_their_probabilities() -> None:
     config = EDMConfig(hidden=(64, 64), **BOUNDED)
     policy = EDMPolicy(config, POINT)
     learn(policy, TWO_MODES)
@@ -125,7 +125,7 @@ def test_imitation_learns_two_modes_and_their_shares() -> None:
     check_two_modes(heun.act(nothing(4000)))
 
 
-def test_every_euler_step_is_that_of_diffusers() -> None:
+def test_every_euler_step_matches_diffusers() -> None:
     schedulers = pytest.importorskip("diffusers.schedulers")
     policy = edm(steps=12)
     scheduler = schedulers.EDMEulerScheduler()
@@ -133,15 +133,17 @@ def test_every_euler_step_is_that_of_diffusers() -> None:
     torch.testing.assert_close(scheduler.sigmas, policy.sigmas)
     obs, noise = observations(3), torch.randn(3, 6, 2)
     features = policy.encode(obs)
-    x = theirs = policy.init_sample(noise)
+    x = reference = policy.init_sample(noise)
     for k, timestep in enumerate(scheduler.timesteps):
-        scaled = scheduler.scale_model_input(theirs, timestep)
-        theirs = scheduler.step(policy.backbone(scaled, timestep.expand(3), features), timestep, theirs).prev_sample
+        scaled = scheduler.scale_model_input(reference, timestep)
+        reference = scheduler.step(
+            policy.backbone(scaled, timestep.expand(3), features), timestep, reference
+        ).prev_sample
         x = policy.sampler_step(features, x, torch.full((3,), k))
-        torch.testing.assert_close(x, theirs, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(x, reference, atol=1e-5, rtol=1e-4)
 
 
-def test_noise_follows_the_streams_of_its_rows_and_the_rest_is_deterministic() -> None:
+def test_noise_comes_from_the_stream_of_each_row_and_decode_is_deterministic() -> None:
     policy, obs = edm(action_clip=1.0), observations(6)
     whole = policy.act(obs, generator=PerRowGenerator(range(6), [2] * 6))
     some = policy.act({"state": obs["state"][[4, 1]]}, generator=PerRowGenerator([4, 1], [2, 2]))

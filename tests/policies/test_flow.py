@@ -1,4 +1,4 @@
-"""The rectified-flow head: analytic flows, learning, masks, time laws, bounds."""
+"""Tests of the rectified-flow head: analytic flows, learning, masks, time distributions and bounds."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_raw_actions_beyond_the_bound_are_refused() -> None:
     make_policy("flow", FlowConfig(**raw, action_clip=2.0), SPEC).fit_normalizer(found)  # type: ignore[arg-type]
 
 
-def test_euler_steps_on_the_exact_field_tend_to_the_gaussian_map() -> None:
+def test_euler_steps_on_the_exact_field_converge_to_the_gaussian_map() -> None:
     noise = torch.linspace(-2, 2, 9).view(-1, 1, 1)
     errors = []
     for steps in (4, 8, 64):
@@ -52,14 +52,14 @@ def test_euler_steps_on_the_exact_field_tend_to_the_gaussian_map() -> None:
 
 @pytest.mark.parametrize(("action_clip", "expected"), [(1.0, 0.33), (0.0, 0.43)])
 def test_clipped_iterates_narrow_the_distribution(action_clip: float, expected: float) -> None:
-    """The exact velocity of data N(0, 0.5^2): 10 steps of Euler alone narrow it a little, the bound much more."""
+    """With the exact velocity of N(0, 0.5^2), 10 Euler steps narrow the samples a little and clipping much more."""
     policy = FlowPolicy(FlowConfig(steps=10, **(RAW | {"action_clip": action_clip})), SPEC)  # type: ignore[arg-type]
     policy.backbone = GaussianVelocity(0.0, 0.5)
-    drawn = policy.act(zeros(100_000), generator=torch.Generator().manual_seed(0))
-    assert float(drawn.std()) == pytest.approx(expected, abs=0.005)
+    samples = policy.act(zeros(100_000), generator=torch.Generator().manual_seed(0))
+    assert float(samples.std()) == pytest.approx(expected, abs=0.005)
 
 
-def test_one_step_from_the_left_grid_lands_on_the_mean() -> None:
+def test_one_step_on_the_left_grid_returns_the_mean() -> None:
     policy = FlowPolicy(FlowConfig(steps=1, **RAW), SPEC)  # type: ignore[arg-type]
     policy.backbone = GaussianVelocity()
     assert policy.nfe == 1
@@ -78,12 +78,12 @@ def test_a_flow_learns_a_gaussian(time_distribution: str) -> None:
         optimizer.zero_grad()
         loss.mean().backward()
         optimizer.step()
-    drawn = policy.act(zeros(4000))
-    assert float(drawn.mean()) == pytest.approx(M, abs=0.05)
-    assert float(drawn.std()) == pytest.approx(S, abs=0.06)
+    samples = policy.act(zeros(4000))
+    assert float(samples.mean()) == pytest.approx(M, abs=0.05)
+    assert float(samples.std()) == pytest.approx(S, abs=0.06)
 
 
-def test_time_laws_cover_the_unit_interval() -> None:
+def test_time_distributions_cover_the_unit_interval() -> None:
     n = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
     for law in TIME_DISTRIBUTIONS.values():
         t = law(n)
@@ -95,7 +95,7 @@ def test_time_laws_cover_the_unit_interval() -> None:
     )  # Beta(1.5, 1) has mean 0.6
 
 
-def test_padded_steps_carry_no_loss_and_weights_scale_rows() -> None:
+def test_padded_steps_have_no_loss_and_weights_scale_rows() -> None:
     policy = FlowPolicy(FlowConfig(hidden=(16,), backbone="unet", unet_channels=(8, 16)), SPEC_CHUNK)
     obs, chunk = {"state": torch.randn(3, 1, 2)}, torch.randn(3, 6, 2)
     mask = torch.ones(3, 6)
@@ -117,7 +117,7 @@ def test_padded_steps_carry_no_loss_and_weights_scale_rows() -> None:
 SPEC_CHUNK = PolicySpec({"state": (2,)}, action_dim=2, horizon=6, action_horizon=2)
 
 
-def test_actions_come_out_in_their_own_units_and_within_the_data() -> None:
+def test_actions_are_in_environment_units_and_within_the_data_range() -> None:
     policy = FlowPolicy(FlowConfig(hidden=(16,)), SPEC_CHUNK)
     low, high = torch.tensor([-2.0, 10.0]), torch.tensor([-1.0, 30.0])
     policy.fit_normalizer({"state": {"min": [0, 0], "max": [1, 1]}, "action": {"min": low, "max": high}})
@@ -134,14 +134,14 @@ def test_decode_is_differentiable_in_noise_and_weights() -> None:
     assert all(p.grad is not None for p in policy.parameters())
 
 
-def test_act_decodes_the_noise_it_draws() -> None:
+def test_act_decodes_the_noise_it_samples() -> None:
     policy = FlowPolicy(FlowConfig(hidden=(16,), **RAW), SPEC_CHUNK)  # type: ignore[arg-type]
     obs = {"state": torch.rand(4, 1, 2)}
     noise = torch.randn(4, 6, 2, generator=torch.Generator().manual_seed(7))
     assert torch.equal(policy.act(obs, generator=torch.Generator().manual_seed(7)), policy.decode(obs, noise).detach())
 
 
-def test_field_is_the_step_of_the_sampler() -> None:
+def test_field_equals_the_sampler_step() -> None:
     policy = FlowPolicy(FlowConfig(hidden=(16,), steps=1, **RAW), SPEC_CHUNK)  # type: ignore[arg-type]
     obs, noise = {"state": torch.rand(4, 1, 2)}, torch.randn(4, 6, 2)
     assert torch.equal(policy.decode(obs, noise), noise + policy.field(obs, noise, torch.zeros(1)))
@@ -162,13 +162,13 @@ def test_bad_settings_are_refused_in_one_line(settings: dict, message: str) -> N
         FlowPolicy(FlowConfig(**settings), SPEC)
 
 
-def test_unknown_policies_suggest_the_nearest_and_configs_must_match() -> None:
+def test_unknown_policies_suggest_the_nearest_name_and_configs_must_match() -> None:
     with pytest.raises(UserError, match="Did you mean 'flow'"):
         make_policy("flwo", None, SPEC)
     with pytest.raises(UserError, match="needs a GaussianConfig"):
         make_policy("gaussian", FlowConfig(), SPEC)
 
 
-def test_a_missing_verb_says_so() -> None:
+def test_a_missing_method_is_named() -> None:
     with pytest.raises(TypeError, match="'flow' has no method sample"):
         FlowPolicy(FlowConfig(hidden=(8,)), SPEC).sample(zeros(1))

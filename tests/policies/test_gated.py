@@ -1,4 +1,4 @@
-"""A composition that chooses its parents: limits in which it is another policy, and an order that is learned right."""
+"""Tests of the learned gate: limits where it equals another policy, and a ranking of parents learned from data."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ SMALL = {"hidden": (16,), "updates": 150, "batch_size": 64, "lr": 5e-3}
 
 
 def prefer(policy: LearnedGatePolicy, *scores: float) -> LearnedGatePolicy:
-    """Make the selector say the same wherever it looks."""
+    """Make the selector return `scores` for every observation."""
     last = policy.selector.body[-1]
     torch.nn.init.zeros_(last.weight)  # type: ignore[arg-type]
     last.bias.data = torch.tensor(scores)
@@ -74,7 +74,7 @@ def test_a_row_does_not_depend_on_its_neighbours():
     torch.testing.assert_close(policy.decode(obs, noise)[:2], some, atol=1e-6, rtol=1e-6)
 
 
-def test_gates_by_hand():
+def test_gates_match_hand_computed_values():
     scores = torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 2.9]])
     assert choose_parents(scores, Selection(top=1)).tolist() == [[0, 1, 0], [1, 0, 0]]
     assert choose_parents(scores, Selection(top=2)).tolist() == [[0, 1, 1], [1, 0, 1]]
@@ -82,11 +82,11 @@ def test_gates_by_hand():
     weights = apply_gates([0.25, 0.25, 0.5], torch.tensor([[1.0, 0, 1], [1, 1, 0], [1, 1, 1]]))
     rows = torch.stack([torch.as_tensor(weight).flatten() for weight in weights], 1)
     torch.testing.assert_close(rows, torch.tensor([[1 / 3, 0, 2 / 3], [0.5, 0.5, 0], [0.25, 0.25, 0.5]]))
-    blocked = apply_gates([0.0, 1.0], torch.tensor([[1.0, 0.0]]))  # nobody with a weight is left
+    blocked = apply_gates([0.0, 1.0], torch.tensor([[1.0, 0.0]]))  # no parent with a weight remains
     assert [float(torch.as_tensor(weight)) for weight in blocked] == [0.0, 1.0]
 
 
-def test_the_loss_is_that_of_an_order():
+def test_ordering_loss_matches_its_closed_form():
     scores = torch.tensor([[1.0, 0.0]])
     right, wrong = (ordering_loss(scores, torch.tensor([gap])) for gap in ([0.1, 0.2], [0.2, 0.1]))
     odds = torch.tensor(1.0).sigmoid()
@@ -100,13 +100,13 @@ def test_discrepancies_rank_the_parent_whose_data_it_was():
     chunk = torch.tensor(means)[:, None]
     found = policy.discrepancies(nothing(2), chunk, generator=torch.Generator().manual_seed(0))
     assert found[0, 0] < 0.2 * found[0, 1] and found[1, 1] < 0.2 * found[1, 0]
-    deaf = policy.with_weights([1.0, 0.0])  # a parent without a weight is measured all the same
-    again = deaf.discrepancies(nothing(2), chunk, generator=torch.Generator().manual_seed(0))
+    zero_weight = policy.with_weights([1.0, 0.0])  # a parent with zero weight still gets a discrepancy
+    again = zero_weight.discrepancies(nothing(2), chunk, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(again, found)
 
 
 def sides() -> LearnedGatePolicy:
-    """Two parents, one that always goes left and one that always goes right."""
+    """Return a gate over two parents: one always goes left, the other always goes right."""
     torch.manual_seed(0)
     return make_learned_gate(
         compose([exact("flow", round_((x, 0.0), 0.1), steps=16) for x in (-0.8, 0.8)]), Selection(**SMALL)
@@ -114,7 +114,7 @@ def sides() -> LearnedGatePolicy:
 
 
 def demonstrations(rows: int) -> Episodes:
-    """Left parents are right where the state is negative, right ones where it is positive."""
+    """Return episodes that go left where the state is negative and right where it is positive."""
     generator = torch.Generator().manual_seed(0)
     state = torch.rand(rows, 1, generator=generator) * 2 - 1
     action = torch.cat([0.8 * state.sign(), torch.zeros(rows, 1)], 1) + 0.1 * torch.randn(rows, 2, generator=generator)
@@ -128,11 +128,11 @@ def test_whom_to_ask_where_is_learned_from_demonstrations():
     assert all(torch.equal(both.state_dict()[key], value) for key, value in before.items())
     state = torch.tensor([-0.9, -0.4, 0.4, 0.9]).view(-1, 1, 1)
     assert both._gates({"state": state}).tolist() == [[1, 0], [1, 0], [0, 1], [0, 1]]
-    played = both.act({"state": state.repeat(50, 1, 1)}, generator=torch.Generator().manual_seed(0))[:, 0, 0]
-    torch.testing.assert_close(played.view(50, 4).mean(0), 0.8 * state.flatten().sign(), atol=0.1, rtol=0)
+    actions = both.act({"state": state.repeat(50, 1, 1)}, generator=torch.Generator().manual_seed(0))[:, 0, 0]
+    torch.testing.assert_close(actions.view(50, 4).mean(0), 0.8 * state.flatten().sign(), atol=0.1, rtol=0)
 
 
-def test_a_checkpoint_keeps_the_selector(tmp_path):
+def test_a_checkpoint_stores_the_selector(tmp_path):
     torch.manual_seed(0)
     policy = make_learned_gate(compose(parents()), Selection(top=2, **SMALL))
     save_checkpoint(tmp_path / "chosen", policy, task="toy/point_mass", obs_sample=observations(4))
@@ -144,7 +144,7 @@ def test_a_checkpoint_keeps_the_selector(tmp_path):
     assert isinstance(moved, LearnedGatePolicy) and moved.selector is policy.selector
 
 
-def test_what_cannot_choose_is_refused():
+def test_invalid_compositions_and_data_are_refused():
     several = parents()
     with pytest.raises(UserError, match="operator 'or' has other weights"):
         make_learned_gate(compose(several, "or"), Selection())

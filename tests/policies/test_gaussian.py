@@ -1,4 +1,4 @@
-"""The Gaussian head against torch.distributions, its initialisation, its bounds and its imitation losses."""
+"""Tests of the Gaussian head against torch.distributions: initialisation, bounds and imitation losses."""
 
 import math
 
@@ -20,7 +20,7 @@ def gaussian(**config: object) -> GaussianPolicy:
 
 
 @pytest.mark.parametrize("state_dependent_std", [False, True])
-def test_log_probability_and_entropy_are_those_of_a_normal(state_dependent_std: bool) -> None:
+def test_log_probability_and_entropy_match_a_normal(state_dependent_std: bool) -> None:
     policy = gaussian(state_dependent_std=state_dependent_std, orthogonal_init=False, log_std_init=-0.5)
     sample = policy.sample(OBS)
     mean, log_std = policy.distribution(OBS)
@@ -30,7 +30,7 @@ def test_log_probability_and_entropy_are_those_of_a_normal(state_dependent_std: 
     torch.testing.assert_close(output.entropy[:, 0], expected.entropy().sum((1, 2)))
 
 
-def test_the_squashed_density_is_the_change_of_variables() -> None:
+def test_squashed_density_matches_the_change_of_variables() -> None:
     policy = gaussian(squash=True, orthogonal_init=False)
     sample = policy.sample(OBS)
     mean, log_std = policy.distribution(OBS)
@@ -39,7 +39,7 @@ def test_the_squashed_density_is_the_change_of_variables() -> None:
     torch.testing.assert_close(sample.logp[:, 0].double(), expected.log_prob(chunk).sum((1, 2)), atol=1e-4, rtol=1e-4)
 
 
-def test_the_squashed_density_stays_finite_far_outside() -> None:
+def test_squashed_density_stays_finite_for_large_inputs() -> None:
     policy = gaussian(squash=True)
     record = {"raw": torch.full((16, 2, 2), 30.0)}
     output = policy.decisions(OBS, record)
@@ -66,7 +66,7 @@ def test_the_squashed_entropy_estimate_is_unbiased_and_so_is_its_gradient() -> N
     assert float(gradient) == pytest.approx(float(torch.autograd.grad(value, log_std)[0]), abs=0.01)
 
 
-def test_squashed_actions_fill_the_bounds_of_the_action() -> None:
+def test_squashed_actions_fill_the_action_bounds() -> None:
     policy = gaussian(squash=True, action_normalization="minmax", log_std_init=1.5)
     policy.fit_normalizer({"action": {"min": [-2.0, 0.0], "max": [2.0, 3.0]}})
     chunk = torch.cat([policy.sample(OBS).chunk for _ in range(50)]).flatten(0, 1)
@@ -86,21 +86,21 @@ def test_action_scaling_only_shifts_log_probabilities_by_a_constant() -> None:
     torch.testing.assert_close(difference, torch.full((16,), 2 * math.log(2 * 1.5)), atol=1e-4, rtol=0)
 
 
-def test_the_default_network_is_that_of_stable_baselines3() -> None:
+def test_default_network_matches_stable_baselines3() -> None:
     sb3 = pytest.importorskip("stable_baselines3")
     gymnasium = pytest.importorskip("gymnasium")
-    theirs = sb3.PPO("MlpPolicy", gymnasium.make("Pendulum-v1"), seed=0).policy
+    reference = sb3.PPO("MlpPolicy", gymnasium.make("Pendulum-v1"), seed=0).policy
     policy = GaussianPolicy(GaussianConfig(normalization="identity"), PolicySpec({"state": (3,)}, 1))
-    ours = [m for m in policy.actor if isinstance(m, torch.nn.Linear)]
-    linear = [m for m in theirs.mlp_extractor.policy_net if isinstance(m, torch.nn.Linear)] + [theirs.action_net]
-    assert [m.weight.shape for m in ours] == [m.weight.shape for m in linear]
-    for mine, other in zip(ours, linear, strict=True):
-        assert float(mine.weight.detach().norm()) == pytest.approx(float(other.weight.detach().norm()), rel=1e-4)
+    layers = [m for m in policy.actor if isinstance(m, torch.nn.Linear)]
+    linear = [m for m in reference.mlp_extractor.policy_net if isinstance(m, torch.nn.Linear)] + [reference.action_net]
+    assert [m.weight.shape for m in layers] == [m.weight.shape for m in linear]
+    for layer, other in zip(layers, linear, strict=True):
+        assert float(layer.weight.detach().norm()) == pytest.approx(float(other.weight.detach().norm()), rel=1e-4)
         with torch.no_grad():
-            mine.weight.copy_(other.weight)
+            layer.weight.copy_(other.weight)
     obs = torch.randn(5, 3)
     sample = policy.sample({"state": obs.unsqueeze(1)})
-    _, logp, entropy = theirs.evaluate_actions(obs, sample.chunk[:, 0])
+    _, logp, entropy = reference.evaluate_actions(obs, sample.chunk[:, 0])
     torch.testing.assert_close(sample.logp[:, 0], logp)
     torch.testing.assert_close(policy.decisions({"state": obs.unsqueeze(1)}, sample.record).entropy[:, 0], entropy)
 

@@ -1,4 +1,4 @@
-"""Steered policies: noise spaces and their bounds, a base that never changes, round trips, and what is refused."""
+"""Tests of steered policies: noise spaces and their bounds, the frozen base, round trips and refused settings."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,7 +44,7 @@ def flow() -> FlowPolicy:
 
 
 def spy(seen: list[Tensor]) -> CallablePolicy:
-    """A black box that notes the noise it is given."""
+    """Return a black box that records the noise it receives."""
 
     def function(obs: Observation, noise: Tensor) -> Tensor:
         seen.append(noise.clone())
@@ -54,7 +54,7 @@ def spy(seen: list[Tensor]) -> CallablePolicy:
 
 
 def widened(policy: LatentPolicy) -> LatentPolicy:
-    """With an actor that saturates its bound."""
+    """Scale the actor's weights until its output saturates the bound."""
     with torch.no_grad():
         for parameter in policy.actor.parameters():
             parameter.mul_(300.0)
@@ -72,11 +72,11 @@ def test_all_noise_stays_within_the_bound_exactly(space: NoiseSpace) -> None:
     assert len(seen) == 3
     for noise in (*free, *seen):
         assert bool((noise.abs() <= bound).all())
-    assert all(bool((noise.abs() == bound).any()) for noise in free)  # the bound is reached, too
+    assert all(bool((noise.abs() == bound).any()) for noise in free)  # some noise reaches the bound
 
 
 @spaces
-def test_free_noise_has_the_size_of_its_space_and_fills_the_chunk(space: NoiseSpace) -> None:
+def test_free_noise_has_the_shape_of_its_space_and_fills_the_chunk(space: NoiseSpace) -> None:
     seen: list[Tensor] = []
     policy = LatentPolicy.from_base(spy(seen), space, ACTOR)
     w = policy.sample(observations()).record["noise"]
@@ -97,11 +97,11 @@ def test_the_base_is_called_exactly_once_per_chunk() -> None:
     seen: list[Tensor] = []
     policy = LatentPolicy.from_base(spy(seen), SPACES["full"], ACTOR)
     obs = observations()
-    for count, play in enumerate((policy.act, policy.sample, policy.sample_prior), 1):
-        play(obs)
+    for count, method in enumerate((policy.act, policy.sample, policy.sample_prior), 1):
+        method(obs)
         assert len(seen) == count
     policy.decisions(obs, policy.sample(obs).record)
-    assert len(seen) == 4  # scoring calls nothing
+    assert len(seen) == 4  # decisions() does not call the base
 
 
 @spaces
@@ -128,7 +128,7 @@ def test_a_vanishing_bound_leaves_the_base_at_zero(space: NoiseSpace) -> None:
 
 
 @spaces
-def test_every_ratio_of_fresh_noise_is_one(space: NoiseSpace) -> None:
+def test_ratio_of_fresh_noise_is_one(space: NoiseSpace) -> None:
     policy = LatentPolicy.from_base(flow(), space, ACTOR)
     obs = observations(40)
     sample = policy.sample(obs, generator=torch.Generator().manual_seed(0))
@@ -137,7 +137,7 @@ def test_every_ratio_of_fresh_noise_is_one(space: NoiseSpace) -> None:
     assert float((torch.exp(output.logp.detach() - sample.logp[index]) - 1).abs().max()) < 1e-5
 
 
-def test_the_density_is_that_of_noise_over_bound() -> None:
+def test_log_probability_is_of_noise_divided_by_the_bound() -> None:
     policy = LatentPolicy.from_base(flow(), NoiseSpace("repeat", 0.5), ACTOR)
     obs = observations()
     sample = policy.sample(obs)
@@ -160,10 +160,10 @@ def test_the_base_gets_no_gradient_and_does_not_change() -> None:
     policy.update_stats(observations())
     after = policy.base.state_dict()
     assert all(torch.equal(value, after[key]) and value.equal(base.state_dict()[key]) for key, value in before.items())
-    assert all(p.requires_grad for p in base.parameters())  # the caller's own policy is left alone
+    assert all(p.requires_grad for p in base.parameters())  # the caller's policy stays trainable
 
 
-def test_only_the_actor_gathers_statistics() -> None:
+def test_only_the_actor_updates_statistics() -> None:
     base = FlowPolicy(FlowConfig(hidden=(8,), normalization="running"), SPEC)
     base.fit_normalizer(STATISTICS)
     base.update_stats(observations())
@@ -234,7 +234,7 @@ def test_a_steered_black_box_needs_its_function_again(tmp_path: Path, monkeypatc
         (lambda: LatentPolicy(LatentConfig(), SPEC), "build the wrapper from a checkpoint"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(make: Callable[[], object], message: str) -> None:
+def test_invalid_settings_are_refused_in_one_line(make: Callable[[], object], message: str) -> None:
     with pytest.raises(UserError, match=message) as refusal:
         make()
     assert "\n" not in str(refusal.value)

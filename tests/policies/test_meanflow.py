@@ -1,4 +1,4 @@
-"""MeanFlow: exact maps, the identity behind the target, its derivative on every backbone, times and weights."""
+"""Tests of MeanFlow: exact maps, the MeanFlow identity, derivatives on every backbone, times and weights."""
 
 import copy
 from typing import Any
@@ -53,7 +53,7 @@ def test_a_perfect_network_maps_noise_to_the_gaussian_in_any_number_of_steps(ste
     assert policy.nfe == steps
 
 
-def test_one_step_is_asked_at_noise_alone() -> None:
+def test_one_step_evaluates_the_network_at_noise_only() -> None:
     policy = exact(steps=1)
     assert policy.grid.tolist() == [0.0]
     policy.act(nothing(2))
@@ -76,8 +76,8 @@ def test_the_average_velocity_solves_its_identity(derivative: str) -> None:
 
 
 @pytest.mark.parametrize("derivative", ["exact", "difference"])
-def test_the_target_of_a_lesson_is_its_closed_form(derivative: str) -> None:
-    """With F(x, t) the place of arrival: the average plus dF/dx times what the row's velocity adds to the flow's."""
+def test_training_target_matches_its_closed_form(derivative: str) -> None:
+    """With end point F(x, t), the target is the average plus dF/dx times (row velocity - flow velocity)."""
     policy, rows = exact(derivative=derivative, flow_ratio=0.0, time_distribution="uniform"), 400
     data, noise = M + S * torch.randn(rows, 1, 1), torch.randn(rows, 1, 1)
     training_target = policy.training_target(
@@ -87,7 +87,7 @@ def test_the_target_of_a_lesson_is_its_closed_form(derivative: str) -> None:
     torch.testing.assert_close(training_target.x, (1 - t) * noise + t * data)
     average = (flow_map(training_target.x, t, end) - training_target.x) / (end - t)
     expected = average + deviation(end) / deviation(t) * (data - noise - velocity(training_target.x, t))
-    long = training_target.length > 0.1  # shorter ones divide rounding errors
+    long = training_target.length > 0.1  # shorter intervals amplify rounding errors
     assert int(long.sum()) > 200
     torch.testing.assert_close(training_target.target[long], expected[long], atol=1e-3, rtol=1e-4)
     assert float((training_target.target - (data - noise))[long].abs().mean()) > 0.1
@@ -112,7 +112,7 @@ def test_the_forward_derivative_agrees_with_finite_differences(backbone: str, mo
     assert float((forward - numeric).abs().max()) < 1e-3 * scale
 
 
-def test_the_difference_option_trains_towards_nearly_the_same_targets() -> None:
+def test_the_difference_option_gives_nearly_the_same_targets() -> None:
     forward, difference = meanflow(flow_ratio=0.0), meanflow(flow_ratio=0.0, derivative="difference")
     difference.load_state_dict(forward.state_dict())
     noise = torch.randn(64, 5, 2)
@@ -123,7 +123,7 @@ def test_the_difference_option_trains_towards_nearly_the_same_targets() -> None:
     torch.testing.assert_close(targets[0], targets[1], atol=2e-2, rtol=2e-2)
 
 
-def test_attention_is_differentiated_whatever_the_mode_and_settings_are_put_back() -> None:
+def test_attention_is_differentiable_in_every_mode_and_backend_settings_are_restored() -> None:
     policy = meanflow(backbone="transformer", flow_ratio=0.0)
     fast = torch.backends.mha.get_fastpath_enabled()
     for frozen in (False, True):
@@ -139,7 +139,7 @@ def test_attention_is_differentiated_whatever_the_mode_and_settings_are_put_back
     assert torch.backends.mha.get_fastpath_enabled() == fast
 
 
-def test_three_quarters_of_the_rows_learn_the_flow_itself() -> None:
+def test_three_quarters_of_the_rows_train_the_instantaneous_velocity() -> None:
     policy = exact()
     data, noise = torch.zeros(4000, 1, 1), torch.randn(4000, 1, 1)
     training_target = policy.training_target(
@@ -176,8 +176,8 @@ def test_weights_divide_each_row_by_its_own_error_without_gradient() -> None:
 def test_the_field_is_the_instantaneous_velocity_and_the_matching_loss_its_regression() -> None:
     policy, x, t, noise = meanflow(), torch.randn(64, 5, 2), torch.rand(64), torch.randn(64, 5, 2)
     features = policy.encode(OBS)
-    asked = policy.backbone(x, torch.stack([TIME_SCALE * t, torch.zeros(64)], -1), features)
-    assert torch.equal(policy.field(OBS, x, t), asked)
+    output = policy.backbone(x, torch.stack([TIME_SCALE * t, torch.zeros(64)], -1), features)
+    assert torch.equal(policy.field(OBS, x, t), output)
     between = noise + t[:, None, None] * (DATA - noise)
     expected = (policy.velocity(features, between, t) - (DATA - noise)).square().mean(-1)
     torch.testing.assert_close(policy.matching_loss(features, DATA, noise, t), expected)
@@ -195,10 +195,10 @@ def test_a_learned_meanflow_maps_noise_to_the_gaussian_in_one_call() -> None:
         loss.mean().backward()
         optimizer.step()
     noise = torch.randn(4000, 1, 1)
-    drawn = policy.decode(nothing(4000), noise).detach()
-    # The spread grows towards S from below: after this little training about two thirds of it are there.
-    assert float(drawn.mean()) == pytest.approx(M, abs=0.05) and 0.45 * S < float(drawn.std()) < 1.1 * S
-    assert float((drawn - (M + S * noise)).abs().mean()) < 0.14
+    samples = policy.decode(nothing(4000), noise).detach()
+    # The std approaches S from below; after this short training it is about two thirds of S.
+    assert float(samples.mean()) == pytest.approx(M, abs=0.05) and 0.45 * S < float(samples.std()) < 1.1 * S
+    assert float((samples - (M + S * noise)).abs().mean()) < 0.14
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_bad_settings_are_refused_in_one_line(settings: dict, message: str) -> N
 
 
 @pytest.mark.parametrize("backbone", ["mlp", "unet", "transformer"])
-def test_differences_keep_their_digits_under_autocast(backbone: str) -> None:
+def test_finite_differences_have_full_precision_under_autocast(backbone: str) -> None:
     torch.manual_seed(0)
     sizes = {"hidden": (32, 32), "unet_channels": (16, 16), "transformer_width": 16, "transformer_layers": 1}
     config = MeanFlowConfig(backbone=backbone, derivative="difference", **RAW, **sizes)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The mixture head against torch.distributions and closed forms, its router, and the modes it can hold."""
+"""Tests of the mixture head against torch.distributions and closed forms: densities, router and modes."""
 
 import copy
 import math
@@ -30,7 +30,7 @@ def mixture(spec: PolicySpec = SPEC, **config: object) -> MixturePolicy:
 
 
 def bandit(*, means: list[float], weights: list[float], stds: list[float], squash: bool = False) -> MixturePolicy:
-    """One action; the parameters are biases only, as the state is zero."""
+    """Return a one-action mixture whose outputs are biases only, because the state is zero."""
     policy = mixture(ONE, hidden=(), experts=len(means), state_dependent_std=False, squash=squash, orthogonal_init=True)
     with torch.no_grad():
         policy.centres.copy_(torch.tensor(means)[:, None, None])
@@ -99,7 +99,7 @@ def test_the_entropy_estimate_is_unbiased_and_so_is_its_gradient(squash: bool) -
 
 
 def test_the_policy_gradient_of_a_two_mode_bandit_matches_its_closed_form() -> None:
-    # reward -(a^2 - 1)^2, whose expectation under each expert is a polynomial of its mean and deviation
+    # The expectation of the reward -(a^2 - 1)^2 under an expert is a polynomial of its mean and std.
     means, weights, stds, count = [-0.8, 0.5], [0.4, 0.6], [0.3, 0.5], 50_000
     policy = bandit(means=means, weights=weights, stds=stds)
     obs = zeros(count)
@@ -127,17 +127,17 @@ def test_the_policy_gradient_of_a_two_mode_bandit_matches_its_closed_form() -> N
         assert bool(((gradient.flatten() - expected).abs() < 3 * error).all())
 
 
-def test_draws_follow_router_and_experts() -> None:
+def test_samples_follow_router_and_experts() -> None:
     policy = bandit(means=[-5.0, 0.0, 5.0], weights=[0.2, 0.5, 0.3], stds=[0.5, 0.1, 0.2])
     action = policy.act(zeros(40_000), generator=torch.Generator().manual_seed(0)).flatten()
     nearest = (action / 5).round().long() + 1
     for m, (weight, std) in enumerate([(0.2, 0.5), (0.5, 0.1), (0.3, 0.2)]):
-        mine = action[nearest == m]
-        assert len(mine) / 40_000 == pytest.approx(weight, abs=0.01)
-        assert float(mine.std()) == pytest.approx(std, rel=0.03)
+        selected = action[nearest == m]
+        assert len(selected) / 40_000 == pytest.approx(weight, abs=0.01)
+        assert float(selected.std()) == pytest.approx(std, rel=0.03)
 
 
-def test_the_deterministic_chunk_is_the_mean_of_the_likeliest_expert() -> None:
+def test_the_deterministic_chunk_is_the_mean_of_the_most_likely_expert() -> None:
     policy = mixture(squash=True)
     experts = policy.experts(policy.encoder(OBS))
     expected = torch.stack([experts.mean[b, m] for b, m in enumerate(experts.log_weight.argmax(1))]).tanh()
@@ -145,7 +145,7 @@ def test_the_deterministic_chunk_is_the_mean_of_the_likeliest_expert() -> None:
 
 
 def imitate(policy: MixturePolicy | GaussianPolicy) -> None:
-    """Two ways, each the same at both steps of a chunk: +0.7 or -0.7."""
+    """Train on chunks with two modes, +0.7 or -0.7, the same at both steps."""
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
     generator = torch.Generator().manual_seed(0)
     for _ in range(300):
@@ -157,7 +157,7 @@ def imitate(policy: MixturePolicy | GaussianPolicy) -> None:
         optimizer.step()
 
 
-def test_imitation_covers_both_modes_where_a_gaussian_straddles_them() -> None:
+def test_imitation_covers_both_modes_where_a_gaussian_averages_them() -> None:
     spec = PolicySpec({"state": (1,)}, 1, horizon=2, action_horizon=2)
     policy = mixture(spec, experts=4, hidden=())
     gaussian = GaussianPolicy(GaussianConfig(hidden=(), **RAW), spec)  # type: ignore[arg-type]
@@ -166,7 +166,7 @@ def test_imitation_covers_both_modes_where_a_gaussian_straddles_them() -> None:
         imitate(head)
         chunk = head.act(zeros(4000), generator=torch.Generator().manual_seed(0)).squeeze(-1)  # (B, H)
         near = (chunk.abs() - 0.7).abs().amax(1) < 0.3
-        together = chunk[:, 0].sign() == chunk[:, 1].sign()  # one way from beginning to end
+        together = chunk[:, 0].sign() == chunk[:, 1].sign()  # one mode for the whole chunk
         shares.append([float((near & together & (chunk[:, 0] * sign > 0)).float().mean()) for sign in (-1, 1)])
     assert min(shares[0]) > 0.4 and sum(shares[0]) > 0.95
     assert sum(shares[1]) < 0.3
@@ -194,7 +194,7 @@ def test_padded_steps_are_integrated_out(squash: bool) -> None:
     torch.testing.assert_close(policy.imitation_loss(OBS, chunk, torch.full((16,), 2.0))[0], 2 * full)
 
 
-def test_the_imitation_loss_is_the_negative_log_likelihood_per_number() -> None:
+def test_the_imitation_loss_is_the_negative_log_likelihood_per_dimension() -> None:
     policy = mixture()
     chunk = torch.randn(16, 2, 2)
     record = {"raw": chunk, "noise": torch.zeros(16, 3, 2, 2)}
@@ -203,7 +203,7 @@ def test_the_imitation_loss_is_the_negative_log_likelihood_per_number() -> None:
     assert 0 < float(info["router_entropy"]) <= math.log(3) + 1e-6
 
 
-def test_experts_begin_apart_and_predicted_deviations_are_bounded() -> None:
+def test_experts_start_apart_and_predicted_stds_are_bounded() -> None:
     policy = mixture(mean_spread=0.5, experts=64, state_dependent_std=True, log_std_min=-2.0, log_std_max=0.5)
     assert float(policy.centres.abs().max().detach()) <= 0.5 and float(policy.centres.std().detach()) > 0.2
     for value, bound in ((1e3, 0.5), (-1e3, -2.0)):

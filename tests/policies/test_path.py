@@ -1,4 +1,4 @@
-"""Every parameterisation is read on every path and written back, to 1e-5 in single precision."""
+"""Tests that every parameterisation round-trips on every path to 1e-5 in single precision."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def pair() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("kind", ["noise", "data", "velocity", "v", "score"])
 @pytest.mark.parametrize("path", PATHS)
-def test_a_perfect_model_gives_back_data_noise_and_velocity(path: str, kind: str) -> None:
+def test_a_perfect_model_recovers_data_noise_and_velocity(path: str, kind: str) -> None:
     data, noise = pair()
     a, b = PATHS[path]
     found = estimate(kind, prediction_target(kind, data, noise, a, b), a * data + b * noise, a, b)
@@ -40,7 +40,7 @@ def test_a_perfect_model_gives_back_data_noise_and_velocity(path: str, kind: str
         assert float(((value - expected) * scale).abs().max()) < 1e-5
 
 
-def test_the_published_formulas_of_the_flow_path() -> None:
+def test_flow_path_matches_the_published_formulas() -> None:
     data, noise = pair()
     x = interpolate(noise, data, TIMES)
     u = data - noise
@@ -61,12 +61,12 @@ def test_the_ends_of_the_path_are_noise_and_data() -> None:
     assert torch.equal(PathEstimate(data, noise).velocity, data - noise)
 
 
-def test_the_grid_is_the_left_one() -> None:
+def test_the_grid_holds_the_start_of_each_step() -> None:
     assert left_grid(1).tolist() == [0.0]
     assert left_grid(4).tolist() == [0.0, 0.25, 0.5, 0.75]
 
 
-def test_unknown_predictions_suggest_the_nearest() -> None:
+def test_unknown_predictions_suggest_the_nearest_name() -> None:
     x = torch.zeros(1)
     with pytest.raises(UserError, match="Did you mean 'velocity'"):
         estimate("velocty", x, x, x, x)

@@ -1,4 +1,4 @@
-"""Checkpoints, runs and states of before a setting or a module was renamed are read as those of today."""
+"""Tests that checkpoints, runs and states saved before a rename load under the current names."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from robopolicy.policies.migration import migrate, migrate_state
 from robopolicy.training.compose import compose_config, config_text, read_config
 
 
-def test_defaults_of_parts_that_were_not_chosen_are_left_out() -> None:
+def test_defaults_of_unused_parts_are_removed() -> None:
     config = FlowPolicy(FlowConfig(), PolicySpec({"state": (2,)}, 1)).config_dict()
     assert migrate({"base": {"name": "flow", "config": as_of_old(config, 0)}}) == {
         "base": {"name": "flow", "config": config}
@@ -20,7 +20,7 @@ def test_defaults_of_parts_that_were_not_chosen_are_left_out() -> None:
     assert migrate(config) == config
 
 
-def test_a_run_of_before_is_read(tmp_path: Path) -> None:
+def test_an_old_run_config_is_read(tmp_path: Path) -> None:
     config = compose_config(["task=point_mass", "policy=flow", "algorithm=sac"])
     plain = yaml.safe_load(config_text(config))
     plain["policy"] = as_of_old(plain["policy"], 0)
@@ -30,7 +30,7 @@ def test_a_run_of_before_is_read(tmp_path: Path) -> None:
     assert read_config(tmp_path / "config.yaml") == config
 
 
-def test_states_keep_their_values_under_the_names_of_today() -> None:
+def test_states_have_the_same_values_under_the_current_names() -> None:
     one, mask = torch.ones(()), torch.zeros(2)
     state = {"critic": {"encoder.start": one, "start": 3}, "ema": [{"m.noise_mask.w": mask}], 0: ("encoder.start", 5)}
     found = migrate_state(state)

@@ -1,4 +1,4 @@
-"""For every head: fresh data scores as it was sampled, and a seed decides the chunk."""
+"""Tests for every head: the ratio of fresh data is one, and a seed determines the chunk."""
 
 from collections.abc import Callable
 
@@ -80,7 +80,7 @@ def from_pixels() -> StochasticFlow:
     return StochasticFlow(FlowPolicy(config, spec), NoiseConfig())
 
 
-# The rounding of convolutions depends on the batch and is divided by the deviation: 2e-5 of a one-step flow's ratio.
+# Rounding of convolutions depends on the batch and is divided by the std: 2e-5 in the ratio of a one-step flow.
 WIDE = NoiseConfig(std_min=0.3, std_max=0.5)
 VISION = VisionConfig(widths=(16,), keypoints=4)
 VIT = VisionConfig(kind="vit", vit_width=16, vit_features=8)

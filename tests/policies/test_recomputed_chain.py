@@ -1,4 +1,4 @@
-"""Chains kept as seeds: exact ratios after the weights have moved, and the bytes of each way of keeping them."""
+"""Tests of chains stored as seeds: exact ratios after weight updates, and the bytes of each storage format."""
 
 from collections.abc import Callable
 
@@ -37,21 +37,21 @@ CHAINS: dict[str, Callable[[], StochasticSampler]] = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_seeds_give_back_the_chains_that_were_played(name: str) -> None:
+def test_seeds_reproduce_the_executed_chains(name: str) -> None:
     chain = CHAINS[name]()
     recorder = RecomputedChain(chain)
-    played = recorder.sample(OBS, generator=torch.Generator().manual_seed(1))
-    assert set(played.record) == {"seed"} and len(set(played.record["seed"].tolist())) == 12
+    original = recorder.sample(OBS, generator=torch.Generator().manual_seed(1))
+    assert set(original.record) == {"seed"} and len(set(original.record["seed"].tolist())) == 12
     recorder.snapshot()
     with torch.no_grad():
         for parameter in chain.parameters():
-            parameter.mul_(1.5)  # the policy moves on, the snapshot does not
+            parameter.mul_(1.5)  # the policy changes, the snapshot does not
     for rows in (torch.arange(12), torch.tensor([7, 2, 11])):
         obs = {"state": OBS["state"][rows]}
-        record, logp = recorder.resample(obs, {"seed": played.record["seed"][rows]})
-        torch.testing.assert_close(logp, played.logp[rows], atol=1e-3, rtol=1e-4)
+        record, logp = recorder.resample(obs, {"seed": original.record["seed"][rows]})
+        torch.testing.assert_close(logp, original.logp[rows], atol=1e-3, rtol=1e-4)
         chunk = chain.head.action_normalizer.denormalize(chain.head.clip(record["chain"][:, -1]))
-        torch.testing.assert_close(chunk, played.chunk[rows], atol=1e-5, rtol=0)
+        torch.testing.assert_close(chunk, original.chunk[rows], atol=1e-5, rtol=0)
         assert not torch.allclose(chain.decisions(obs, record).logp, logp, atol=1e-3)
 
 
@@ -65,7 +65,7 @@ def test_the_ratio_of_resampled_chains_is_one(name: str, dtype: str) -> None:
     for _ in range(2):  # the snapshot is renewed
         recorder.snapshot()
         record, logp = recorder.resample(OBS, seeds)
-        # summed over 112 dimensions, float32 itself is good for 1e-4 nats only
+        # summed over 112 dimensions, float32 is accurate to 1e-4 nats only
         scale = 1 if isinstance(chain, DiffusionChain | SDEChain) else 112
         assert float(((chain.decisions(OBS, record).logp.detach() - logp) / scale).exp().sub(1).abs().max()) < 1e-5
         with torch.no_grad():
@@ -77,7 +77,7 @@ def size(record: Record) -> float:
     return sum(value.nbytes for value in record.values()) / 12
 
 
-def test_bytes_per_decision_are_those_of_the_documentation() -> None:
+def test_bytes_per_decision_match_the_documentation() -> None:
     chain = CHAINS["diffusion"]()  # T = 10, H = 16, A = 7
     assert size(chain.sample(OBS).record) == 4 * 11 * 16 * 7 == 4928
     chain.chain_dtype = torch.bfloat16
@@ -85,7 +85,7 @@ def test_bytes_per_decision_are_those_of_the_documentation() -> None:
     assert size(RecomputedChain(chain).sample(OBS).record) == 8
 
 
-def test_other_types_and_an_early_resample_are_refused() -> None:
+def test_unknown_dtypes_and_resampling_before_a_snapshot_are_refused() -> None:
     with pytest.raises(UserError, match="Unknown chain_dtype 'float16'"):
         chain_dtype("float16")
     recorder = RecomputedChain(CHAINS["sde-flow"]())

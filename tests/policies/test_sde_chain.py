@@ -1,4 +1,4 @@
-"""The stochastic differential equation of a flow: its marginals, its noiseless limit and its density."""
+"""Tests of the stochastic differential equation of a flow: its marginals, its noiseless limit and its density."""
 
 import math
 
@@ -33,7 +33,7 @@ class ToGaussian(FlowPolicy):
 
 
 @pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_without_noise_the_equation_is_the_deployed_flow(clip: float) -> None:
+def test_without_noise_the_sde_equals_the_deployed_flow(clip: float) -> None:
     policy = sde(0.0, action_clip=clip)
     sample = policy.sample(OBS, generator=torch.Generator().manual_seed(3))
     noise = sample.record["chain"][:, 0]
@@ -45,7 +45,7 @@ def test_without_noise_the_equation_is_the_deployed_flow(clip: float) -> None:
 
 
 @pytest.mark.parametrize("noise_level", [0.0, 0.3, 0.7])
-def test_marginals_on_a_gaussian_are_those_of_the_flow(noise_level: float) -> None:
+def test_marginals_on_a_gaussian_match_the_flow(noise_level: float) -> None:
     steps, rows = 100, 20000
     spec = PolicySpec({"state": (1,)}, action_dim=1)
     head = ToGaussian(FlowConfig(**(RAW | {"steps": steps, "action_clip": 0.0})), spec)  # type: ignore[arg-type]
@@ -58,24 +58,24 @@ def test_marginals_on_a_gaussian_are_those_of_the_flow(noise_level: float) -> No
         assert float(chain[:, k].mean()) == pytest.approx(t * MEAN, abs=0.02)
         assert float(chain[:, k].std()) == pytest.approx(expected, rel=0.03)
     travelled = float((chain[:, 1:] - chain[:, :-1]).abs().sum(1).mean())
-    assert (travelled > 1.2) == (noise_level > 0)  # same marginals, other paths
+    assert (travelled > 1.2) == (noise_level > 0)  # same marginals, different paths
 
 
-def test_steps_are_those_of_the_published_code_with_time_reversed() -> None:
+def test_steps_match_the_published_code_with_reversed_time() -> None:
     policy = sde(0.7, action_clip=0.0)
     features, steps = policy.head.encode(OBS), 4
     x = torch.randn(16, 4, 2)
     for k in range(steps):
         mean, log_std = policy.transition(features, x, torch.full((16,), k))
-        sigma, dt = 1 - k / steps, -1 / steps  # sigma = 1 is noise there
-        output = -policy.head.velocity(features, x, torch.full((16,), k / steps))  # noise - data there
+        sigma, dt = 1 - k / steps, -1 / steps  # sigma = 1 is noise in the published code
+        output = -policy.head.velocity(features, x, torch.full((16,), k / steps))  # it predicts noise - data
         g = 0.7 * math.sqrt(sigma / (1 - (0.75 if sigma == 1 else sigma)))
         expected = x * (1 + g**2 / (2 * sigma) * dt) + output * (1 + g**2 * (1 - sigma) / (2 * sigma)) * dt
         torch.testing.assert_close(mean, expected, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(log_std.exp(), torch.full_like(mean, g * math.sqrt(-dt)))
 
 
-def test_the_noise_fades_towards_the_data() -> None:
+def test_noise_decreases_towards_the_data() -> None:
     policy = sde(0.3)
     log_std = policy.transitions(OBS, policy.sample(OBS).record)[1]
     std = log_std.exp()[0, :, 0, 0]

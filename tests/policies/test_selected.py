@@ -1,4 +1,4 @@
-"""Selected, optimised and edited policies: what they equal at their edges, and that they never choose worse."""
+"""Tests of best-of-N, optimised and edited policies: their limits, and values never below the base."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -59,7 +59,7 @@ SMALL = {"hidden": (16, 16), "transformer_width": 16, "transformer_layers": 1}
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_candidates_are_what_act_draws_and_observations_are_encoded_once(name: str) -> None:
+def test_candidates_equal_samples_of_act_and_observations_are_encoded_once(name: str) -> None:
     torch.manual_seed(0)
     config_class = POLICIES[name].config_class
     settings = {key: value for key, value in SMALL.items() if key in {field.name for field in fields(config_class)}}
@@ -67,10 +67,10 @@ def test_candidates_are_what_act_draws_and_observations_are_encoded_once(name: s
     policy.fit_normalizer({"state": STATE, "action": ACTION})
     obs, encoded = {"state": torch.randn(4, 1, 3)}, []
     rows = {"state": obs["state"].repeat_interleave(5, 0)}
-    apart = policy.act(rows, generator=repeated(PerRowGenerator(range(4), [7] * 4), 5)).unflatten(0, (4, 5))
+    separate = policy.act(rows, generator=repeated(PerRowGenerator(range(4), [7] * 4), 5)).unflatten(0, (4, 5))
     policy.encoder.register_forward_pre_hook(lambda _, inputs: encoded.append(len(inputs[0]["state"])))
     found = policy.sample_many(obs, 5, generator=PerRowGenerator(range(4), [7] * 4))
-    assert found.shape == (4, 5, 4, 2) and torch.allclose(found, apart, atol=1e-5)
+    assert found.shape == (4, 5, 4, 2) and torch.allclose(found, separate, atol=1e-5)
     assert encoded == [4]
     assert not found.requires_grad
 
@@ -83,15 +83,15 @@ class Analytic(QEnsemble):
         self.function = function
 
     def output(self, features: Tensor, chunk: Tensor) -> Tensor:
-        """`(1, B, 1)` from chunks `(B, n, A)`."""
+        """Return values `(1, B, 1)` of chunks `(B, n, A)`."""
         return self.function(chunk[:, : self.steps])[None, :, None]
 
 
 class TwoModes(FlowPolicy):
-    """Samples +-0.4 in the first action dimension, both equally often."""
+    """A policy that samples +-0.4 in the first action dimension with equal probability."""
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Any = None) -> Tensor:
-        """Zero but for the first dimension."""
+        """Return chunks that are zero except in the first dimension."""
         noise = self.draw_noise(len(obs["state"]), generator, torch.device("cpu"))
         chunk = torch.zeros_like(noise)
         chunk[..., 0] = 0.4 * noise[:, :1, 0].sign()
@@ -134,18 +134,18 @@ def test_one_candidate_is_plain_imitation_acting(make: Callable[[], Policy], det
         assert torch.equal(policy.act(obs, deterministic=deterministic, generator=seeded()), expected)
 
 
-def test_the_best_of_the_candidates_is_played() -> None:
+def test_the_best_candidate_is_executed() -> None:
     base, obs = flow(), observations(7)
     policy = make_best_of_n(base, critic_of(base), candidates=16)
     found = policy.propose(obs, generator=seeded())
     assert found.chunks.shape == (7, 16, 4, 2) and found.values.shape == (7, 16)
     rows = {key: value.repeat_interleave(16, 0) for key, value in obs.items()}
     assert torch.equal(found.chunks.flatten(0, 1), base.act(rows, generator=seeded()))
-    for row in range(7):  # each candidate is judged at the observation it was drawn for
+    for row in range(7):  # each candidate is evaluated at its own observation
         alone = policy.critic({"state": obs["state"][row : row + 1].expand(16, 1, 3)}, found.chunks[row]).mean(0)
         torch.testing.assert_close(found.values[row], alone, atol=1e-5, rtol=1e-5)
-    played = policy.act(obs, generator=seeded())
-    torch.testing.assert_close(policy.score(obs, played[:, None])[:, 0], found.values.max(1).values)
+    chosen = policy.act(obs, generator=seeded())
+    torch.testing.assert_close(policy.score(obs, chosen[:, None])[:, 0], found.values.max(1).values)
 
 
 def test_best_of_n_finds_the_better_mode() -> None:
@@ -156,7 +156,7 @@ def test_best_of_n_finds_the_better_mode() -> None:
     assert bool((policy.act(observations(200), generator=seeded())[:, 0, 0] > 0).float().mean() > 0.98)
 
 
-def test_the_softmax_draws_in_proportion_and_is_greedy_when_deterministic() -> None:
+def test_softmax_selection_samples_in_proportion_and_is_greedy_when_deterministic() -> None:
     values = torch.tensor([[0.0, 1.0, -1.0]]).expand(20_000, 3)
     counts = torch.bincount(draw_index(values, 2.0, seeded()), minlength=3) / 20_000
     torch.testing.assert_close(counts, (values[0] / 2).softmax(0), atol=0.02, rtol=0)
@@ -166,7 +166,7 @@ def test_the_softmax_draws_in_proportion_and_is_greedy_when_deterministic() -> N
     assert len(set(policy.choose(values[:200], generator=seeded()).tolist())) == 3
 
 
-def test_the_ensemble_is_reduced_as_asked() -> None:
+def test_the_ensemble_is_reduced_as_configured() -> None:
     base, obs = flow(), observations(4)
     critic = critic_of(base)
     chunks = torch.randn(4, 6, 4, 2)
@@ -226,7 +226,7 @@ def test_network_calls_are_counted() -> None:
     assert make_residual_edit(base, edit, critic, candidates=4, edits=2).nfe == 4 * 3 + 4 + 2 * 2
 
 
-def test_imitation_is_that_of_the_base() -> None:
+def test_imitation_loss_equals_the_base_loss() -> None:
     base, obs = flow(), observations(5)
     chunk, mask = torch.randn(5, 4, 2), torch.ones(5, 4)
     losses = [

@@ -1,4 +1,4 @@
-"""Shortcut models: exact maps, the two halves of the objective, step sizes, and the dispersive loss they share."""
+"""Tests of shortcut models: exact maps, both halves of the objective, step sizes and the shared dispersive loss."""
 
 from typing import Any
 
@@ -33,14 +33,14 @@ def test_a_perfect_network_maps_noise_to_the_gaussian_in_any_number_of_steps(ste
     assert policy.nfe == steps == len(policy.backbone.asked)  # type: ignore[arg-type]
 
 
-def test_one_step_is_asked_at_noise_alone_and_with_length_one() -> None:
+def test_one_step_evaluates_the_network_at_noise_with_length_one() -> None:
     policy = exact(steps=1)
     assert policy.grid.tolist() == [0.0]
     policy.act(nothing(3))
     assert torch.equal(policy.backbone.asked[0], torch.tensor([[0.0, 1.0]]))  # type: ignore[index]
 
 
-def test_with_length_zero_and_no_delta_the_loss_is_that_of_a_rectified_flow() -> None:
+def test_with_length_zero_and_no_delta_the_loss_equals_the_rectified_flow_loss() -> None:
     class Instantaneous(nn.Module):
         def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
             return policy.backbone(x, torch.stack([t, torch.zeros_like(t)], -1), features)
@@ -68,7 +68,7 @@ def test_two_half_steps_equal_one_step_of_a_perfect_network() -> None:
     torch.testing.assert_close(halves, policy.average(features, x, t, step), atol=1e-4, rtol=1e-4)
 
 
-def test_a_quarter_of_the_rows_learns_self_consistency_on_dyadic_steps() -> None:
+def test_a_quarter_of_the_rows_trains_self_consistency_on_dyadic_steps() -> None:
     policy = shortcut(max_steps=16)
     rows = 4000
     data, features = torch.zeros(rows, 5, 2), torch.zeros(rows, 2, 3)
@@ -83,14 +83,14 @@ def test_a_quarter_of_the_rows_learns_self_consistency_on_dyadic_steps() -> None
     assert len(set(t[length == 0.125].tolist())) == 8
 
 
-def test_the_finest_half_step_is_asked_as_instantaneous() -> None:
+def test_the_finest_half_step_has_length_zero() -> None:
     policy = exact(max_steps=8)
     policy.two_half_steps(torch.zeros(2, 1, 1), torch.zeros(2, 1, 1), torch.zeros(2), torch.tensor([0.25, 1.0]))
     first, second = policy.backbone.asked  # type: ignore[misc]
     assert first.tolist() == [[0.0, 0.0], [0.0, 0.5]] and second.tolist() == [[0.125, 0.0], [0.5, 0.5]]
     max_steps = exact(steps=8, max_steps=8)
     max_steps.act(nothing(1))
-    assert all(float(asked[0, 1]) == 0.0 for asked in max_steps.backbone.asked)  # type: ignore[union-attr]
+    assert all(float(times[0, 1]) == 0.0 for times in max_steps.backbone.asked)  # type: ignore[union-attr]
 
 
 def test_targets_carry_no_gradient() -> None:
@@ -106,12 +106,12 @@ def test_targets_carry_no_gradient() -> None:
 
 def test_the_field_is_the_instantaneous_velocity() -> None:
     policy, x, t = shortcut(), torch.randn(400, 5, 2), torch.rand(400)
-    asked = policy.backbone(x, torch.stack([t, torch.zeros(400)], -1), policy.encode(OBS))
-    assert torch.equal(policy.field(OBS, x, t), asked)
+    output = policy.backbone(x, torch.stack([t, torch.zeros(400)], -1), policy.encode(OBS))
+    assert torch.equal(policy.field(OBS, x, t), output)
 
 
 @pytest.mark.slow
-def test_a_learned_shortcut_agrees_with_its_own_halves_and_with_the_data() -> None:
+def test_a_learned_shortcut_agrees_with_its_two_half_steps_and_with_the_data() -> None:
     policy = ShortcutPolicy(ShortcutConfig(**(RAW | {"hidden": (64, 64), "max_steps": 16})), POINT)
     optimizer = torch.optim.Adam(policy.parameters(), lr=5e-3)
     for i in range(600):
@@ -128,7 +128,7 @@ def test_a_learned_shortcut_agrees_with_its_own_halves_and_with_the_data() -> No
     assert float((halves - one).abs().mean()) < 0.06
 
 
-def test_the_dispersive_loss_is_the_log_of_the_mean_similarity_and_falls_as_rows_part() -> None:
+def test_the_dispersive_loss_is_the_log_of_the_mean_similarity_and_decreases_with_distance() -> None:
     z = torch.randn(6, 4)
     distance = (z[:, None] - z[None]).square().sum(-1) / 4
     torch.testing.assert_close(dispersive_loss(z, 0.3), (-distance / 0.3).exp().mean().log())

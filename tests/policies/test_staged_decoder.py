@@ -1,4 +1,4 @@
-"""The decoder of GoRL: the identity first, then a head; which of them is part of the weights."""
+"""Tests of the staged decoder of GoRL: the identity first, then a head; checkpoints store the stage."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def head() -> FlowPolicy:
     return policy
 
 
-def test_the_identity_is_tanh_within_the_bounds() -> None:
+def test_the_identity_decoder_is_tanh_scaled_to_the_bounds() -> None:
     decoder = StagedDecoder.wrap(head(), identity=True)
     noise = torch.randn(4, 2, 2)
     expected = noise.tanh() * torch.tensor([1.0, 2.0]) + torch.tensor([0.0, 2.0])
@@ -40,7 +40,7 @@ def test_a_head_without_bounds_cannot_start_as_the_identity(mode: str) -> None:
     assert not bool(StagedDecoder.wrap(inner, identity=False).identity)
 
 
-def test_a_trained_decoder_is_its_head() -> None:
+def test_a_trained_decoder_equals_its_head() -> None:
     inner = head()
     decoder = StagedDecoder.wrap(inner, identity=False)
     noise = torch.randn(4, 2, 2)
@@ -53,7 +53,7 @@ def test_a_trained_decoder_is_its_head() -> None:
 
 
 @pytest.mark.parametrize("identity", [True, False])
-def test_a_checkpoint_knows_the_stage(identity: bool, tmp_path: Path) -> None:
+def test_a_checkpoint_stores_the_stage(identity: bool, tmp_path: Path) -> None:
     decoder = StagedDecoder.wrap(head(), identity=identity)
     save_checkpoint(tmp_path / "c", decoder, task="toy/point_mass", obs_sample=OBS)
     assert verify_checkpoint(tmp_path / "c").ok
@@ -62,7 +62,7 @@ def test_a_checkpoint_knows_the_stage(identity: bool, tmp_path: Path) -> None:
     assert torch.equal(loaded.decode(OBS, noise), decoder.decode(OBS, noise))
 
 
-def test_only_denoising_heads_are_decoders() -> None:
+def test_only_denoising_heads_can_be_decoders() -> None:
     config = StagedDecoderConfig(describe(GaussianPolicy(GaussianConfig(), SPEC)))
     with pytest.raises(UserError, match="flow or diffusion, got 'gaussian'"):
         StagedDecoder(config, SPEC)

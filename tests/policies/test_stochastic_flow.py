@@ -1,4 +1,4 @@
-"""The noise-injected flow of ReinFlow: densities, bounds, gradient routing, and its noiseless limit."""
+"""Tests of the noise-injected flow of ReinFlow: densities, bounds, gradient routing and the noiseless limit."""
 
 import math
 
@@ -21,7 +21,7 @@ def stochastic(noise: NoiseConfig | None = None, **config: object) -> Stochastic
 
 
 @pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_without_noise_the_chain_is_the_deployed_flow(clip: float) -> None:
+def test_without_noise_the_chain_equals_the_deployed_flow(clip: float) -> None:
     policy = stochastic(NoiseConfig(std_min=1e-8, std_max=1e-7), action_clip=clip)
     sample = policy.sample(OBS, generator=torch.Generator().manual_seed(3))
     noise = sample.record["chain"][:, 0]
@@ -56,14 +56,14 @@ def test_noise_stays_within_its_bounds_for_extreme_outputs() -> None:
         torch.testing.assert_close(std, torch.full((5, 8), bound))
 
 
-def test_draws_are_cut_at_the_given_number_of_standard_deviations() -> None:
+def test_noise_is_clipped_at_the_given_number_of_standard_deviations() -> None:
     policy = stochastic(NoiseConfig(schedule="constant", std_max=0.1, noise_clip=0.5))
     chain = policy.sample(OBS).record["chain"]
     mean, _ = policy.transition(policy.head.encode(OBS), chain[:, 0], torch.zeros(8, dtype=torch.int64))
     assert float((chain[:, 1] - mean).detach().abs().max()) <= 0.05 + 1e-6
 
 
-def test_the_executed_chunk_respects_the_bounds_while_the_record_does_not_lie() -> None:
+def test_the_executed_chunk_is_clipped_and_the_record_is_not() -> None:
     policy = stochastic(NoiseConfig(schedule="constant", std_min=0.5, std_max=0.5))
     sample = policy.sample(OBS)
     last = sample.record["chain"][:, -1]
@@ -71,7 +71,7 @@ def test_the_executed_chunk_respects_the_bounds_while_the_record_does_not_lie() 
     assert torch.equal(sample.chunk, last.clamp(-1, 1))
 
 
-def test_the_density_trains_both_networks_and_sampling_neither() -> None:
+def test_log_probabilities_give_gradients_to_both_networks_and_sampling_to_neither() -> None:
     policy = stochastic()
     sample = policy.sample(OBS)
     assert all(p.grad is None for p in policy.parameters())
@@ -82,7 +82,7 @@ def test_the_density_trains_both_networks_and_sampling_neither() -> None:
     assert names == {"head", "noise"}
 
 
-def test_the_entropy_trains_the_noise_alone_and_nothing_when_it_is_constant() -> None:
+def test_entropy_gives_gradients_to_the_noise_network_only() -> None:
     policy = stochastic()
     policy.decisions(OBS, policy.sample(OBS).record).entropy.sum().backward()
     assert all(p.grad is None for p in policy.head.parameters())
@@ -92,7 +92,7 @@ def test_the_entropy_trains_the_noise_alone_and_nothing_when_it_is_constant() ->
     assert not output.entropy.requires_grad and output.logp.requires_grad
 
 
-def test_the_decaying_bound_is_held_then_lowered() -> None:
+def test_the_decaying_bound_is_constant_then_decreases() -> None:
     policy = stochastic(NoiseConfig(schedule="learned_decay", std_min=0.1, std_max=0.2))
 
     def bound(progress: float) -> float:
@@ -107,7 +107,7 @@ def test_the_decaying_bound_is_held_then_lowered() -> None:
     assert math.exp(float(fixed.noise.log_std_max)) == pytest.approx(0.2)
 
 
-def test_the_noise_of_a_step_is_that_at_its_start() -> None:
+def test_the_noise_of_a_step_is_evaluated_at_its_start() -> None:
     policy, k = stochastic(), torch.arange(4)
     features = policy.head.encode({"state": OBS["state"][:4]})
     found = policy.transition(features, torch.zeros(4, 4, 2), k)[1].flatten(1)

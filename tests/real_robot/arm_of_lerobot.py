@@ -1,4 +1,4 @@
-"""An arm with LeRobot's interface, of its own base class where that is installed and else of a stand-in for it."""
+"""A test arm with LeRobot's interface, derived from LeRobot's base class if installed, else from a stand-in."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ MOTORS = ("shoulder_pan", "shoulder_lift", "elbow_flex", "wrist_flex", "wrist_ro
 
 
 def stand_in() -> dict[str, ModuleType]:
-    """Modules with what `lerobot` 0.6 has of robots and cameras, as far as it is used."""
+    """Return stand-in modules for the robot and camera interfaces of `lerobot` 0.6 that the code uses."""
 
     class Choices:
         known: ClassVar[dict[str, Any]]
@@ -72,7 +72,7 @@ def stand_in() -> dict[str, ModuleType]:
 
 
 def define(robots: Any, cameras: Any) -> type:
-    """The arm and its configurations, registered with LeRobot or the stand-in."""
+    """Return the arm class and register its configurations with LeRobot or the stand-in."""
 
     @robots.RobotConfig.register_subclass("still_arm")
     @dataclass(kw_only=True)
@@ -89,7 +89,7 @@ def define(robots: Any, cameras: Any) -> type:
         shade: int = 0
 
     class StillArm(robots.Robot):
-        """Goes at once where it is told, in LeRobot's numbers."""
+        """An arm that reaches every commanded position at once, in LeRobot's units."""
 
         config_class, name = StillArmConfig, "still_arm"
         made: ClassVar[list[Any]] = []

@@ -1,4 +1,4 @@
-"""Processes that the tests kill: a bridge, and a policy server; `python children.py bridge DOMAIN | server PORT`."""
+"""Processes for tests to kill, a bridge and a policy server: `python children.py bridge DOMAIN | server PORT`."""
 
 import itertools
 import sys
@@ -20,7 +20,7 @@ from robopolicy_tasks.manipulation.lift import Lift
 
 
 class Sway:
-    """The tool goes to and fro, a chunk of 0.4 s each way; it answers after `latency` seconds."""
+    """A policy that moves the tool back and forth, 0.4 s per direction, and answers after `latency` seconds."""
 
     spec, takes_prefix = PolicySpec({"state": (len(NAMES),)}, action_dim=5, horizon=8, action_horizon=4), False
 
@@ -39,7 +39,7 @@ class Sway:
 
 
 def bridge(transport: Transport, source: ChunkPolicy, robot: RobotSpec | None = None, **parts: Any) -> ControlLoop:
-    """A control loop for the simulated Panda."""
+    """Return a control loop for the simulated Panda."""
     robot = robot or load_robot("sim_panda")
     return ControlLoop(robot, transport, TaskEmbodiment(Lift(), "panda_"), PolicyRunner(source), LoopOptions(**parts))
 
@@ -50,7 +50,7 @@ def _ready() -> None:
 
 
 def main(role: str, where: str) -> None:
-    """Run until killed; a line on the standard output says that it does what it should."""
+    """Run until killed; print one line on standard output when ready."""
     if role == "server":
         from robopolicy.deploy.batching import ServedChunkPolicy
         from robopolicy.deploy.server import ServerConfig, running
@@ -59,14 +59,14 @@ def main(role: str, where: str) -> None:
             _ready()
             time.sleep(120.0)
         return
-    said: list[bool] = []
+    reported: list[bool] = []
 
-    def say(tick: Tick) -> None:
-        if tick.state is State.RUN and not said:
-            said.append(True)
+    def report(tick: Tick) -> None:
+        if tick.state is State.RUN and not reported:
+            reported.append(True)
             _ready()
 
-    loop = bridge(open_transport("dds", domain=int(where)), Sway(), on_tick=say)
+    loop = bridge(open_transport("dds", domain=int(where)), Sway(), on_tick=report)
     loop.arm()
     loop.run(120.0)
 

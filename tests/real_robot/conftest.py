@@ -1,4 +1,4 @@
-"""Fixtures of the tests of transports."""
+"""Fixtures of the transport tests."""
 
 from networks import network
 

@@ -1,4 +1,4 @@
-"""Networks of their own for the tests of transports: loopback addresses, free ports, domains nobody else uses."""
+"""Isolated networks for the transport tests: loopback addresses, free ports and unused domains."""
 
 import itertools
 import os
@@ -15,21 +15,21 @@ _domains = itertools.count(os.getpid())
 
 
 def free_domain() -> int:
-    """A ROS_DOMAIN_ID that no other test uses, neither of this process nor of one that pytest runs beside it."""
+    """Return a ROS_DOMAIN_ID that no other test uses, in this process or in another pytest worker."""
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     share = 130 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    return 100 + worker * share + next(_domains) % share  # the standard's ports end at 232
+    return 100 + worker * share + next(_domains) % share  # the standard's port range ends at domain 232
 
 
 def free_port() -> int:
-    """A TCP port of this machine."""
+    """Return a free TCP port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
-    """What `condition` returns as soon as it is true; fails after `seconds`."""
+    """Wait for `condition` and return its first true result; fail after `seconds`."""
     end = time.monotonic() + seconds
     while not (result := condition()):
         assert time.monotonic() < end, "waited in vain"
@@ -38,7 +38,7 @@ def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
 
 
 class Network:
-    """Where transports of one kind see each other; `open` makes them."""
+    """A network on which transports of one kind see each other; `open` creates them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -56,7 +56,7 @@ class Network:
             self.settings = {"url": self.hub.url}
 
     def open(self) -> Transport:
-        """Another transport; the network closes it."""
+        """Open another transport; the network closes it."""
         self.opened.append(open_transport(self.name, **self.settings))
         return self.opened[-1]
 
@@ -73,10 +73,10 @@ NEEDS = {"dds": ("rosbags", "cyclonedds"), "zenoh": ("rosbags", "zenoh"), "rosbr
 
 @pytest.fixture
 def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
-    """The network of the transport that the test names."""
+    """Yield the network of the transport named by the test parameter."""
     for package in NEEDS.get(request.param, ()):
         pytest.importorskip(package, reason="needs robopolicy[ros]")
-    monkeypatch.delenv("CYCLONEDDS_URI", raising=False)  # the transport itself keeps to this machine
+    monkeypatch.delenv("CYCLONEDDS_URI", raising=False)  # the transport restricts itself to this machine
     monkeypatch.setattr("robopolicy_robots.transports.rosbridge.PEER_POLL_PERIOD", 0.05)
     made = Network(request.param)
     yield made

@@ -1,4 +1,4 @@
-"""Messages of any type with random content, for tests of codecs."""
+"""Messages of any type with random content, for the codec tests."""
 
 import string
 from typing import Any
@@ -13,7 +13,7 @@ RANGES = {"int8": 7, "uint8": 8, "byte": 7, "char": 8, "int16": 15, "uint16": 16
 
 
 def random_message(kind: type[Message], generator: np.random.Generator, finite: bool = False) -> Message:
-    """A message whose arrays are empty now and then and whose numbers take extreme values, NaN too unless `finite`."""
+    """Return a random message with some empty arrays and extreme numbers, including NaN unless `finite`."""
     return kind(*(_value(each, generator, finite) for each in describe(kind)))
 
 

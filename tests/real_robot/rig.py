@@ -1,4 +1,4 @@
-"""A control loop on a clock of the test's, a robot in the same process that obeys, and faults on demand."""
+"""A test rig: a control loop on a fake clock, a robot in the same process that follows commands, and faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from robopolicy_robots.transports.faults import Faults, FaultTransport
 from robopolicy_robots.transports.loopback import LoopbackTransport
 
 EPOCH = 1.7e9
-DT = 0.02  # [s] of the loop, and of the robot's messages
+DT = 0.02  # [s] period of the loop and of the robot's messages
 HORIZON = 25  # actions of DT
 VELOCITY, ACCELERATION = 2.0, 20.0
 Policy = Callable[[float], Any]  # time of the observation -> chunk
@@ -40,7 +40,7 @@ def robot_spec(**changes: Any) -> RobotSpec:
 
 
 def wave(time: float) -> NDArray[np.float64]:
-    """Where the joints should be at `time` `(3,)`."""
+    """Return the reference joint positions `(3,)` at `time`."""
     return 0.4 * (1.0 - np.cos(1.5 * time)) * np.array([1.0, -1.0, 0.5])
 
 
@@ -49,11 +49,11 @@ def follow_wave(observed: float) -> NDArray[np.float64]:
 
 
 class Embodiment:
-    """Joint positions and a picture in, joint positions out."""
+    """An embodiment with joint positions and an image as input and joint positions as output."""
 
     def __init__(self, *sources: str) -> None:
         self.sources = dict.fromkeys(("joints", *sources), JointState)
-        self.joints = ("c", "a", "b")  # an order of its own
+        self.joints = ("c", "a", "b")  # not the order of the robot
         self.control_dt = DT
         self.starts = 0
 
@@ -70,7 +70,7 @@ class Embodiment:
 
 
 class ClockedRunner:
-    """Answers after `latency` seconds of the test's clock; never, where the policy returns None."""
+    """A runner that answers after `latency` seconds of the fake clock, and never if the policy returns None."""
 
     takes_prefix = False
 
@@ -104,7 +104,7 @@ class ClockedRunner:
 
 
 class RobotSide:
-    """The robot: says where it is, goes where it is told."""
+    """The robot: publishes its position and moves to the commanded position."""
 
     def __init__(self, domain: int, spec: RobotSpec) -> None:
         self.transport = LoopbackTransport(domain)
@@ -113,7 +113,7 @@ class RobotSide:
         self._commands = self.transport.subscribe("/arm/joint_trajectory", JointTrajectory, COMMAND)
         self.names = list(spec.names)
         self.position = np.zeros(len(spec.joints))
-        self.skew = 0.0  # [s] of its clock
+        self.skew = 0.0  # [s] offset of its clock
         self.silent = self.blind = self.stuck = False
         self.stamp: float | None = None  # frozen stamp
         self.sent = 0
@@ -137,7 +137,7 @@ class RobotSide:
 
 
 class Rig:
-    """Everything together; `until` runs it on."""
+    """The whole rig; `until` advances the clock."""
 
     _domains = iter(range(1000, 10_000))
 
@@ -163,7 +163,7 @@ class Rig:
         self.ticks: list[Tick] = []
 
     def until(self, seconds: float) -> Tick:
-        """Run on for `seconds`; the last tick."""
+        """Run for another `seconds` and return the last tick."""
         for _ in range(round(seconds / DT)):
             self.now += DT
             self.robot.say(self.now)
@@ -172,17 +172,17 @@ class Rig:
         return self.ticks[-1]
 
     def running(self, seconds: float = 0.5) -> Rig:
-        """Armed and running."""
+        """Arm the loop and run it into the state RUN."""
         self.loop.arm()
         assert self.until(seconds).state is State.RUN, self.loop.reason
         return self
 
     def after(self, start: float, state: State) -> float:
-        """Seconds from `start` to the first tick in `state`."""
+        """Return the seconds from `start` to the first tick in `state`."""
         return next(tick.now for tick in self.ticks if tick.now > start and tick.state is state) - start
 
     def check_limits(self) -> None:
-        """Everything sent was finite and within position, velocity and acceleration limits."""
+        """Assert that every command is finite and within position, velocity and acceleration limits."""
         path = np.array([tick.command for tick in self.ticks if tick.command is not None])
         velocity = np.diff(path, axis=0) / DT
         assert np.isfinite(path).all() and np.abs(path).max() <= 1.5
@@ -190,6 +190,6 @@ class Rig:
         assert np.abs(np.diff(velocity, axis=0)).max() / DT <= ACCELERATION * (1 + 1e-6)
 
     def at_rest(self) -> bool:
-        """Whether the last two commands are the same."""
+        """Return whether the last two commands are equal."""
         last, before = self.ticks[-1].command, self.ticks[-2].command
         return last is not None and before is not None and bool((last == before).all())

@@ -1,6 +1,6 @@
-"""A small rosbridge server (protocol v2, JSON) for tests: it passes topics on and answers like rosapi.
+"""A small rosbridge server (protocol v2, JSON) for tests: it forwards topics and answers like rosapi.
 
-Its spelling is that of its clients; it has what the tests need of the protocol, written from its published description.
+It forwards the spelling of its clients and implements the part of the published protocol that the tests need.
 """
 
 import json
@@ -12,12 +12,12 @@ from websockets.sync.server import Server, ServerConnection, serve
 
 
 class Hub:
-    """Serves on a port of this machine until it is stopped; `rosapi` says whether it answers questions about others."""
+    """A server on a local port; `rosapi` enables answers to queries about publishers and subscribers."""
 
     def __init__(self, port: int = 0, rosapi: bool = True) -> None:
         self.rosapi = rosapi
-        self.requests: list[dict[str, Any]] = []  # all but messages
-        self.headers: list[str | None] = []  # the authorization that clients gave
+        self.requests: list[dict[str, Any]] = []  # all requests except publish
+        self.headers: list[str | None] = []  # the Authorization headers of the clients
         self._clients: dict[ServerConnection, dict[str, set[str]]] = {}  # {client: its topics by role}
         self._latched: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -28,20 +28,20 @@ class Hub:
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
+        """The URL of the server."""
         return f"ws://127.0.0.1:{self.port}"
 
     def subscribers(self, topic: str) -> int:
-        """How many clients would get a message of a topic now."""
+        """Return the number of clients subscribed to a topic."""
         with self._lock:
             return sum(topic in topics["subscribe"] for topics in self._clients.values())
 
     def inject(self, topic: str, message: Any) -> None:
-        """Send anything as the message of a topic."""
+        """Send `message`, valid or not, on a topic."""
         self._pass_on(topic, json.dumps({"op": "publish", "topic": topic, "msg": message}))
 
     def send_raw(self, data: str | bytes) -> None:
-        """Send anything to every client."""
+        """Send raw data to every client."""
         for client in list(self._clients):
             client.send(data)
 

@@ -1,4 +1,4 @@
-"""A small policy without weights that lifts the cube, from the observation alone: hover, sink, close, rise."""
+"""A scripted policy that lifts the cube from the observation alone: hover, descend, close, lift."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,11 +21,11 @@ TURN, CUBE_TURN, WIDTH = (
     NAMES.index("cube_rotation_xx"),
     NAMES.index("gripper_width [m]"),
 )
-HOVER = 0.06  # [m] above the cube before sinking
+HOVER = 0.06  # [m] above the cube before descending
 
 
 def lift_chunk(state: NDArray[np.floating], horizon: int) -> NDArray[np.float32]:
-    """Actions `(horizon, 5)`: the commanded tool is led on as if the arm followed it."""
+    """Return actions `(horizon, 5)`, assuming that the arm follows the commanded tool exactly."""
     state = state.astype(np.float64)
     tool, cube = state[TOOL : TOOL + 3], state[CUBE : CUBE + 3]
     wanted = tool + state[LEAD : LEAD + 3]
@@ -47,7 +47,7 @@ def lift_chunk(state: NDArray[np.floating], horizon: int) -> NDArray[np.float32]
 
 
 class ScriptedLift(Policy):
-    """The same as a policy, for evaluations."""
+    """`lift_chunk` as a policy, for evaluations."""
 
     network_calls = 0
 

@@ -1,4 +1,4 @@
-"""The viewer in a browser: its figures, who may look and press, and that it never keeps the control loop waiting."""
+"""Tests of the browser viewer: its metrics, access control, and that it never blocks the control loop."""
 
 import http.client
 import json
@@ -52,7 +52,7 @@ def shared() -> Iterator[BrowserDashboard]:
 
 @pytest.fixture
 def view(shared: BrowserDashboard) -> BrowserDashboard:
-    """One viewer for many tests, with the robot's usual camera and an untouched button."""
+    """The shared viewer, reset to the robot's default camera and a released button."""
     shared.estop_pressed, shared._robot = False, robot_spec()
     shared.watch(LoopbackTransport(989))
     return shared
@@ -60,22 +60,22 @@ def view(shared: BrowserDashboard) -> BrowserDashboard:
 
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[BrowserDashboard]:
-    """A viewer for a test that ends it."""
+    """A separate viewer for a test that stops it."""
     monkeypatch.delenv(TOKEN, raising=False)
     view = BrowserDashboard("127.0.0.1:0", RunMetrics(robot_spec(), "a task"))
     yield view
     view.close()
 
 
-def say(view: BrowserDashboard, seconds: float = 0.3, **changes: Any) -> None:
-    """Tick for a while, in real time."""
+def send_ticks(view: BrowserDashboard, seconds: float = 0.3, **changes: Any) -> None:
+    """Send ticks for `seconds` in real time."""
     start = time.monotonic()
     while (now := time.monotonic()) < start + seconds:
-        say_once(view, now, **changes)
+        send_tick(view, now, **changes)
         time.sleep(0.01)
 
 
-def say_once(view: BrowserDashboard, now: float, wanted: float = 0.4) -> None:
+def send_tick(view: BrowserDashboard, now: float, wanted: float = 0.4) -> None:
     view._metrics.update(status(7), tick(now, wanted))
     view.update(tick(now, wanted))
 
@@ -92,44 +92,44 @@ def get(view: BrowserDashboard, path: str, **headers: str) -> tuple[int, dict[st
 
 
 def newest(page: Any, view: BrowserDashboard, **changes: Any) -> dict[str, Any]:
-    """The figures that a browser gets next."""
-    say(view, **changes)
+    """Return the next metrics message that a browser receives."""
+    send_ticks(view, **changes)
     while not isinstance(data := page.recv(timeout=5), str):
         pass
     return json.loads(data)
 
 
-def test_figures_are_those_of_the_ticks() -> None:
-    figures = RunMetrics(robot_spec(), "a task")
+def test_metrics_match_the_ticks() -> None:
+    metrics = RunMetrics(robot_spec(), "a task")
     moments = np.cumsum([0.0, *np.tile([0.02, 0.02, 0.02, 0.04], 10)])
     for i, moment in enumerate(moments):
-        figures.update(status(i), tick(moment))
-    found = figures.snapshot()
+        metrics.update(status(i), tick(moment))
+    found = metrics.snapshot()
     assert found["rate"] == pytest.approx(40.0) and found["target_rate"] == 50.0
     assert found["period_p50"] == pytest.approx(0.02) and found["period_p99"] == pytest.approx(0.04)
     assert found["jitter"] == pytest.approx(0.02) and found["missed"] == 2
     assert found["ages"] == {"joints": [0.01, 0.1]}
-    figures.update(status(1), tick(1000.0, 0.4, SafetyIntervention("velocity", "a", 3.0, 2.0, 1000.0)))
-    again = figures.snapshot()  # a new loop counts from the start, and what lies between is no period
+    metrics.update(status(1), tick(1000.0, 0.4, SafetyIntervention("velocity", "a", 3.0, 2.0, 1000.0)))
+    again = metrics.snapshot()  # a new loop restarts the counts, and the gap before it is not a period
     assert again["rate"] is None and again["recent"] == ["velocity of a: 3, allowed 2"]
     for i in range(3 * WINDOW):
-        figures.update(status(i + 1), tick(2000.0 + 0.01 * i))
-    assert figures.snapshot()["rate"] == pytest.approx(100.0)
+        metrics.update(status(i + 1), tick(2000.0 + 0.01 * i))
+    assert metrics.snapshot()["rate"] == pytest.approx(100.0)
 
 
-def test_nothing_is_known_before_the_first_tick() -> None:
+def test_metrics_are_empty_before_the_first_tick() -> None:
     found = RunMetrics(robot_spec(), "a task").snapshot()
     assert found["rate"] is None and found["state"] == "" and found["interventions"] == {}
     json.dumps(found, allow_nan=False)
 
 
 @pytest.mark.parametrize("text", ["nowhere", "127.0.0.1:", "127.0.0.1:70000", "127.0.0.1:-1"])
-def test_an_address_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_address_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="PORT or HOST:PORT"):
         parse_address(text)
 
 
-def test_beyond_this_machine_a_token_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_public_address_requires_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
     assert parse_address("8780") == ("127.0.0.1", 8780) and parse_address("[::1]:1") == ("::1", 1)
     with pytest.raises(UserError, match=f"set {TOKEN}"):
@@ -138,19 +138,19 @@ def test_beyond_this_machine_a_token_is_needed(monkeypatch: pytest.MonkeyPatch) 
     assert parse_address("0.0.0.0:8780") == ("0.0.0.0", 8780)
 
 
-def test_the_page_is_whole_and_closed_to_other_pages(view: BrowserDashboard) -> None:
+def test_the_page_is_complete_and_has_a_strict_content_security_policy(view: BrowserDashboard) -> None:
     code, headers, body = get(view, "/")
     assert code == 200 and body.startswith("<!doctype html>") and "NONCE" not in body and 'data-token="none"' in body
     policy = headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
     assert policy.split("script-src 'nonce-")[1].split("'")[0] in body
-    assert "http://" not in body and "https://" not in body.replace("https:", "", 1)  # nothing from elsewhere
+    assert "http://" not in body and "https://" not in body.replace("https:", "", 1)  # no external resources
     assert get(view, "/")[1]["Content-Security-Policy"] != policy
     assert get(view, "/etc")[0] == 404
 
 
-def test_other_names_and_other_pages_are_refused(view: BrowserDashboard) -> None:
-    assert get(view, "/", Host="robot.example:80")[0] == 403  # a name that leads here is not this page
+def test_other_host_names_and_origins_are_refused(view: BrowserDashboard) -> None:
+    assert get(view, "/", Host="robot.example:80")[0] == 403  # another host name of this address is refused
     assert get(view, "/", Host="localhost:80")[0] == 200
     with pytest.raises(exceptions.InvalidStatus) as refusal:
         live(view, origin="http://127.0.0.1:1")
@@ -159,8 +159,8 @@ def test_other_names_and_other_pages_are_refused(view: BrowserDashboard) -> None
         assert newest(page, view)["robot"] == "rig"
 
 
-def test_figures_and_rows_arrive_while_somebody_watches(view: BrowserDashboard) -> None:
-    say(view, 0.1)
+def test_metrics_and_rows_arrive_while_a_browser_is_connected(view: BrowserDashboard) -> None:
+    send_ticks(view, 0.1)
     assert not view._rows
     with live(view) as page:
         newest(page, view)
@@ -171,11 +171,11 @@ def test_figures_and_rows_arrive_while_somebody_watches(view: BrowserDashboard) 
         while (row := found["rows"][-1])[2][0] is not None:
             found = newest(page, view, wanted=np.nan)
         assert row[1:] == [[0.1, 0.2, 0.3], [None, 0.0, 0.0], [0.6, 0.7, 0.8]]
-    say(view)
+    send_ticks(view)
     assert not view._watched
 
 
-def test_pictures_arrive_small(view: BrowserDashboard) -> None:
+def test_images_are_downscaled(view: BrowserDashboard) -> None:
     from io import BytesIO
 
     from PIL import Image as pillow
@@ -184,9 +184,9 @@ def test_pictures_arrive_small(view: BrowserDashboard) -> None:
     camera = robot.advertise("/front", Image, IMAGE)
     view.watch(LoopbackTransport(990))
     with live(view) as page:
-        say(view, 0.2)
+        send_ticks(view, 0.2)
         camera.publish(Image.from_pixels(np.full((480, 640, 3), (10, 200, 30), np.uint8), Header()))
-        say(view, 0.4)
+        send_ticks(view, 0.4)
         while isinstance(data := page.recv(timeout=5), str):
             pass
     name, _, file = data.partition(b"\0")
@@ -195,7 +195,7 @@ def test_pictures_arrive_small(view: BrowserDashboard) -> None:
     np.testing.assert_allclose(picture.getpixel((80, 60)), (10, 200, 30), atol=6)
 
 
-def test_files_of_pictures_pass_as_they_are(view: BrowserDashboard) -> None:
+def test_compressed_images_are_passed_through(view: BrowserDashboard) -> None:
     from dataclasses import replace
 
     (front,) = view._robot.cameras
@@ -203,15 +203,15 @@ def test_files_of_pictures_pass_as_they_are(view: BrowserDashboard) -> None:
     camera = LoopbackTransport(991).advertise("/front", CompressedImage, IMAGE)
     view.watch(LoopbackTransport(991))
     with live(view) as page:
-        say(view, 0.2)
+        send_ticks(view, 0.2)
         camera.publish(CompressedImage(format="jpeg", data=np.frombuffer(b"\xff\xd8file", np.uint8)))
-        say(view, 0.4)
+        send_ticks(view, 0.4)
         while isinstance(data := page.recv(timeout=5), str):
             pass
     assert data == b"front\0\xff\xd8file"
 
 
-def test_the_button_is_heard_and_nothing_else_is(view: BrowserDashboard) -> None:
+def test_only_the_estop_message_is_accepted(view: BrowserDashboard) -> None:
     with live(view) as page:
         newest(page, view)
         page.send('{"reset": true}')
@@ -219,25 +219,25 @@ def test_the_button_is_heard_and_nothing_else_is(view: BrowserDashboard) -> None
             while True:
                 page.recv(timeout=5)
         assert refusal.value.rcvd.code == 1003
-    say(view)
+    send_ticks(view)
     assert not view.estop_pressed
     with live(view) as page:
         newest(page, view)
         page.send('{"estop": true}')
-        say(view)
+        send_ticks(view)
         assert view.estop_pressed
 
 
-def test_without_the_token_nothing_is_seen_or_pressed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_token_a_browser_gets_no_data_and_cannot_press(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN, "secret")
     view = BrowserDashboard("0", RunMetrics(robot_spec(), "a task"))
     try:
         code, _, body = get(view, "/", Host="robot.example")
-        assert code == 200 and 'data-token="needed"' in body and "a task" not in body  # it says nothing about the robot
+        assert code == 200 and 'data-token="needed"' in body and "a task" not in body  # no data about the robot
         for first in ('{"token": "guess"}', '{"estop": true}'):
             with live(view) as page:
                 page.send(first)
-                say(view)
+                send_ticks(view)
                 with pytest.raises(exceptions.ConnectionClosed) as refusal:
                     page.recv(timeout=5)
                 assert refusal.value.rcvd.code == 4401
@@ -249,39 +249,39 @@ def test_without_the_token_nothing_is_seen_or_pressed(monkeypatch: pytest.Monkey
         view.close()
 
 
-def test_a_viewer_that_hangs_or_dies_keeps_nobody_waiting(own: BrowserDashboard) -> None:
+def test_a_hanging_or_killed_viewer_does_not_block_the_loop(own: BrowserDashboard) -> None:
     with live(own) as page:
         newest(page, own)
         own._page.process.send_signal(signal.SIGSTOP)
         longest = 0.0
         for i in range(3000):
-            own._last_metrics = own._last_row = -np.inf  # every tick hands over
+            own._last_metrics = own._last_row = -np.inf  # every tick sends data
             start = time.thread_time()
-            say_once(own, float(i))
+            send_tick(own, float(i))
             longest = max(longest, time.thread_time() - start)
-        assert own.dropped > 100  # what did not fit
+        assert own.dropped > 100  # messages that did not fit
         assert longest < 0.02
         own._page.process.send_signal(signal.SIGKILL)
         own._page.process.wait()
     for i in range(3):
-        say_once(own, 4000.0 + i)
+        send_tick(own, 4000.0 + i)
     assert own._gone and not own._watched and not own.estop_pressed
 
 
-def test_what_cannot_be_shown_stops_nothing(
+def test_an_error_in_the_metrics_does_not_disable_the_button(
     view: BrowserDashboard, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     with live(view) as page:
         newest(page, view)
         monkeypatch.setattr(view._metrics, "snapshot", lambda: {"rate": float("nan")})
-        say(view)
+        send_ticks(view)
         assert caplog.text.count("was stopped by an error") == 1
         page.send('{"estop": true}')
-        say(view)
+        send_ticks(view)
         assert view.estop_pressed
 
 
-def test_it_ends_with_the_program_that_started_it(own: BrowserDashboard) -> None:
+def test_the_viewer_ends_with_its_parent_process(own: BrowserDashboard) -> None:
     with live(own) as page:
         newest(page, own)
         own._page.link.close()  # as when the process is killed
@@ -292,7 +292,7 @@ def test_it_ends_with_the_program_that_started_it(own: BrowserDashboard) -> None
         assert end.value.rcvd.code == 1001
 
 
-def test_a_port_that_is_taken_is_one_line(view: BrowserDashboard) -> None:
+def test_a_port_in_use_is_refused_in_one_line(view: BrowserDashboard) -> None:
     with pytest.raises(UserError, match=r"Cannot listen on 127.0.0.1:\d+ .*; pass another port") as refusal:
         BrowserDashboard(urlsplit(view.url).netloc, RunMetrics(robot_spec(), "a task"))
     assert "\n" not in str(refusal.value)
@@ -304,7 +304,7 @@ def test_the_button_stops_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
 
     class Pressing(BrowserDashboard):
-        """Somebody looks, and presses once the robot runs."""
+        """A dashboard whose browser presses the button once the robot runs."""
 
         def update(self, tick: Tick) -> None:
             super().update(tick)

@@ -1,4 +1,4 @@
-"""`robopolicy deploy --check`: everything is looked at, what is wrong is named, and the exit code says it."""
+"""Tests of `robopolicy deploy --check`: every check runs, failures are named, and the exit code reports them."""
 
 import os
 from dataclasses import replace
@@ -28,12 +28,12 @@ def quick(monkeypatch):
     monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_cli.COMMAND)
     monkeypatch.setattr(checks, "DISCOVERY_TIMEOUT", 1.0)
     monkeypatch.setattr(checks, "MEASURE_TIME", 0.3)
-    monkeypatch.setattr(checks, "SLACK", 0.5)  # of a busy machine
+    monkeypatch.setattr(checks, "SLACK", 0.5)  # for a busy machine
     monkeypatch.setenv("COLUMNS", "200")
 
 
 def run(monkeypatch, capsys, robot: str = "sim_panda", source: Any = None) -> tuple[int, dict[str, str]]:
-    """Exit code, and the line of every check by its name."""
+    """Return the exit code and the line of every check by name."""
     source = source or CheckpointChunkPolicy(ScriptedLift())
     monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
     code = cli.main([*WORDS, "--robot", robot, "--domain", str(DOMAIN)])
@@ -42,14 +42,14 @@ def run(monkeypatch, capsys, robot: str = "sim_panda", source: Any = None) -> tu
 
 
 def other(tmp_path: Path, **changes: Any) -> str:
-    """sim_panda, but for `changes`."""
+    """Write the sim_panda description with `changes` and return its path."""
     robot = yaml.safe_load((SHIPPED / "sim_panda.yaml").read_text())
     path = tmp_path / "robot.yaml"
     path.write_text(yaml.safe_dump(robot | changes))
     return str(path)
 
 
-def test_a_robot_that_is_well_passes(monkeypatch, capsys):
+def test_a_working_robot_passes(monkeypatch, capsys):
     code, rows = run(monkeypatch, capsys)
     assert code == 0 and all(name.endswith("pass") for name in rows), rows
     assert "1 publishers of /joint_states" in rows["source joints pass"]
@@ -62,7 +62,7 @@ def test_a_robot_that_is_well_passes(monkeypatch, capsys):
     assert "ticks per action" in rows["rate pass"] and "of a chunk's 8 actions of 50 ms" in rows["inference pass"]
 
 
-def test_a_time_out_that_is_not_stated_or_not_kept_fails(monkeypatch, capsys, tmp_path):
+def test_an_undeclared_or_exceeded_time_out_fails(monkeypatch, capsys, tmp_path):
     code, rows = run(monkeypatch, capsys, other(tmp_path, command_timeout=None))
     assert code == 2 and "not declared" in rows["command time-out FAIL"]
     monkeypatch.setattr(checks, "SLACK", -1.0)
@@ -70,7 +70,7 @@ def test_a_time_out_that_is_not_stated_or_not_kept_fails(monkeypatch, capsys, tm
     assert code == 2 and "declared 250 ms" in rows["command time-out FAIL"]
 
 
-def test_silence_is_named(monkeypatch, capsys, tmp_path):
+def test_missing_messages_are_reported(monkeypatch, capsys, tmp_path):
     topic = {"topic": "/nowhere", "type": "geometry_msgs/msg/PoseStamped", "qos": "sensor"}
     monkeypatch.setattr("robopolicy_robots.simulated.node.SimNode._publish", lambda self: None)
     monkeypatch.setattr("robopolicy_robots.simulated.client.Simulation.reset", lambda self, seed: None)
@@ -86,14 +86,14 @@ def test_silence_is_named(monkeypatch, capsys, tmp_path):
         ({"action_dim": 7}, "task", "7 actions and the task 5"),
     ],
 )  # fmt: skip
-def test_a_policy_for_something_else_fails(changes, name, found, monkeypatch, capsys):
+def test_a_policy_for_another_task_fails(changes, name, found, monkeypatch, capsys):
     source = CheckpointChunkPolicy(ScriptedLift())
     source.policy.spec = replace(source.policy.spec, **changes)
     code, rows = run(monkeypatch, capsys, source=source)
     assert code == 2 and found in rows[f"{name} FAIL"]
 
 
-def test_a_camera_that_the_robot_has_not_is_one_line(monkeypatch, capsys):
+def test_a_missing_camera_is_reported_in_one_line(monkeypatch, capsys):
     source = CheckpointChunkPolicy(ScriptedLift())
     source.policy.spec = replace(source.policy.spec, observation={"image.top": (3, 8, 8)})
     monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
@@ -101,7 +101,7 @@ def test_a_camera_that_the_robot_has_not_is_one_line(monkeypatch, capsys):
     assert "Unknown source 'image.top' of robot sim_panda" in capsys.readouterr().err
 
 
-def test_a_policy_too_slow_or_far_away_fails(monkeypatch, capsys):
+def test_a_slow_policy_with_a_distant_first_target_fails(monkeypatch, capsys):
     clock = iter(np.arange(1e6) * 0.3)
     source = CheckpointChunkPolicy(ScriptedLift(4, 4))
     patched = SimpleNamespace(monotonic=lambda: next(clock), sleep=lambda s: None)

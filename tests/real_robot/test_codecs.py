@@ -1,4 +1,4 @@
-"""Codecs against rosbags: the same bytes, hashes and definitions; what is no message is refused in one way."""
+"""Tests of the codecs against rosbags: the same bytes, hashes and definitions; invalid data raises CodecError."""
 
 import json as text
 import tracemalloc
@@ -33,7 +33,7 @@ STORES = [store for store in typesys.Stores if store.name.startswith("ROS2")]
 
 
 def as_rosbags(message: Message, store: Any) -> Any:
-    """The same content in the classes of rosbags' own typestore."""
+    """Convert a message to the classes of a rosbags typestore."""
     values = []
     for each in describe(type(message)):
         value = getattr(message, each.name)
@@ -46,7 +46,7 @@ def as_rosbags(message: Message, store: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", SHIPPED, ids=lambda kind: kind.__name__)
-def test_bytes_are_those_of_rosbags(kind: type[Message]) -> None:
+def test_bytes_match_rosbags(kind: type[Message]) -> None:
     ros2 = typesys.get_typestore(typesys.Stores.ROS2_HUMBLE)
     noetic = typesys.get_typestore(typesys.Stores.ROS1_NOETIC)
     generator = np.random.default_rng(0)
@@ -80,16 +80,16 @@ FROZEN = {
 
 
 @pytest.mark.parametrize("name", FROZEN)
-def test_hashes_are_those_that_ros_prints(name: str) -> None:
+def test_hashes_match_ros(name: str) -> None:
     assert type_hash(CATALOGUE[name]) == FROZEN[name]
 
 
-def test_checksums_are_those_of_ros1() -> None:
+def test_checksums_match_ros1() -> None:
     assert ros1.definition(JointState)[1] == "3066dcd76a6cfaef579bd0f34173e9fd"
     assert ros1.definition(String)[1] == "992ce8a1687cec8c8bd883ec73ca41d1"
 
 
-def test_bytes_by_hand() -> None:
+def test_bytes_match_hand_written_bytes() -> None:
     assert cdr.encode(String("hé")).hex() == "00010000" + "04000000" + "68c3a900"
     state = JointState(Header(Time(1, 2), "b"), ("j",), np.array([1.0]))
     head = "00010000" + "01000000" + "02000000" + "02000000" + "6200" + "0000"
@@ -100,7 +100,7 @@ def test_bytes_by_hand() -> None:
 
 
 @pytest.mark.parametrize("kind", [JointState, JointTrajectory, Image, DiagnosticStatus, CameraInfo])
-def test_what_is_no_message_raises_one_exception(kind: type[Message]) -> None:
+def test_invalid_bytes_raise_a_codec_error(kind: type[Message]) -> None:
     generator = np.random.default_rng(1)
     for _ in range(60):
         message = random_message(kind, generator)
@@ -122,8 +122,8 @@ def test_what_is_no_message_raises_one_exception(kind: type[Message]) -> None:
                     assert "\n" not in str(error) and kind.ros_name in str(error)
 
 
-def test_noise_and_lengths_that_lie_cost_nothing() -> None:
-    """Of every type; what is set aside goes with what arrived."""
+def test_noise_and_false_lengths_allocate_little_memory() -> None:
+    """For every type, the allocated memory is proportional to the received bytes."""
     generator = np.random.default_rng(2)
     for kind in SHIPPED:
         prepare(kind)
@@ -147,7 +147,7 @@ def test_noise_and_lengths_that_lie_cost_nothing() -> None:
 
 
 @pytest.mark.parametrize("claimed", [2**31, 2**32 - 1, 10**6])
-def test_sizes_are_not_believed(claimed: int) -> None:
+def test_false_sizes_are_refused(claimed: int) -> None:
     data = cdr.encode(Time())[:4] + bytes(8) + (1).to_bytes(4, "little") + bytes(4) + claimed.to_bytes(4, "little")
     with pytest.raises(CodecError, match="No trajectory_msgs/msg/JointTrajectory"):
         cdr.decode(JointTrajectory, data + bytes(40))
@@ -157,14 +157,14 @@ def test_sizes_are_not_believed(claimed: int) -> None:
     "message",
     [Time(2**40, 0), Time("1", 0), String(3), JointTrajectory(points=(Time(),)), JointState(name=(1,))],  # type: ignore
 )
-def test_what_a_type_cannot_hold_is_refused(message: Message) -> None:
+def test_values_that_do_not_fit_the_type_are_refused(message: Message) -> None:
     with pytest.raises(CodecError):
         cdr.encode(message)
 
 
 @pytest.mark.parametrize("kind", SHIPPED, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("spelled_as_ros1", [False, True])
-def test_json_there_and_back(kind: type[Message], spelled_as_ros1: bool) -> None:
+def test_json_round_trip(kind: type[Message], spelled_as_ros1: bool) -> None:
     generator = np.random.default_rng(2)
     for _ in range(10):
         message = random_message(kind, generator, finite=True)
@@ -172,7 +172,7 @@ def test_json_there_and_back(kind: type[Message], spelled_as_ros1: bool) -> None
         assert json.decode(kind, data) == message
 
 
-def test_json_is_spelled_as_rosbridge_does() -> None:
+def test_json_matches_the_rosbridge_spelling() -> None:
     state = JointState(Header(Time(1, 2), "base"), ("a",), np.array([np.nan]), np.array([np.inf, 2.0]))
     header = {"stamp": {"sec": 1, "nanosec": 2}, "frame_id": "base"}
     lists = {"name": ["a"], "position": [None], "velocity": [None, 2.0], "effort": []}
@@ -199,7 +199,7 @@ def test_json_is_spelled_as_rosbridge_does() -> None:
         ({"header": []}, "expected an object, found list"),
     ],
 )
-def test_json_that_is_no_message(change: dict[str, Any], complaint: str) -> None:
+def test_invalid_json_is_refused(change: dict[str, Any], complaint: str) -> None:
     with pytest.raises(CodecError, match=complaint):
         json.decode(JointState, {**json.encode(JointState()), **change})
     for data in (None, [], "x", {}, {**json.encode(Image()), "data": "?"}):
@@ -212,7 +212,7 @@ DEFAULTS = {"string": "", "bool": False, "byte": b"\0", "float32": 0.0, "float64
 
 @cache
 def native_class(kind: type[Message]) -> type:
-    """A class like those that ROS 2 generates: fixed arrays in numpy, sequences in array.array, byte as bytes."""
+    """Return a class as ROS 2 generates it: fixed arrays in numpy, sequences in array.array, byte as bytes."""
 
     def make(self: Any) -> None:
         for each in describe(kind):
@@ -235,7 +235,7 @@ def native_class(kind: type[Message]) -> type:
 
 
 @pytest.mark.parametrize("kind", SHIPPED, ids=lambda kind: kind.__name__)
-def test_native_objects_there_and_back(kind: type[Message], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_objects_round_trip(kind: type[Message], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "native_type", native_class)
     message = random_message(kind, np.random.default_rng(3))
     assert native.decode(kind, native.encode(message)) == message
@@ -248,7 +248,7 @@ def test_native_types_are_imported_when_needed() -> None:
         native.native_type(JointTrajectoryPoint)
 
 
-def test_types_of_others() -> None:
+def test_types_of_other_packages_are_found() -> None:
     battery = message_type("sensor_msgs/msg/BatteryState")
     message = random_message(battery, np.random.default_rng(4), finite=True)
     assert cdr.decode(battery, cdr.encode(message)) == message == json.decode(battery, json.encode(message))
@@ -257,7 +257,7 @@ def test_types_of_others() -> None:
         message_type("my_msgs/msg/Nothing")
 
 
-def test_types_from_text() -> None:
+def test_types_are_registered_from_text() -> None:
     text = "std_msgs/Header header\nfloat32[2] force\nstring[] from\ngeometry_msgs/Transform[] frames\nint8 MAX=4\n"
     probe = register("my_msgs/msg/Probe", text)
     assert register("my_msgs/msg/Probe", text) is probe is message_type("my_msgs/msg/Probe")

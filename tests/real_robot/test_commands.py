@@ -1,4 +1,4 @@
-"""Commands as messages: what is asked of which joints, by when, and in which of a message's fields."""
+"""Tests of command messages: targets by joint, the time they are due, and the message fields that hold them."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_states_and_arrays_hold_positions_or_velocities() -> None:
         assert command_message(robot(Float64MultiArray, mode), COMMAND) == Float64MultiArray(data=COMMAND)
 
 
-def test_the_last_point_of_a_trajectory_is_where_it_leads() -> None:
+def test_the_last_point_of_a_trajectory_is_the_target() -> None:
     points = tuple(JointTrajectoryPoint(positions=np.array([k, 2.0 * k])) for k in (1.0, 2.0))
     names, targets = targets_of(JointTrajectory(joint_names=("b", "a"), points=points), ("a", "b"))
     assert names == ("b", "a") and targets.tolist() == [2.0, 4.0]

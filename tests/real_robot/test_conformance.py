@@ -1,4 +1,4 @@
-"""What every transport does alike."""
+"""Conformance tests that every transport passes."""
 
 import time
 
@@ -36,7 +36,7 @@ def state(number: int, size: int = 2) -> JointState:
 @pytest.mark.parametrize(
     "kind", [JointState, JointTrajectory, Float64MultiArray, Image, CompressedImage, Twist, Bool, String, Odometry]
 )
-def test_messages_arrive_as_they_were(network: Network, kind: type[Message]) -> None:
+def test_messages_arrive_unchanged(network: Network, kind: type[Message]) -> None:
     robot, bridge = network.open(), network.open()
     publisher = robot.advertise("/arm/topic_1", kind, SENSOR)
     subscription = bridge.subscribe("/arm/topic_1", kind, SENSOR)
@@ -53,7 +53,7 @@ def test_messages_arrive_as_they_were(network: Network, kind: type[Message]) -> 
     assert subscription.malformed == 0
 
 
-def test_stamps_and_identities(network: Network) -> None:
+def test_received_messages_have_stamps_and_publisher_identities(network: Network) -> None:
     robot, bridge = network.open(), network.open()
     publisher = robot.advertise("/joint_states", JointState, SENSOR)
     subscription = bridge.subscribe("/joint_states", JointState, SENSOR)
@@ -64,9 +64,9 @@ def test_stamps_and_identities(network: Network) -> None:
         seen.append(until(lambda: (each := subscription.latest()) and each.sequence == len(seen) + 1 and each))
     assert [each.stamp for each in seen] == [3.5, None]
     assert seen[0].publisher == seen[1].publisher
-    ours, theirs = bridge.graph().endpoints[0], robot.graph().endpoints[0]
-    assert (ours.topic, ours.type, ours.publishes) == ("/joint_states", "sensor_msgs/msg/JointState", False)
-    assert theirs.publishes and len(ours.matched) == len(theirs.matched) == 1 and not ours.unmet
+    reader, writer = bridge.graph().endpoints[0], robot.graph().endpoints[0]
+    assert (reader.topic, reader.type, reader.publishes) == ("/joint_states", "sensor_msgs/msg/JointState", False)
+    assert writer.publishes and len(reader.matched) == len(writer.matched) == 1 and not reader.unmet
 
 
 def test_no_backlog_builds_up(network: Network) -> None:
@@ -82,25 +82,25 @@ def test_no_backlog_builds_up(network: Network) -> None:
     assert received is not None and received.stamp == 500  # nothing older comes after it
 
 
-def test_what_was_said_between_two_questions_is_not_lost(network: Network) -> None:
+def test_messages_between_two_polls_are_not_lost(network: Network) -> None:
     robot, bridge = network.open(), network.open()
     publisher = robot.advertise("/estop", Bool, LATCHED)
     subscription = bridge.subscribe("/estop", Bool, LATCHED)
     until(lambda: publisher.matched == subscription.publishers == 1)
     for pressed in (False, True, False):
         publisher.publish(Bool(pressed))
-        time.sleep(0.03)  # publishers themselves keep the newest alone
+        time.sleep(0.03)  # publishers store only the newest message
     until(lambda: (each := subscription.latest()) and each.sequence == 3)
     assert [each.message.data for each in subscription.unread()] == [False, True, False]
     assert subscription.unread() == () and subscription.latest() is not None
 
 
-def test_a_second_publisher_is_seen(network: Network) -> None:
+def test_a_second_publisher_is_counted(network: Network) -> None:
     bridge = network.open()
     subscription = bridge.subscribe("/joint_states", JointState, SENSOR)
     first, second = (network.open().advertise("/joint_states", JointState, SENSOR) for _ in range(2))
     until(lambda: subscription.publishers == 2 and first.matched == second.matched == 1)
-    if network.name != "rosbridge":  # which does not tell
+    if network.name != "rosbridge":  # which does not report the publisher
         names = set()
         for number, publisher in enumerate((first, second, first), 1):
             publisher.publish(state(number))
@@ -110,7 +110,7 @@ def test_a_second_publisher_is_seen(network: Network) -> None:
     until(lambda: subscription.publishers == 1)
 
 
-def test_a_publisher_that_comes_again_is_another_one(network: Network) -> None:
+def test_a_reconnected_publisher_has_a_new_identity(network: Network) -> None:
     if network.name == "rosbridge":
         pytest.skip("rosbridge does not tell who sent a message")
     subscription, names = network.open().subscribe("/joint_states", JointState, SENSOR), set()
@@ -125,14 +125,14 @@ def test_a_publisher_that_comes_again_is_another_one(network: Network) -> None:
     assert len(names) == 3
 
 
-def test_latched_messages_reach_those_who_come_late(network: Network) -> None:
+def test_late_subscribers_receive_latched_messages(network: Network) -> None:
     robot = network.open()
     stop, command = (robot.advertise(topic, Bool, qos) for topic, qos in (("/stop", LATCHED), ("/go", COMMAND)))
     for message in (Bool(True), Bool(False), Bool(True)):
         stop.publish(message)
         command.publish(message)
     if network.name in ("zenoh", "rosbridge"):
-        time.sleep(0.3)  # let them leave before anybody asks
+        time.sleep(0.3)  # let the messages leave before the subscription
     bridge = network.open()
     late, never = (bridge.subscribe(topic, Bool, qos) for topic, qos in (("/stop", LATCHED), ("/go", COMMAND)))
     assert until(lambda: late.latest()).message == Bool(True)
@@ -141,7 +141,7 @@ def test_latched_messages_reach_those_who_come_late(network: Network) -> None:
     assert never.latest() is None
 
 
-def test_commands_go_the_other_way(network: Network) -> None:
+def test_commands_reach_the_robot(network: Network) -> None:
     robot, bridge = network.open(), network.open()
     publisher = bridge.advertise("/arm/joint_trajectory", JointTrajectory, COMMAND)
     subscription = robot.subscribe("/arm/joint_trajectory", JointTrajectory, COMMAND)
@@ -150,7 +150,7 @@ def test_commands_go_the_other_way(network: Network) -> None:
     assert until(subscription.latest).message == TRAJECTORY
 
 
-def test_images(network: Network) -> None:
+def test_images_arrive_unchanged(network: Network) -> None:
     robot, bridge = network.open(), network.open()
     publisher = robot.advertise("/camera", Image, IMAGE)
     subscription = bridge.subscribe("/camera", Image, IMAGE)
@@ -167,21 +167,21 @@ def test_images(network: Network) -> None:
     np.testing.assert_array_equal(subscription.latest().message.pixels, pixels)  # type: ignore[union-attr]
 
 
-def test_publishing_does_not_wait(network: Network) -> None:
+def test_publishing_does_not_block(network: Network) -> None:
     robot = network.open()
     publisher = robot.advertise("/camera", Image, SENSOR)
     subscription = network.open().subscribe("/camera", Image, SENSOR)
     until(lambda: publisher.matched == subscription.publishers == 1)
     message = Image.from_pixels(np.zeros((224, 224, 3), np.uint8), Header(Time(1)))
     taken = []
-    for _ in range(50):  # nobody reads
+    for _ in range(50):  # no subscriber reads
         start = time.monotonic()
         publisher.publish(message)
         taken.append(time.monotonic() - start)
     assert sorted(taken)[25] < 0.01
 
 
-def test_what_is_refused(network: Network) -> None:
+def test_invalid_topics_and_types_are_refused(network: Network) -> None:
     transport = network.open()
     for topic in ("joint_states", "/joint states", "/a//b", "/", ""):
         with pytest.raises(TransportError, match="absolute topic"):
@@ -191,7 +191,7 @@ def test_what_is_refused(network: Network) -> None:
         publisher.publish(String("x"))  # type: ignore[arg-type]
 
 
-def test_closed_is_closed(network: Network) -> None:
+def test_a_closed_transport_raises(network: Network) -> None:
     transport = network.open()
     publisher = transport.advertise("/a", Bool, SENSOR)
     subscription = transport.subscribe("/b", Bool, SENSOR)
@@ -203,7 +203,7 @@ def test_closed_is_closed(network: Network) -> None:
             use()
 
 
-def test_silence_is_not_an_error(network: Network) -> None:
+def test_a_topic_without_peers_is_not_an_error(network: Network) -> None:
     transport = network.open()
     publisher = transport.advertise("/nobody", Bool, COMMAND)
     subscription = transport.subscribe("/never", Bool, SENSOR)

@@ -1,4 +1,4 @@
-"""How a robot is reached: transports and their settings from YAML and the command line, the latter winning."""
+"""Tests of connection settings: transports from YAML and the command line, which takes precedence."""
 
 import argparse
 from dataclasses import replace
@@ -20,7 +20,7 @@ def arguments(*words: str) -> argparse.Namespace:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """Transports that would have been opened, and their settings."""
+    """Record the transports to open and their settings instead of opening them."""
     found: list[tuple[str, dict[str, Any]]] = []
     monkeypatch.setattr(connection, "open_transport", lambda name, **settings: found.append((name, settings)))
     return found
@@ -30,7 +30,7 @@ def robot(**changes: Any) -> RobotSpec:
     return replace(load_robot("sim_panda"), **changes)
 
 
-def test_the_robot_says_how_and_the_command_line_knows_better(opened: list[tuple[str, dict[str, Any]]]) -> None:
+def test_command_line_settings_override_the_robot_description(opened: list[tuple[str, dict[str, Any]]]) -> None:
     behind = robot(transport="rosbridge", domain=7, transport_options={"rosbridge": {"url": "ws://a:1", "ros1": True}})
     connection.connect(arguments(), behind)
     connection.connect(arguments("--connect", "url=ws://b:2", "--connect", "timeout=2.5"), behind)
@@ -47,7 +47,7 @@ def test_the_robot_says_how_and_the_command_line_knows_better(opened: list[tuple
     assert behind.transport_options == {"rosbridge": {"url": "ws://a:1", "ros1": True}}
 
 
-def test_without_a_word_the_environment_says_which_domain(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_the_default_domain(opened: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     connection.connect(arguments("--transport", "dds"), robot())
     assert opened == [("dds", {})]
     for text, domain in (("", 0), ("7", 7)):
@@ -59,7 +59,7 @@ def test_without_a_word_the_environment_says_which_domain(opened: list[Any], mon
             ros_domain(None)
 
 
-def test_lerobot_is_told_which_robot(opened: list[tuple[str, dict[str, Any]]]) -> None:
+def test_lerobot_receives_the_robot(opened: list[tuple[str, dict[str, Any]]]) -> None:
     arm = load_robot("so101")
     camera = "cameras={front: {type: opencv, index_or_path: 0, width: 640, height: 480, fps: 30}}"
     connection.connect(arguments("--transport", "lerobot", "--connect", "port=/dev/ttyUSB1", "--connect", camera), arm)
@@ -68,12 +68,12 @@ def test_lerobot_is_told_which_robot(opened: list[tuple[str, dict[str, Any]]]) -
     assert settings["port"] == "/dev/ttyUSB1" and settings["cameras"]["front"]["fps"] == 30
 
 
-def test_another_process_is_told_the_same() -> None:
+def test_to_argv_round_trips_the_arguments() -> None:
     args = arguments("--transport", "dds", "--domain", "3", "--connect", "interface=lo")
     assert vars(arguments(*connection.to_argv(args))) == vars(args)
 
 
-def test_what_is_wrong_is_one_line() -> None:
+def test_invalid_settings_are_refused_in_one_line() -> None:
     with pytest.raises(UserError, match="must have the form KEY=VALUE, got 'interface'"):
         connection.connect(arguments("--connect", "interface"), robot())
     with pytest.raises(UserError, match=r"Cannot read the setting '\{'"):

@@ -1,4 +1,4 @@
-"""The transport over DDS against bare Cyclone DDS: names, hashes, bytes, qualities of service."""
+"""Tests of the DDS transport against bare Cyclone DDS: names, hashes, bytes and qualities of service."""
 
 import itertools
 import signal
@@ -45,8 +45,8 @@ KEPT = {True: Policy.Durability.TransientLocal, False: Policy.Durability.Volatil
 
 @pytest.fixture
 def domain(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A domain of this machine alone."""
-    monkeypatch.setenv("CYCLONEDDS_URI", cyclone_settings("lo"))  # for the bare participants as for ours
+    """Return a domain restricted to this machine."""
+    monkeypatch.setenv("CYCLONEDDS_URI", cyclone_settings("lo"))  # for the bare participants and for the transport
     return free_domain()
 
 
@@ -64,17 +64,17 @@ def quality(reliable: bool, kept: bool, *more: Any) -> Qos:
     return Qos(RELIABLE[reliable], KEPT[kept], Policy.History.KeepLast(10), *more)
 
 
-def test_names() -> None:
+def test_names_follow_ros() -> None:
     assert dds_topic("/arm/joint_states") == "rt/arm/joint_states"
     assert dds_type(JointState) == "sensor_msgs::msg::dds_::JointState_"
     assert ros1_type(JointState) == "sensor_msgs/JointState"
 
 
-def test_what_ros_sees_of_us(domain: int, transport: DdsTransport) -> None:
+def test_the_announced_endpoint_matches_ros(domain: int, transport: DdsTransport) -> None:
     publisher = transport.advertise("/joint_states", JointState, SENSOR)
     participant = DomainParticipant(domain)
     reader = builtin.BuiltinDataReader(participant, builtin.BuiltinTopicDcpsPublication)
-    people = builtin.BuiltinDataReader(participant, builtin.BuiltinTopicDcpsParticipant)
+    participants = builtin.BuiltinDataReader(participant, builtin.BuiltinTopicDcpsParticipant)
     found: dict[str, Any] = {}
 
     def announced() -> bool:
@@ -89,13 +89,15 @@ def test_what_ros_sees_of_us(domain: int, transport: DdsTransport) -> None:
     representation = policies["Policy.DataRepresentation"]
     assert representation.use_cdrv0_representation and not representation.use_xcdrv2_representation
     assert policies["Policy.Reliability.Reliable"].max_blocking_time == duration(milliseconds=10)
-    users = [policy.data for each in people.take(N=20) for policy in each.qos if isinstance(policy, Policy.Userdata)]
+    users = [
+        policy.data for each in participants.take(N=20) for policy in each.qos if isinstance(policy, Policy.Userdata)
+    ]
     assert b"enclave=/;" in users
 
 
 @cache
 def pure_type(kind: type[Message]) -> Any:
-    """The type in Cyclone's own, slow codec."""
+    """Return the message type for Cyclone's own slow codec."""
 
     def member(each: Any) -> Any:
         base = pure_type(each.base) if isinstance(each.base, type) else {"string": str, "bool": bool}.get(each.base)
@@ -123,7 +125,7 @@ def as_pure(message: Message) -> Any:
 
 
 @pytest.mark.parametrize("kind", SHIPPED, ids=lambda kind: kind.__name__)
-def test_bytes_are_those_of_cyclone_itself(kind: type[Message]) -> None:
+def test_bytes_match_cyclone(kind: type[Message]) -> None:
     generator = np.random.default_rng(0)
     for count in range(8):
         message = kind() if count == 0 else random_message(kind, generator)
@@ -131,7 +133,7 @@ def test_bytes_are_those_of_cyclone_itself(kind: type[Message]) -> None:
 
 
 @pytest.mark.parametrize("ours", ["reads", "writes"])
-def test_sixteen_qualities_of_service(domain: int, transport: DdsTransport, ours: str) -> None:
+def test_all_sixteen_qualities_of_service_match_as_predicted(domain: int, transport: DdsTransport, ours: str) -> None:
     participant = DomainParticipant(domain)
     cases = []
     for count, (offers, kept, asks, keeps) in enumerate(itertools.product([True, False], repeat=4)):
@@ -152,15 +154,15 @@ def test_sixteen_qualities_of_service(domain: int, transport: DdsTransport, ours
     until(lambda: sum(len(end.matched) for end in transport.graph().endpoints) == matches)
     until(lambda: sum(bool(end.unmet) for end in transport.graph().endpoints) == 16 - matches)
     time.sleep(0.1)
-    for (asked, offered, our, their), end in zip(cases, transport.graph().endpoints, strict=True):
+    for (asked, offered, local, remote), end in zip(cases, transport.graph().endpoints, strict=True):
         missing = unmet(asked, offered)
         assert set(end.unmet) <= set(missing) and bool(end.unmet) == bool(missing)
-        # What was published before reaches only who asks for it, and reliably, of a publisher that kept it.
-        seen = our.latest() is not None if ours == "reads" else bool(their.take(N=5))
+        # Earlier messages reach only reliable latched subscribers of a publisher that stores them.
+        seen = local.latest() is not None if ours == "reads" else bool(remote.take(N=5))
         assert seen == (not missing and asked.latched and asked.requests_reliable)
 
 
-def test_a_deadline_never_matches(domain: int, transport: DdsTransport) -> None:
+def test_a_subscriber_with_a_deadline_never_matches(domain: int, transport: DdsTransport) -> None:
     participant = DomainParticipant(domain)
     publisher = transport.advertise("/deadline", String, SENSOR)
     asked = quality(False, False, Policy.Deadline(duration(milliseconds=100)))
@@ -169,12 +171,12 @@ def test_a_deadline_never_matches(domain: int, transport: DdsTransport) -> None:
     assert not publisher.matched and not reader.get_matched_publications()
 
 
-def test_what_is_malformed_is_counted(transport: DdsTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_samples_are_counted(transport: DdsTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     publisher: Any = transport.advertise("/joint_states", JointState, COMMAND)
     subscription: Any = transport.subscribe("/joint_states", JointState, COMMAND)
     until(lambda: publisher.matched == 1)
     publisher._sample.data = b"\0\1\0\0" + b"\xff" * 40
-    with pytest.raises(DDSException, match="Bad parameter"):  # Cyclone itself lets no such bytes pass
+    with pytest.raises(DDSException, match="Bad parameter"):  # Cyclone itself refuses such bytes
         publisher._writer.write(publisher._sample)
     sample = subscription._reader.topic.data_type.deserialize(publisher._sample.data)
     sample.sample_info = types.SimpleNamespace(publication_handle=1)
@@ -197,7 +199,7 @@ with DdsTransport(int(sys.argv[1])) as transport:
 """
 
 
-def test_a_stopped_peer_does_not_stop_us(domain: int, transport: DdsTransport) -> None:
+def test_a_stopped_peer_does_not_block_publishing(domain: int, transport: DdsTransport) -> None:
     publisher = transport.advertise("/camera", Image, COMMAND)
     peer = subprocess.Popen([sys.executable, "-c", PEER, str(domain)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
@@ -209,7 +211,7 @@ def test_a_stopped_peer_does_not_stop_us(domain: int, transport: DdsTransport) -
             start = time.monotonic()
             publisher.publish(message)
             taken.append(time.monotonic() - start)
-        assert sorted(taken)[54] < 0.02, sorted(taken)  # 10 ms and what a busy machine adds
+        assert sorted(taken)[54] < 0.02, sorted(taken)  # 10 ms plus slack for a busy machine
     finally:
         peer.kill()
         peer.communicate()
@@ -225,7 +227,7 @@ def test_one_participant_and_one_interface_per_domain(domain: int, transport: Dd
             transport.advertise("/status", JointState, LATCHED)
 
 
-def test_an_interface_that_does_not_exist(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_interface_is_refused(domain: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CYCLONEDDS_URI")
     with pytest.raises(TransportError, match=r"Unknown network interface 'eth9'; this machine has .*lo"):
         DdsTransport(domain, interface="eth9")

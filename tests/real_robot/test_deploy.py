@@ -1,4 +1,4 @@
-"""`robopolicy deploy`: a policy drives a simulated robot in another process, and is scored as in process."""
+"""Tests of `robopolicy deploy`: a policy drives a simulated robot and gets the same score as in an evaluation."""
 
 import json
 import os
@@ -32,11 +32,11 @@ FAST += ["--domain", str(DOMAIN), "--no-tui"]
 
 @pytest.fixture(autouse=True)
 def command(monkeypatch):
-    """As its entry point, which an older installation does not have yet."""
+    """Register the deploy command, whose entry point is missing in older installations."""
     monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_cli.COMMAND)
 
 
-def play(monkeypatch, out: Path, *words: str, horizon: int = 8, action_horizon: int = 4) -> dict:
+def run_deploy(monkeypatch, out: Path, *words: str, horizon: int = 8, action_horizon: int = 4) -> dict:
     source = CheckpointChunkPolicy(ScriptedLift(horizon, action_horizon))
     monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
     assert cli.main(["deploy", *FAST, "--out", str(out), *words]) == 0
@@ -44,9 +44,11 @@ def play(monkeypatch, out: Path, *words: str, horizon: int = 8, action_horizon: 
 
 
 @pytest.mark.slow
-def test_in_lockstep_every_episode_is_that_of_an_evaluation(monkeypatch, tmp_path):
+def test_in_lockstep_every_episode_equals_an_evaluation(monkeypatch, tmp_path):
     pytest.importorskip("cyclonedds", reason="needs robopolicy[ros]")
-    report = play(monkeypatch, tmp_path / "r.json", "--lockstep", "--rate", "20", "--episodes", "4", "--seed", "50")
+    report = run_deploy(
+        monkeypatch, tmp_path / "r.json", "--lockstep", "--rate", "20", "--episodes", "4", "--seed", "50"
+    )
     sim = make_sim("manipulation/lift", SimOptions(num_envs=1))
     wanted = evaluate(ScriptedLift(8, 4), sim, episodes=4, seed=50, policy_batch=1)
     sim.close()
@@ -57,12 +59,12 @@ def test_in_lockstep_every_episode_is_that_of_an_evaluation(monkeypatch, tmp_pat
     assert report["success"] == wanted.success.mean() and report["low"] < report["success"]
 
 
-def test_in_real_time_the_cube_is_lifted_and_the_recording_filters_the_same(monkeypatch, tmp_path):
-    """50 Hz, 20 Hz actions, all in this process; a busy machine may cost an episode time, but not its report."""
+def test_in_real_time_the_cube_is_lifted_and_refiltering_the_recording_changes_nothing(monkeypatch, tmp_path):
+    """The loop runs at 50 Hz with 20 Hz actions in one process; a busy machine may delay an episode."""
     pytest.importorskip("mcap", reason="needs robopolicy[record]")
     path = tmp_path / "run.mcap"
     words = ("--transport", "loopback", "--episodes", "2", "--record", str(path))
-    report = play(monkeypatch, tmp_path / "r.json", *words)
+    report = run_deploy(monkeypatch, tmp_path / "r.json", *words)
     assert report["n"] == 2 and report["success"] >= 0.5
     assert 19.0 < report["period_p50_ms"] < 25.0
     robot = load_robot("sim_panda")
@@ -76,13 +78,13 @@ def test_in_real_time_the_cube_is_lifted_and_the_recording_filters_the_same(monk
 
 
 def test_a_dry_run_sends_nothing(monkeypatch, tmp_path):
-    report = play(monkeypatch, tmp_path / "r.json", "--transport", "loopback", "--dry-run", "--seconds", "3")
+    report = run_deploy(monkeypatch, tmp_path / "r.json", "--transport", "loopback", "--dry-run", "--seconds", "3")
     assert report["dry_run"] and report["n"] == 0 and report["ticks"] > 10
     assert report["episodes"][0]["steps"] == 0 and report["success"] is None
 
 
 def lift_data(folder: Path, columns: int) -> Path:
-    """Noise far away in place of demonstrations, with states of so many numbers."""
+    """Write out-of-distribution noise as demonstrations whose states have `columns` numbers."""
     rng = np.random.default_rng(0)
     arrays = {
         "state": rng.normal(50.0, 1.0, size=(50, columns)).astype("f4"),
@@ -92,11 +94,11 @@ def lift_data(folder: Path, columns: int) -> Path:
     return folder
 
 
-def test_the_support_of_a_dataset_is_watched(monkeypatch, tmp_path, capsys):
-    """Nothing of a lift has support in noise, so that the robot is held."""
+def test_actions_outside_the_support_of_a_dataset_hold_the_robot(monkeypatch, tmp_path, capsys):
+    """A dataset of noise supports no action of a lift, so the robot is held."""
     data = lift_data(tmp_path / "noise", len(NAMES))
     words = ["--transport", "loopback", "--seconds", "2", "--ood-data", str(data), "--ood-action", "refuse"]
-    report = play(monkeypatch, tmp_path / "r.json", *words)
+    report = run_deploy(monkeypatch, tmp_path / "r.json", *words)
     assert report["holds"] >= 1 and report["interventions"]["support"] >= 1
     source = CheckpointChunkPolicy(ScriptedLift(8, 4))
     monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
@@ -169,7 +171,7 @@ MISFITS = [
 
 
 @pytest.mark.parametrize("spec, manifest, message", MISFITS)
-def test_a_policy_for_something_else_is_refused_before_anything_starts(
+def test_a_policy_for_another_task_is_refused_before_anything_starts(
     spec, manifest, message, monkeypatch, capsys, tmp_path
 ):
     source = CheckpointChunkPolicy(ScriptedLift())
@@ -186,7 +188,7 @@ def test_a_policy_for_something_else_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("option", ["--out", "--record"])
-def test_a_place_that_cannot_be_written_is_said_before_the_run(option, monkeypatch, capsys, tmp_path):
+def test_an_unwritable_output_path_is_reported_before_the_run(option, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(
         "robopolicy_robots.deployment.open_source", lambda name, device: CheckpointChunkPolicy(ScriptedLift())
     )
@@ -200,7 +202,7 @@ def test_a_place_that_cannot_be_written_is_said_before_the_run(option, monkeypat
         assert error.count("\n") == 1 and f"Cannot write {place}: {reason}" in error
 
 
-def test_help_is_cheap_and_shows_examples(capsys):
+def test_help_shows_examples_without_heavy_imports(capsys):
     with pytest.raises(SystemExit):
         cli.main(["deploy", "--help"])
     assert "robopolicy deploy --robot sim_panda" in capsys.readouterr().out.split("examples:")[1]
@@ -209,7 +211,7 @@ def test_help_is_cheap_and_shows_examples(capsys):
 
 
 @pytest.mark.slow
-def test_wrong_arguments_of_the_node_are_one_line():
+def test_wrong_node_arguments_are_reported_in_one_line():
     command = [sys.executable, "-m", "robopolicy_robots.simulated.node", "--robot", "nobody"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2 and done.stderr.startswith("simulated robot: error: Unknown robot 'nobody'")

@@ -1,4 +1,4 @@
-"""Policies that see pictures, and policies that walk: over the bridge they are asked and answer as in an evaluation."""
+"""Tests that image and walking policies produce the same episodes over the bridge as in an evaluation."""
 
 import json
 import os
@@ -38,7 +38,7 @@ STATE = Lift().observation["state"].shape[0]
 
 
 class Logged(CheckpointChunkPolicy):
-    """Remembers the chunks of the episode that began last."""
+    """A policy source that stores the chunks of the latest episode."""
 
     def __init__(self, policy: Policy) -> None:
         self.chunks: list[np.ndarray] = []
@@ -54,7 +54,7 @@ class Logged(CheckpointChunkPolicy):
 
 
 def untrained(spec: PolicySpec, **settings: Any) -> Policy:
-    """A flow with noise of its own in raw units."""
+    """Return an untrained flow policy in raw units."""
     torch.manual_seed(0)
     policy = POLICIES["flow"]
     kind = policy.config_class
@@ -67,7 +67,7 @@ def untrained(spec: PolicySpec, **settings: Any) -> Policy:
 
 
 def over_the_bridge(monkeypatch: Any, out: Path, policy: Policy, *words: str) -> tuple[dict[str, Any], np.ndarray]:
-    """What came of one episode, and the chunks that were played in it."""
+    """Return the report of one deployed episode and its chunks."""
     source = Logged(policy)
     monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_cli.COMMAND)
     monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
@@ -79,7 +79,7 @@ def over_the_bridge(monkeypatch: Any, out: Path, policy: Policy, *words: str) ->
 
 
 def in_process(monkeypatch: Any, policy: Policy, task: str, **options: Any) -> tuple[Any, np.ndarray]:
-    """The same in an evaluation."""
+    """Return the result and the chunks of the same episode in an evaluation."""
     chunks: list[torch.Tensor] = []
     act = policy.act
 
@@ -92,18 +92,18 @@ def in_process(monkeypatch: Any, policy: Policy, task: str, **options: Any) -> t
         patch.setattr(policy, "act", logged, raising=False)
         found = evaluate(policy, sim, episodes=1, seed=50, policy_batch=1)
     sim.close()
-    return found, np.stack([chunk[0].numpy() for chunk in chunks[: found.cost.policy_calls]])  # then it takes times
+    return found, np.stack([chunk[0].numpy() for chunk in chunks[: found.cost.policy_calls]])  # later calls are timed
 
 
-def same(played: dict[str, Any], chunks: np.ndarray, found: Any, wanted: np.ndarray) -> None:
-    assert played["done"] and played["steps"] == found.lengths[0] and played["success"] == found.success[0]
-    assert len(wanted) - 1 <= len(chunks) <= len(wanted) + 1  # one may have been asked for at the very end
+def same(episode: dict[str, Any], chunks: np.ndarray, found: Any, wanted: np.ndarray) -> None:
+    assert episode["done"] and episode["steps"] == found.lengths[0] and episode["success"] == found.success[0]
+    assert len(wanted) - 1 <= len(chunks) <= len(wanted) + 1  # one extra request may occur at the very end
     count = min(len(chunks), len(wanted))
     np.testing.assert_array_equal(chunks[:count], wanted[:count])
 
 
 @pytest.mark.parametrize("kind", ["sensor_msgs/msg/Image", "sensor_msgs/msg/CompressedImage"])
-def test_a_policy_that_sees_pictures(kind: str, monkeypatch: Any, tmp_path: Path) -> None:
+def test_an_image_policy_matches_an_evaluation(kind: str, monkeypatch: Any, tmp_path: Path) -> None:
     spec = PolicySpec({"state": (STATE,), "image.front": (3, 64, 64)}, action_dim=5, horizon=8, action_horizon=4)
     policy = untrained(spec, vision=VisionConfig(widths=(16,), keypoints=4, crop=1.0))
     found, wanted = in_process(monkeypatch, policy, "manipulation/lift", cameras=("front",), image_size=64)
@@ -113,20 +113,20 @@ def test_a_policy_that_sees_pictures(kind: str, monkeypatch: Any, tmp_path: Path
     path = tmp_path / "robot.yaml"
     path.write_text(yaml.safe_dump(robot))
     words = ("--robot", str(path), "--task", "lift", "--rate", "20")
-    played, chunks = over_the_bridge(monkeypatch, tmp_path / "r.json", policy, *words)
-    same(played, chunks, found, wanted)
+    episode, chunks = over_the_bridge(monkeypatch, tmp_path / "r.json", policy, *words)
+    same(episode, chunks, found, wanted)
 
 
-def test_a_policy_that_walks(monkeypatch: Any, tmp_path: Path) -> None:
+def test_a_walking_policy_matches_an_evaluation(monkeypatch: Any, tmp_path: Path) -> None:
     policy = untrained(PolicySpec({"state": (45,)}, action_dim=12))
     found, wanted = in_process(monkeypatch, policy, "velocity/go1")
     words = ("--robot", "sim_go1", "--task", "velocity/go1")
-    played, chunks = over_the_bridge(monkeypatch, tmp_path / "r.json", policy, *words)
+    episode, chunks = over_the_bridge(monkeypatch, tmp_path / "r.json", policy, *words)
     assert len(wanted) > 20
-    same(played, chunks, found, wanted)
+    same(episode, chunks, found, wanted)
 
 
-def test_an_operator_says_where_a_walking_robot_goes() -> None:
+def test_the_operator_sets_the_velocity_command() -> None:
     embodiment = TaskEmbodiment(Go1("velocity/go1"))
     assert set(embodiment.sources.values()) == {JointState, Imu, TwistStamped}
     model = embodiment.task.model
@@ -142,7 +142,7 @@ def test_an_operator_says_where_a_walking_robot_goes() -> None:
         np.testing.assert_allclose(embodiment.observe(state)["state"][-3:], wanted)
 
 
-def test_pictures_are_scaled_to_what_the_policy_saw_and_have_to_be_there() -> None:
+def test_images_are_required_and_scaled_to_the_policy_size() -> None:
     embodiment = TaskEmbodiment(Lift(), "panda_", {"front": (32, 32)})
     model = embodiment.task.model
     messages: dict[str, Any] = embodiment.topics.messages(model.qpos0, np.zeros(model.nv), Time())
@@ -169,7 +169,7 @@ def png_that_claims(width: int, height: int) -> bytes:
 
 
 @pytest.mark.filterwarnings("ignore:Image size")
-def test_a_damaged_picture_is_one_line_and_never_a_gigabyte() -> None:
+def test_a_damaged_image_is_refused_in_one_line() -> None:
     rng, whole = np.random.default_rng(0), png(np.zeros((16, 16, 3), np.uint8), Header()).data
     for _ in range(100):
         data = whole[: int(rng.integers(1, len(whole)))].copy()

@@ -1,4 +1,4 @@
-"""What FaultTransport does to messages, and that it does it again for the same seed."""
+"""Tests of FaultTransport: the effect of each fault, and repeatability for one seed."""
 
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ pytest.importorskip("rosbags", reason="needs robopolicy[ros]")
 
 
 class Clock:
-    """A clock that stands until it is set."""
+    """A clock that changes only when set."""
 
     now = 100.0
 
@@ -23,7 +23,7 @@ class Clock:
 
 
 def run(faults: Faults, count: int = 200, seed: int = 0) -> tuple[list[Received[JointState] | None], int]:
-    """What a subscription sees, twice for each of `count` messages, and how many were malformed."""
+    """Return two polls of a subscription for each of `count` messages, and the number of malformed messages."""
     clock, seen = Clock(), []
     with LoopbackTransport() as robot, FaultTransport(LoopbackTransport(), faults, seed, clock) as bridge:
         publisher = robot.advertise("/joint_states", JointState, SENSOR)
@@ -54,26 +54,26 @@ def test_a_seed_repeats_a_run(faults: Faults) -> None:
     assert content(1) == content(1) != content(2)
 
 
-def test_drop() -> None:
+def test_drop_loses_a_share_of_the_messages() -> None:
     seen, _ = run(Faults(drop=0.3))
     assert 40 <= sum(one is other for one, other in pairwise(seen[::2])) <= 80
     assert run(Faults(drop=1.0))[0] == [None] * 400
 
 
-def test_delay() -> None:
+def test_delay_shifts_messages_in_time() -> None:
     seen, _ = run(Faults(delay=0.035))
     found = stamps(seen[::2])
     assert found[:4] == [None] * 4 and found[4:] == list(range(1, 197))
     assert seen[-2].received == pytest.approx(100 + 1.95 + 0.035)  # type: ignore[union-attr]
 
 
-def test_reorder_and_jitter_let_older_ones_come_later() -> None:
+def test_reorder_and_jitter_deliver_older_messages_later() -> None:
     for faults in (Faults(reorder=0.3), Faults(jitter=0.05)):
         found = [stamp for stamp in stamps(run(faults)[0]) if stamp]
         assert any(later < earlier for earlier, later in pairwise(found))
 
 
-def test_duplicates_leave_twice() -> None:
+def test_duplicates_are_sent_twice() -> None:
     with LoopbackTransport() as robot, FaultTransport(LoopbackTransport(), Faults(duplicate=1.0)) as bridge:
         subscription = robot.subscribe("/status", String, SENSOR)
         taken = []
@@ -88,7 +88,7 @@ def test_corruption_is_counted_or_seen() -> None:
     assert malformed > 10 and wrong
 
 
-def test_nan() -> None:
+def test_nan_replaces_one_number() -> None:
     seen, _ = run(Faults(nan=1.0), 20)
     for each in seen:
         message = each.message  # type: ignore[union-attr]
@@ -100,13 +100,13 @@ def test_nan() -> None:
         assert np.isnan(subscription.latest().message.points[0].positions).sum() == 1  # type: ignore[union-attr]
 
 
-def test_frozen_content_keeps_arriving() -> None:
+def test_frozen_content_arrives_repeatedly() -> None:
     seen, _ = run(Faults(freeze=True))
     assert set(stamps(seen)) == {1.0}
     assert [each.sequence for each in seen[::2] if each] == list(range(1, 201))
 
 
-def test_faults_change_while_it_runs_and_spare_other_topics() -> None:
+def test_faults_can_change_at_run_time_and_affect_only_their_topics() -> None:
     with LoopbackTransport() as robot, FaultTransport(LoopbackTransport(), Faults(drop=1, topics=("/a",))) as bridge:
         publishers = [robot.advertise(topic, String, SENSOR) for topic in ("/a", "/b")]
         lossy, sound = (bridge.subscribe(topic, String, SENSOR) for topic in ("/a", "/b"))

@@ -1,4 +1,4 @@
-"""Robot descriptions from URDF and MJCF: what the files say, to the last bit; what they leave out is refused."""
+"""Tests of robot descriptions from URDF and MJCF: values are copied exactly, missing values are refused."""
 
 import sys
 from pathlib import Path
@@ -35,7 +35,7 @@ def describe(folder: Path, text: str, *words: str) -> RobotSpec:
     return load_robot(str(out))
 
 
-def test_a_urdf_says_what_it_says(tmp_path: Path) -> None:
+def test_limits_of_a_urdf_are_imported_exactly(tmp_path: Path) -> None:
     robot = describe(tmp_path, URDF, "--gripper", "finger")
     assert robot.name == "arm" and robot.names == ("shoulder", "elbow", "roll", "finger")
     limits = robot.limits
@@ -47,7 +47,7 @@ def test_a_urdf_says_what_it_says(tmp_path: Path) -> None:
     assert [joint.gripper for joint in robot.joints] == [False, False, False, True]
 
 
-def test_joints_are_chosen_ordered_and_named(tmp_path: Path) -> None:
+def test_joints_can_be_selected_ordered_and_prefixed(tmp_path: Path) -> None:
     words = ("--prefix", "left_", "--joints", "left_elbow", "left_shoulder", "--velocity", "left_elbow=1e-5")
     topics = ("--command", "/go", "--type", "std_msgs/msg/Float64MultiArray", "--rate", "100")
     robot = describe(tmp_path, URDF, *words, *topics, "--range", "left_elbow=1,1.5")
@@ -57,14 +57,14 @@ def test_joints_are_chosen_ordered_and_named(tmp_path: Path) -> None:
     assert robot.joints[0].home == 1.0
 
 
-def test_names_that_yaml_would_take_for_something_else(tmp_path: Path) -> None:
+def test_names_that_yaml_would_parse_as_other_types_stay_strings(tmp_path: Path) -> None:
     robot = describe(tmp_path, URDF.replace('"elbow"', '"1"').replace('"roll"', '"on"'))
     assert robot.names == ("shoulder", "1", "on", "finger")
 
 
 @pytest.mark.parametrize("name", ["sim_panda", "franka_panda"])
 def test_the_model_of_the_panda_gives_the_shipped_description(tmp_path: Path, name: str) -> None:
-    """Where they overlap: names, order, ranges, torques, units, gripper; MJCF has neither speeds nor a home pose."""
+    """Names, order, ranges, torques, units and gripper agree; MJCF has neither speeds nor a home pose."""
     shipped, out = load_robot(name), tmp_path / "panda.yaml"
     speeds = [f"{joint.name}={joint.velocity}" for joint in shipped.joints]
     assert main([str(PANDA), "--name", "panda", "--prefix", "panda_", "--velocity", *speeds, "--out", str(out)]) == 0
@@ -81,7 +81,7 @@ def test_the_model_of_the_panda_gives_the_shipped_description(tmp_path: Path, na
     [
         ('velocity="2"', "", (), "Joint 'elbow' has no velocity limit; set it with --velocity elbow=VALUE."),
         ('velocity="0.2"', 'velocity="0"', (), "Joint 'finger' has no velocity limit"),
-        ('velocity="0.2"', "", ("--velocity", "2"), "Joint 'finger' has no velocity limit"),  # 2 rad/s are no m/s
+        ('velocity="0.2"', "", ("--velocity", "2"), "Joint 'finger' has no velocity limit"),  # 2 is in rad/s
         (
             '<limit lower="0.5" upper="2" velocity="2" effort="0"/>',
             "",
@@ -111,14 +111,14 @@ def test_the_model_of_the_panda_gives_the_shipped_description(tmp_path: Path, na
         ("", "", ("--type", "std_msgs/msg/Bool"), "command must be one of"),
     ],
 )
-def test_what_is_missing_or_wrong_is_one_line(
+def test_missing_or_invalid_values_are_reported_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, words: tuple[str, ...], message: str
 ) -> None:
     file, out = tmp_path / "arm.urdf", tmp_path / "arm.yaml"
     file.write_text(URDF.replace(old, new) if old else URDF, encoding="utf-8")
     assert main([str(file), "--name", "arm", "--out", str(out), *words]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("import_urdf: error: ") and said.count("\n") == 1 and message in said
+    error = capsys.readouterr().err
+    assert error.startswith("import_urdf: error: ") and error.count("\n") == 1 and message in error
     assert not out.exists()
 
 

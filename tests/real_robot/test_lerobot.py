@@ -1,4 +1,4 @@
-"""Robots of LeRobot as a transport: units, joints, cameras, failures; against LeRobot's own classes where they are."""
+"""Tests of the LeRobot transport: units, joints, cameras and failures, with LeRobot's own classes if installed."""
 
 import importlib
 import sys
@@ -28,7 +28,7 @@ DEGREES = np.array([90.0, -45.0, 180.0 / np.pi, 0.0, -180.0, 50.0])
 
 @pytest.fixture(params=["stand-in", "lerobot"])
 def arm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[type]:
-    """The class of an arm that LeRobot knows; its `made` holds what was made of it."""
+    """The class of an arm registered with LeRobot; its `made` holds the created instances."""
     if request.param == "lerobot":
         pytest.importorskip("lerobot", reason="run: make test-lerobot")
     else:
@@ -39,7 +39,7 @@ def arm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         getattr(choices, "_choice_registry", {}).pop(name, None)
     found = arm_of_lerobot.define(robots, cameras)
     monkeypatch.setattr(arm_of_lerobot, "arm_class", found, raising=False)
-    if request.param == "lerobot":  # which finds a class beside its configuration by its name, in a module's globals
+    if request.param == "lerobot":  # which looks up a class by name in the module globals of its configuration
         monkeypatch.setattr(arm_of_lerobot, "StillArm", found, raising=False)
     yield found
 
@@ -48,7 +48,7 @@ def so101(**changes: Any) -> RobotSpec:
     return replace(load_robot("so101"), rate=200.0, **changes)
 
 
-def test_degrees_are_radians_and_the_gripper_is_part_of_its_range() -> None:
+def test_degrees_convert_to_radians_and_the_gripper_to_a_fraction_of_its_range() -> None:
     robot = so101()
     units = JointUnits.of(robot, "degrees")
     grip = robot.joints[5]
@@ -57,7 +57,7 @@ def test_degrees_are_radians_and_the_gripper_is_part_of_its_range() -> None:
     np.testing.assert_allclose(units.lerobot(units.si(DEGREES)), DEGREES, rtol=0, atol=1e-13)
 
 
-def test_parts_of_ranges_are_those_ranges() -> None:
+def test_range_units_convert_to_the_joint_limits() -> None:
     robot = so101()
     units, limits = JointUnits.of(robot, "range"), robot.limits
     lowest, highest = np.array([-100.0] * 5 + [0.0]), np.full(6, 100.0)
@@ -67,7 +67,7 @@ def test_parts_of_ranges_are_those_ranges() -> None:
     np.testing.assert_array_equal(JointUnits.of(robot, "radians").si(DEGREES), DEGREES)
 
 
-def test_units_that_cannot_be_are_refused() -> None:
+def test_invalid_units_are_refused() -> None:
     with pytest.raises(UserError, match=r"Unknown unit 'degree'\. Did you mean 'degrees'"):
         JointUnits.of(so101(), "degree")
     endless = so101(joints=(*so101().joints[:5], Joint("gripper", 1.0, gripper=True)))
@@ -75,7 +75,7 @@ def test_units_that_cannot_be_are_refused() -> None:
         JointUnits.of(endless, "degrees")
 
 
-def test_states_and_commands_pass_in_radians(arm: Any) -> None:
+def test_states_and_commands_are_in_radians(arm: Any) -> None:
     robot = so101()
     with open_transport("lerobot", robot=robot, id="one", **ARM) as transport:
         states = transport.subscribe(robot.state.topic, JointState, SENSOR)
@@ -86,7 +86,7 @@ def test_states_and_commands_pass_in_radians(arm: Any) -> None:
         assert first.message.name == robot.names and first.stamp is not None
         np.testing.assert_allclose(first.message.position, [0, 0, 0, 0, 0, robot.joints[5].low])
         turned = np.array([0.5, -0.25, 0.125, 1.0, -1.5, 0.0])
-        order = [5, 4, 3, 2, 1, 0]  # names decide, not places
+        order = [5, 4, 3, 2, 1, 0]  # joints are matched by name, not by index
         point = JointTrajectoryPoint(turned[order])
         commands.publish(JointTrajectory(joint_names=tuple(robot.names[i] for i in order), points=(point,)))
         (device,) = arm.made
@@ -98,7 +98,7 @@ def test_states_and_commands_pass_in_radians(arm: Any) -> None:
     assert not device.up
 
 
-def test_commands_that_name_other_joints_are_not_sent(arm: Any) -> None:
+def test_commands_of_the_wrong_size_or_with_nan_are_not_sent(arm: Any) -> None:
     robot = so101(command=Topic("/commands", Float64MultiArray.ros_name, "command"))
     with open_transport("lerobot", robot=robot, **ARM) as transport:
         states = transport.subscribe(robot.state.topic, JointState, SENSOR)
@@ -112,7 +112,7 @@ def test_commands_that_name_other_joints_are_not_sent(arm: Any) -> None:
         until(lambda: arm.made[0].actions)
 
 
-def test_cameras_show_a_picture_once(arm: Any) -> None:
+def test_a_camera_frame_is_delivered_once(arm: Any) -> None:
     robot = so101(cameras=(Camera("front", "/front", 4, 6), Camera("absent", "/absent", 4, 6)))
     camera = {"type": "grey", "shade": 7, "width": 6, "height": 4, "fps": 30}
     with open_transport("lerobot", robot=robot, cameras={"front": camera}, **ARM) as transport:
@@ -128,7 +128,7 @@ def test_cameras_show_a_picture_once(arm: Any) -> None:
         assert transport.subscribe("/absent", Image, IMAGE).publishers == 0
 
 
-def test_a_robot_that_fails_is_silent_until_it_works_again(arm: Any, caplog: Any) -> None:
+def test_a_failing_robot_publishes_nothing_until_it_recovers(arm: Any, caplog: Any) -> None:
     robot = so101()
     with open_transport("lerobot", robot=robot, **ARM) as transport:
         states = transport.subscribe(robot.state.topic, JointState, SENSOR)
@@ -156,7 +156,7 @@ def test_a_robot_that_fails_is_silent_until_it_works_again(arm: Any, caplog: Any
         ({"cameras": {"front": {"type": "gray"}}}, "Unknown camera of LeRobot 'gray'. Did you mean 'grey'"),
     ],
 )
-def test_what_is_wrong_is_one_line(arm: Any, settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused_in_one_line(arm: Any, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as refusal:
         open_transport("lerobot", robot=so101(), **(ARM | settings))
     assert "\n" not in str(refusal.value)
@@ -195,8 +195,8 @@ def test_so101_is_found_in_lerobot(monkeypatch: pytest.MonkeyPatch, tmp_path: An
     assert asked[0].use_degrees and asked[0].calibration_dir == tmp_path
 
 
-def test_numbers_mean_what_they_mean_on_lerobots_bus() -> None:
-    """Steps of a servo, through LeRobot's own conversion: a range of half a turn about step 2048."""
+def test_units_match_the_lerobot_motor_bus() -> None:
+    """Servo steps pass through LeRobot's own conversion, for a range of half a turn around step 2048."""
     motors = pytest.importorskip("lerobot.motors.motors_bus", reason="run: make test-lerobot")
     bus = SimpleNamespace(
         calibration={"m": motors.MotorCalibration(id=1, drive_mode=0, homing_offset=0, range_min=1024, range_max=3072)},
@@ -220,7 +220,7 @@ def test_numbers_mean_what_they_mean_on_lerobots_bus() -> None:
 
 
 class Reach:
-    """Goes for one pose; anything with these members is a policy."""
+    """A policy that targets one pose; any object with these members is a policy."""
 
     spec, takes_prefix = PolicySpec({"state": (6,)}, action_dim=6, horizon=8, action_horizon=4), False
     goal = np.array([0.3, -0.2, 0.25, 0.1, -0.4, 0.2])
@@ -232,8 +232,8 @@ class Reach:
         """Nothing to close."""
 
 
-def test_an_arm_of_lerobot_is_driven_within_its_limits(arm: Any) -> None:
-    """The whole loop: observations in radians, a policy, the safety filter, actions in degrees."""
+def test_a_lerobot_arm_is_driven_within_its_limits(arm: Any) -> None:
+    """The control loop reads radians, filters the actions of a policy and sends degrees within the limits."""
     robot, ticks = so101(), []
     with open_transport("lerobot", robot=robot, **ARM) as transport:
         parts = LoopOptions(on_tick=ticks.append)
@@ -241,10 +241,10 @@ def test_an_arm_of_lerobot_is_driven_within_its_limits(arm: Any) -> None:
         loop.arm()
         loop.run(seconds=1.5)
         sent = [[action[f"{name}.pos"] for name in robot.names] for action in arm.made[0].actions]
-    told = np.array([tick.command for tick in ticks if tick.command is not None])
+    commanded = np.array([tick.command for tick in ticks if tick.command is not None])
     assert loop.log.counts["velocity"] > 0  # the policy jumps
-    assert (np.abs(np.diff(told, axis=0)) <= robot.limits.velocity * robot.dt * (1 + 1e-9)).all()
-    assert robot.limits.inside(told, 1e-9).all()
+    assert (np.abs(np.diff(commanded, axis=0)) <= robot.limits.velocity * robot.dt * (1 + 1e-9)).all()
+    assert robot.limits.inside(commanded, 1e-9).all()
     taken = JointUnits.of(robot, "degrees").si(np.array(sent))  # the newest commands, not necessarily all
     np.testing.assert_allclose(taken[-1], Reach.goal, atol=1e-3)
-    assert len(taken) > 20 and np.abs(taken[:-6, None] - told).max(axis=2).min(axis=1).max() < 1e-9
+    assert len(taken) > 20 and np.abs(taken[:-6, None] - commanded).max(axis=2).min(axis=1).max() < 1e-9

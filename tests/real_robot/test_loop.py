@@ -1,4 +1,4 @@
-"""The control loop on a clock of the test's: states, arming, resuming, and the faults of the acceptance table."""
+"""Tests of the control loop on a fake clock: states, arming, resuming and the faults of the acceptance table."""
 
 import json
 from itertools import groupby
@@ -20,7 +20,7 @@ from robopolicy_robots.transports.faults import Faults
 from robopolicy_robots.transports.loopback import LoopbackTransport
 
 STALE = 0.1  # [s]
-FIRST_STEP = 20.0 * DT**2 * (1 + 1e-6)  # [rad] of the first period of a ramp
+FIRST_STEP = 20.0 * DT**2 * (1 + 1e-6)  # [rad] in the first period of a ramp
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def states(rig: Rig) -> list[State]:
     return [state for state, _ in groupby(tick.state for tick in rig.ticks)]
 
 
-def test_from_nothing_to_following_the_policy(rig: Rig) -> None:
+def test_the_loop_goes_from_disconnected_to_following_the_policy(rig: Rig) -> None:
     rig.robot.silent = True
     assert rig.until(0.1).state is State.DISCONNECTED
     rig.robot.silent = False
@@ -58,7 +58,7 @@ def test_latency_is_compensated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert errors[1] <= 1.1 * errors[0] + 1e-9
 
 
-def test_numbers_that_are_none_hold_and_are_never_sent(rig: Rig) -> None:
+def test_non_finite_actions_hold_and_are_never_sent(rig: Rig) -> None:
     rig.running()
     rig.policy = lambda observed: follow_wave(observed) * np.nan
     start = rig.now
@@ -72,7 +72,7 @@ def test_numbers_that_are_none_hold_and_are_never_sent(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("chunk", [np.zeros((HORIZON, 2)), np.zeros(3), "wave", np.zeros((HORIZON, 3), complex)])
-def test_chunks_of_another_shape_hold(rig: Rig, chunk: Any) -> None:
+def test_chunks_of_the_wrong_shape_hold(rig: Rig, chunk: Any) -> None:
     rig.running()
     rig.policy = lambda observed: chunk
     tick = rig.until(1.0)
@@ -80,7 +80,7 @@ def test_chunks_of_another_shape_hold(rig: Rig, chunk: Any) -> None:
     rig.check_limits()
 
 
-def test_a_policy_that_hangs_holds_when_its_chunk_is_over(rig: Rig) -> None:
+def test_a_hanging_policy_holds_at_the_end_of_its_chunk(rig: Rig) -> None:
     rig.running()
     rig.policy = lambda observed: None
     start = rig.now
@@ -99,12 +99,12 @@ def test_a_policy_that_raises_stops_within_a_tick(rig: Rig) -> None:
     rig.policy = broken
     start = rig.now
     tick = rig.until(0.6)
-    assert rig.after(start, State.ESTOP) <= 10 * DT  # at most a tick after it was asked
+    assert rig.after(start, State.ESTOP) <= 10 * DT  # at most one tick after the request
     assert tick.reason == "policy exception: RuntimeError: out of memory" and rig.at_rest()
     rig.check_limits()
 
 
-def test_a_server_that_is_away_for_a_while_holds_and_resumes(rig: Rig) -> None:
+def test_an_unavailable_server_holds_and_resumes(rig: Rig) -> None:
     def away(observed: float) -> Any:
         raise UserError("The policy server does not answer.")
 
@@ -117,7 +117,7 @@ def test_a_server_that_is_away_for_a_while_holds_and_resumes(rig: Rig) -> None:
     rig.check_limits()
 
 
-def test_silence_holds_at_once_and_stops_after_a_second(rig: Rig) -> None:
+def test_missing_messages_hold_at_once_and_stop_after_one_second(rig: Rig) -> None:
     rig.running()
     rig.robot.silent = True
     start = rig.now
@@ -133,7 +133,7 @@ def test_silence_holds_at_once_and_stops_after_a_second(rig: Rig) -> None:
     rig.check_limits()
 
 
-def test_a_short_silence_ends_by_itself_from_the_measured_position(rig: Rig) -> None:
+def test_the_loop_resumes_from_the_measured_position_after_a_short_silence(rig: Rig) -> None:
     rig.running(1.0)
     rig.robot.silent = True
     assert rig.until(0.8).reason == "stale observation: 'joints'"
@@ -151,7 +151,7 @@ def test_a_short_silence_ends_by_itself_from_the_measured_position(rig: Rig) -> 
 
 def test_a_backlog_holds_although_messages_arrive(rig: Rig) -> None:
     rig.running()
-    rig.robot.skew = -0.4  # what arrives is 0.4 s old: the stamps stand still for as long
+    rig.robot.skew = -0.4  # messages are 0.4 s old: the stamps freeze for 0.4 s
     rig.robot.stamp = EPOCH + rig.now
     rig.until(0.4)
     rig.robot.stamp = None
@@ -161,9 +161,9 @@ def test_a_backlog_holds_although_messages_arrive(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3])
-def test_lost_messages_in_both_directions_are_no_emergency(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+def test_lost_messages_in_both_directions_cause_no_estop(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     rig = Rig(monkeypatch, faults=Faults(drop=share))
-    while rig.loop.state is not State.RUN:  # the answer to a message that was lost
+    while rig.loop.state is not State.RUN:  # arm again if a message was lost
         rig.loop.arm()
         rig.until(0.1)
     rig.until(20.0)
@@ -213,7 +213,7 @@ def test_clocks_may_differ_and_may_jump(rig: Rig, skew: float) -> None:
     assert rig.loop.inputs.watchdog.streams["joints"].jumps == 2
 
 
-def test_wild_targets_are_bounded_and_then_held(rig: Rig) -> None:
+def test_extreme_targets_are_limited_and_then_hold(rig: Rig) -> None:
     rig.running()
     rng = np.random.default_rng(0)
     rig.policy = lambda observed: rng.uniform(-3, 3, (HORIZON, 3))
@@ -222,28 +222,28 @@ def test_wild_targets_are_bounded_and_then_held(rig: Rig) -> None:
     assert rig.loop.log.counts["velocity"] > 100
     rig.check_limits()
     rig.policy = follow_wave
-    assert rig.until(1.0).state is State.HOLD  # an operator has to look at it
+    assert rig.until(1.0).state is State.HOLD  # an operator has to arm it again
     rig.running()
 
 
 def test_a_second_publisher_holds_until_it_is_armed_again(rig: Rig) -> None:
     rig.running()
-    stranger = RobotSide(rig.domain, rig.spec)
+    second_robot = RobotSide(rig.domain, rig.spec)
     start = rig.now
-    stranger.say(rig.now)
+    second_robot.say(rig.now)
     tick = rig.until(0.5)
     assert rig.after(start, State.HOLD) <= 2 * DT and tick.reason == "publisher changed: 2 publishers of /joint_states"
-    stranger.transport.close()
+    second_robot.transport.close()
     assert rig.until(1.0).state is State.HOLD
     rig.robot.silent = True
     rig.until(0.5)
     rig.robot.silent = False
-    assert rig.until(1.0).state is State.HOLD  # that observations were stale meanwhile makes nobody arm
+    assert rig.until(1.0).state is State.HOLD  # stale observations in between do not arm the loop
     rig.running()
     rig.check_limits()
 
 
-def test_a_robot_that_dies_holds_stops_and_needs_arming_when_it_is_back(rig: Rig) -> None:
+def test_a_dead_robot_holds_then_stops_and_needs_arming_on_return(rig: Rig) -> None:
     rig.running()
     start = rig.now
     rig.robot.transport.close()
@@ -268,7 +268,7 @@ def test_a_restarted_publisher_within_a_second_needs_arming(rig: Rig) -> None:
     assert tick.state is State.HOLD and tick.reason == "publisher changed: another publisher of /joint_states"
 
 
-def test_joints_are_taken_by_name_and_have_to_be_there(rig: Rig) -> None:
+def test_joints_are_matched_by_name_and_all_are_required(rig: Rig) -> None:
     rig.robot.names = ["c", "b", "a"]
     rig.running(2.0)
     np.testing.assert_allclose(rig.robot.position, wave(rig.now), atol=1e-9)
@@ -278,7 +278,7 @@ def test_joints_are_taken_by_name_and_have_to_be_there(rig: Rig) -> None:
     assert rig.at_rest()
 
 
-def test_arming_says_what_is_missing(rig: Rig) -> None:
+def test_arming_reports_the_missing_condition(rig: Rig) -> None:
     rig.robot.names = ["a", "b"]
     rig.loop.arm()
     assert rig.until(0.2).state is State.WAIT_OBS and rig.loop.reason == "the joint state lacks c"
@@ -292,7 +292,7 @@ def test_arming_says_what_is_missing(rig: Rig) -> None:
     assert all(tick.command is None for tick in rig.ticks)
 
 
-def test_a_first_command_far_away_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_distant_first_command_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch, safety=SafetyConfig())
     rig.policy = lambda observed: np.ones((HORIZON, 3))
     rig.loop.arm()
@@ -301,7 +301,7 @@ def test_a_first_command_far_away_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert (rig.robot.position == 0).all()
 
 
-def test_the_emergency_stop_during_a_chunk(rig: Rig) -> None:
+def test_the_emergency_stop_interrupts_a_chunk(rig: Rig) -> None:
     rig.running(1.5)
     rig.operator.publish(Bool(True))
     start = rig.now
@@ -335,18 +335,18 @@ def test_late_ticks_in_a_row_hold(rig: Rig) -> None:
     assert rig.until(0.5).state is State.RUN and rig.loop.overruns == 5
 
 
-def test_strange_observations_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_distribution_observations_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = ObservationGate({"state": ObservationRange(np.full(3, -0.2), np.full(3, 0.2))})
     rig = Rig(monkeypatch, options=LoopOptions(gate=gate)).running(0.2)
     tick = rig.until(1.5)
     assert tick.state is State.HOLD and tick.reason.startswith("out-of-distribution observation: state[")
     assert rig.loop.log.counts["gate"] >= 1
-    rig.robot.stuck, rig.robot.position = True, np.zeros(3)  # put back by hand
+    rig.robot.stuck, rig.robot.position = True, np.zeros(3)  # moved back by hand
     rig.policy = lambda observed: np.zeros((HORIZON, 3))
     assert rig.until(1.0).state is State.RUN
 
 
-def test_the_fall_back_moves_while_the_policy_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fallback_moves_the_robot_while_the_policy_gives_no_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch)
     rig.loop.options.fallback = go_home(rig.spec.limits, np.zeros(3), speed=0.5)
     rig.running(1.0)
@@ -356,7 +356,7 @@ def test_the_fall_back_moves_while_the_policy_is_away(monkeypatch: pytest.Monkey
     rig.check_limits()
 
 
-def test_an_operator_holds_and_goes_on(rig: Rig) -> None:
+def test_an_operator_can_hold_and_resume(rig: Rig) -> None:
     rig.running()
     rig.loop.deactivate()
     assert rig.until(1.0).reason == "operator" and rig.at_rest()
@@ -365,19 +365,19 @@ def test_an_operator_holds_and_goes_on(rig: Rig) -> None:
 
 
 def test_the_status_is_published(rig: Rig) -> None:
-    heard = LoopbackTransport(rig.domain).subscribe(rig.spec.status.topic, String, LATCHED)
+    subscription = LoopbackTransport(rig.domain).subscribe(rig.spec.status.topic, String, LATCHED)
     rig.running()
-    received = heard.latest()
+    received = subscription.latest()
     assert received is not None
     status = json.loads(received.message.data)
     assert status["state"] == "RUN" and status["ages"]["joints"] < STALE and status["robot"] == "rig"
 
 
-def test_stopping_brakes_and_lets_go(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_brakes_and_ends_publishing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("robopolicy_robots.loop.time.sleep", lambda seconds: rig.robot.obey())
     rig.running(1.0)
     rig.loop.stop()
-    rig.loop.stop()  # twice is once
+    rig.loop.stop()  # a second stop changes nothing
     assert rig.loop.state is State.STOPPED and rig.runner.closed
     sent = rig.robot.sent
     assert rig.until(0.2).command is None and rig.robot.sent <= sent + 1
@@ -385,7 +385,7 @@ def test_stopping_brakes_and_lets_go(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
         rig.loop.arm()
 
 
-def test_robot_and_embodiment_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mismatch_of_robot_and_embodiment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"Unknown source 'image.wrist'"):
         Rig(monkeypatch, sources=("image.wrist",))
     monkeypatch.setattr("rig.Embodiment.__init__", lambda self: self.__dict__.update(joints=("a",), control_dt=DT))

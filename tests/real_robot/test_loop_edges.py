@@ -1,4 +1,4 @@
-"""The control loop where it seldom is: a robot driven by velocities, before its first command, and at its end."""
+"""Tests of control loop edge cases: velocity commands, before the first command, and at the end."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
 
 
 def driven_by_velocities(monkeypatch: pytest.MonkeyPatch, start: float, velocity: float, **guard: Any) -> Rig:
-    """A robot at `start` [rad] whose policy wants `velocity` [rad/s] of every joint."""
+    """Return a rig with the robot at `start` [rad] and a policy that commands `velocity` [rad/s] for every joint."""
     rig = Rig(
         monkeypatch, lambda observed: np.full((HORIZON, 3), velocity), mode="velocity", safety=SafetyConfig(**guard)
     )
@@ -47,7 +47,7 @@ def test_velocities_are_sent_held_at_zero_and_stop_before_the_limit(monkeypatch:
     assert np.abs(changes).max() <= 20.0 * DT * (1 + 1e-6)
 
 
-def test_a_velocity_is_neither_a_first_target_nor_a_place_to_be_away_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_velocity_commands_skip_the_initial_and_tracking_error_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = driven_by_velocities(
         monkeypatch, start=-1.2, velocity=0.3, max_initial_error=0.1, max_tracking_error=0.01
     ).running(0.5)
@@ -55,7 +55,7 @@ def test_a_velocity_is_neither_a_first_target_nor_a_place_to_be_away_from(monkey
     assert rig.until(0.5).state is State.RUN
 
 
-def test_a_dry_run_is_not_held_because_the_robot_does_not_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_ignores_the_tracking_error(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch, safety=SafetyConfig(max_initial_error=2.0, max_tracking_error=0.01))
     rig.loop.options.dry_run = True
     rig.policy = lambda observed: np.full((HORIZON, 3), 0.1)
@@ -63,7 +63,7 @@ def test_a_dry_run_is_not_held_because_the_robot_does_not_follow(monkeypatch: py
     assert rig.until(0.5).state is State.RUN and rig.robot.sent == 0 and not rig.robot.position.any()
 
 
-def test_a_silence_before_the_first_command_is_no_emergency(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_messages_before_the_first_command_cause_no_emergency_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch)
     rig.until(0.3)  # the policy is warm
     rig.policy = lambda observed: None
@@ -87,7 +87,7 @@ def test_a_stop_repeats_the_last_position(monkeypatch: pytest.MonkeyPatch) -> No
         np.testing.assert_array_equal(place, places[-1])
 
 
-def test_a_policy_is_asked_again_a_second_after_it_failed_to_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_warm_up_is_retried_after_one_second(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
 
     def broken(observed: float) -> Any:
@@ -102,7 +102,7 @@ def test_a_policy_is_asked_again_a_second_after_it_failed_to_warm_up(monkeypatch
     assert rig.running(0.3).loop.state is State.RUN
 
 
-def test_a_policy_has_to_answer_three_times_before_the_robot_is_armed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_must_answer_three_times_before_the_robot_is_armed(monkeypatch: pytest.MonkeyPatch) -> None:
     answered: list[float] = []
 
     def policy(observed: float) -> np.ndarray:
@@ -113,10 +113,10 @@ def test_a_policy_has_to_answer_three_times_before_the_robot_is_armed(monkeypatc
     rig.loop.arm()
     while rig.loop.state is not State.ARMED:
         rig.until(DT)
-    assert len(answered) == 4  # the fourth is for playing
+    assert len(answered) == 4  # the fourth is the first executed chunk
 
 
-def test_a_publisher_that_is_away_for_a_moment_needs_no_operator(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publisher_lost_for_a_moment_needs_no_arming(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.running()
     joints = rig.loop.inputs.subscriptions["joints"]
     with monkeypatch.context() as away:
@@ -125,7 +125,7 @@ def test_a_publisher_that_is_away_for_a_moment_needs_no_operator(rig: Rig, monke
     assert rig.until(0.3).state is State.RUN
 
 
-def test_a_robot_that_takes_no_commands_is_not_armed_and_is_held(rig: Rig) -> None:
+def test_a_robot_without_a_command_subscriber_is_held_and_not_armed(rig: Rig) -> None:
     rig.running()
     rig.robot._commands.close()
     rig.robot.obey = lambda: None  # type: ignore[method-assign]
@@ -135,11 +135,11 @@ def test_a_robot_that_takes_no_commands_is_not_armed_and_is_held(rig: Rig) -> No
     rig.loop.reset_estop()
     rig.loop.arm()
     assert rig.until(0.3).reason == "no subscriber of /arm/joint_trajectory"
-    rig.loop.options.dry_run = True  # which sends none
+    rig.loop.options.dry_run = True  # a dry run sends no commands
     assert rig.until(0.3).state is State.RUN
 
 
-def test_the_fall_back_does_not_move_a_robot_that_is_not_seen(rig: Rig) -> None:
+def test_the_fallback_does_not_move_a_robot_without_observations(rig: Rig) -> None:
     rig.loop.options.fallback = go_home(rig.spec.limits, np.zeros(3), speed=0.5)
     rig.running(1.0)
     rig.robot.silent = True
@@ -149,7 +149,7 @@ def test_the_fall_back_does_not_move_a_robot_that_is_not_seen(rig: Rig) -> None:
     np.testing.assert_array_equal(rig.until(0.3).command, rested)
 
 
-def test_the_tick_in_which_a_policy_raises_brakes_already(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_brakes_in_the_tick_of_a_policy_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(observed: float) -> Any:
         raise RuntimeError("out of memory")
 

@@ -1,4 +1,4 @@
-"""The control loop and the policy's thread in real time: rate, ways out, and nothing that waits."""
+"""Tests of the control loop and the policy thread in real time: rate, shutdown and no blocking calls."""
 
 import gc
 import os
@@ -25,7 +25,7 @@ SPEC = PolicySpec({"state": (3,)}, action_dim=3, horizon=HORIZON, action_horizon
 
 
 class Source:
-    """A policy that stays where it is, unless told otherwise."""
+    """A policy that calls `act` and returns zeros."""
 
     spec, takes_prefix = SPEC, False
 
@@ -49,7 +49,7 @@ def answer_of(runner: PolicyRunner, seconds: float = 2.0) -> InferenceResult | N
     return None
 
 
-def test_the_runner_answers_beside_the_caller() -> None:
+def test_the_runner_does_not_block_the_caller() -> None:
     release = threading.Event()
     source = Source(lambda: release.wait(5.0))
     runner = PolicyRunner(source)
@@ -60,14 +60,14 @@ def test_the_runner_answers_beside_the_caller() -> None:
     release.set()
     answer = answer_of(runner)
     assert answer is not None and answer.observed == 1.0 and answer.chunk is not None
-    assert not runner.busy and runner.latency == 0.0 and runner.poll() is None  # the first says nothing of later ones
+    assert not runner.busy and runner.latency == 0.0 and runner.poll() is None  # the first call sets no latency
     assert runner.request({}, 2.0) and (answer := answer_of(runner)) is not None
     assert 0.0 < answer.seconds <= runner.latency < 1.0
     runner.close()
     assert source.closed.wait(1.0) and not runner.request({}, 3.0)
 
 
-def test_what_the_policy_does_wrong_comes_back_as_a_fault() -> None:
+def test_policy_exceptions_are_returned_as_faults() -> None:
     def raising(error: Exception) -> Callable[[], None]:
         def act() -> None:
             raise error
@@ -85,7 +85,7 @@ def test_what_the_policy_does_wrong_comes_back_as_a_fault() -> None:
         runner.close()
 
 
-def test_closing_does_not_wait_for_a_policy_that_hangs() -> None:
+def test_closing_does_not_wait_for_a_hanging_policy() -> None:
     release = threading.Event()
     runner = PolicyRunner(Source(lambda: release.wait(10.0)))
     runner.request({}, 0.0)
@@ -96,7 +96,7 @@ def test_closing_does_not_wait_for_a_policy_that_hangs() -> None:
 
 
 class Live:
-    """A loop in real time, and a robot in a thread."""
+    """A control loop in real time, and a robot in a thread."""
 
     def __init__(
         self, domain: int, source: Source | None = None, on_tick: Callable[[Tick], None] | None = None
@@ -121,7 +121,7 @@ class Live:
         self._thread.join()
 
 
-def test_it_keeps_its_rate_and_skips_what_it_missed() -> None:
+def test_the_loop_holds_its_rate_and_skips_missed_ticks() -> None:
     def slow(tick: Tick) -> None:
         live.ticks.append(tick)
         if len(live.ticks) == 40:
@@ -136,7 +136,7 @@ def test_it_keeps_its_rate_and_skips_what_it_missed() -> None:
     assert len(times) + live.loop.overruns == pytest.approx(1.5 / DT, abs=2)
     assert np.median(np.diff(times)) == pytest.approx(DT, rel=0.1)
     after = times[40:] - times[40]
-    np.testing.assert_allclose(after[:20] / DT, np.round(after[:20] / DT), atol=0.9)  # on the old beat again
+    np.testing.assert_allclose(after[:20] / DT, np.round(after[:20] / DT), atol=0.9)  # on the original schedule again
     assert any(tick.state is State.RUN for tick in live.ticks)
 
 
@@ -156,7 +156,7 @@ def test_signals_end_in_the_safe_stop(number: int) -> None:
     assert signal.getsignal(number) is before
 
 
-def test_another_thread_stops_it_amid_a_motion() -> None:
+def test_another_thread_can_stop_the_loop_during_a_motion() -> None:
     with closing(Live(504, Source())) as live:
         live.source.chunk = lambda obs, prefix=None: np.sin(np.arange(HORIZON * 3.0)).reshape(HORIZON, 3)  # type: ignore[method-assign]
         running = threading.Thread(target=live.loop.run)
@@ -179,7 +179,7 @@ def test_exceptions_end_in_the_safe_stop(caplog: pytest.LogCaptureFixture) -> No
     assert live.loop.state is State.STOPPED and "The control loop failed" in caplog.text
 
 
-def test_priorities_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_priorities_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="from 1 to 99, got 100"):
         set_realtime_priority(100)
 
@@ -191,7 +191,7 @@ def test_priorities_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPa
         set_realtime_priority(40)
 
 
-def test_the_collector_passes_over_what_was_there_before() -> None:
+def test_gc_frozen_excludes_existing_objects() -> None:
     before = gc.get_freeze_count()
     with gc_frozen():
         assert gc.get_freeze_count() > before

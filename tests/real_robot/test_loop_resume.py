@@ -1,4 +1,4 @@
-"""How the control loop sets off again after it was held or stopped: never in a jump, never unattended."""
+"""Tests of resuming the control loop after a hold or a stop: no jumps, and never without an operator."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ def stopped(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("halt", [held, stopped])
-def test_a_robot_that_is_armed_while_it_brakes_comes_to_rest_first(
+def test_arming_while_braking_waits_for_the_stop_to_end(
     monkeypatch: pytest.MonkeyPatch, halt: Callable[[Rig], None]
 ) -> None:
     joints = tuple(Joint(name, VELOCITY, -1.5, 1.5, SLUGGISH) for name in "abc")
@@ -40,7 +40,7 @@ def test_a_robot_that_is_armed_while_it_brakes_comes_to_rest_first(
     assert np.abs(np.diff(path, n=2, axis=0)).max() <= SLUGGISH * DT**2 * (1 + 1e-6)
 
 
-def test_what_goes_wrong_after_a_silence_does_not_hide_where_the_robot_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_after_a_silence_resumes_from_the_measured_position(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch).running(1.0)
     rig.robot.silent = True
     rig.until(0.5)
@@ -55,7 +55,7 @@ def test_what_goes_wrong_after_a_silence_does_not_hide_where_the_robot_is(monkey
     assert np.abs(first.command - rig.robot.position).max() <= 20.0 * DT**2 * (1 + 1e-6)
 
 
-def test_a_robot_under_control_goes_on_from_where_it_was_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controlled_robot_resumes_from_the_held_position(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch).running(1.0)
     rig.policy = lambda observed: follow_wave(observed) * np.nan
     rig.until(1.0)
@@ -68,11 +68,11 @@ def test_a_robot_under_control_goes_on_from_where_it_was_held(monkeypatch: pytes
     assert np.abs(first.command - held_at).max() <= 20.0 * DT**2 * (1 + 1e-6)
 
 
-def test_a_button_that_is_let_go_at_once_has_been_pressed_nonetheless(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_press_of_the_button_stops_the_robot(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch)
     rig.operator.publish(Bool(True))
     rig.operator.publish(Bool(False))
-    rig.running(0.5)  # what was said while nothing moved is over
+    rig.running(0.5)  # a press and release before the motion has no effect
     rig.operator.publish(Bool(True))
     rig.operator.publish(Bool(False))
     tick = rig.until(0.5)
@@ -81,7 +81,7 @@ def test_a_button_that_is_let_go_at_once_has_been_pressed_nonetheless(monkeypatc
     rig.running(0.5)
 
 
-def test_an_operator_who_has_to_be_heard_of_is_waited_for_also_after_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arming_waits_for_the_operator_heartbeat_also_after_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch, safety=SafetyConfig(max_initial_error=2.0, heartbeat_timeout=0.5))
     operator = LoopbackTransport(rig.domain).advertise("/operator/heartbeat", Bool, SENSOR)
     rig.loop.arm()

@@ -1,4 +1,4 @@
-"""The control loop with a gate around the support of the data."""
+"""Test of the control loop with an out-of-distribution check on actions."""
 
 import numpy as np
 import pytest
@@ -13,10 +13,10 @@ from robopolicy_robots.states import State
 
 @pytest.mark.parametrize("response", ["hold", "slow", "refuse"])
 def test_actions_without_support_are_bent_and_then_hold(monkeypatch: pytest.MonkeyPatch, response: str) -> None:
-    """The data knows the wave up to 0.25 rad of its first joint; beyond it the robot is held, with or without a way."""
-    walk = np.stack([wave(t) for t in np.linspace(0.0, 0.8, 400)]).astype(np.float32)  # of a joint: 0 to 0.25 rad
+    """The data covers the wave up to 0.25 rad of its first joint; beyond it, every response ends in a hold."""
+    path = np.stack([wave(t) for t in np.linspace(0.0, 0.8, 400)]).astype(np.float32)  # first joint: 0 to 0.25 rad
     noise = np.random.default_rng(0).normal(0.0, 0.02, (400, 3)).astype(np.float32)
-    points = torch.from_numpy(np.concatenate([walk, walk + noise], 1))
+    points = torch.from_numpy(np.concatenate([path, path + noise], 1))
     gate = OODDetector.fit(points, np.arange(400) % 10, OODDetectorConfig(outside=0.0), ("state",))
     check = ActionOODCheck(gate, ActionOODConfig(response=response, max_consecutive=4))
     rig = Rig(monkeypatch, options=LoopOptions(support=check)).running(0.2)

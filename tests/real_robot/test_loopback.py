@@ -1,4 +1,4 @@
-"""The transport within a process, and the way transports are opened."""
+"""Tests of the loopback transport and of opening transports by name."""
 
 import subprocess
 import sys
@@ -24,12 +24,12 @@ from robopolicy_robots.transports.base import (
 from robopolicy_robots.transports.loopback import LoopbackTransport
 
 
-def test_the_newest_message_arrives_and_is_ones_own() -> None:
+def test_the_newest_message_arrives_as_a_copy() -> None:
     with LoopbackTransport(1) as robot, LoopbackTransport(1) as bridge, LoopbackTransport(2) as elsewhere:
         publisher = robot.advertise("/joint_states", JointState, SENSOR)
         subscription = bridge.subscribe("/joint_states", JointState, SENSOR)
-        stranger = elsewhere.subscribe("/joint_states", JointState, SENSOR)
-        assert (publisher.matched, subscription.publishers, stranger.publishers) == (1, 1, 0)
+        other_domain = elsewhere.subscribe("/joint_states", JointState, SENSOR)
+        assert (publisher.matched, subscription.publishers, other_domain.publishers) == (1, 1, 0)
         assert subscription.latest() is None
         position = np.zeros(2)
         before = time.monotonic()
@@ -41,10 +41,10 @@ def test_the_newest_message_arrives_and_is_ones_own() -> None:
         assert received is not None and received.sequence == 1 and received.stamp == 5.5
         assert before <= received.received <= time.monotonic() and subscription.latest() is received
         np.testing.assert_array_equal(received.message.position, [2, 2])
-        assert stranger.latest() is None
+        assert other_domain.latest() is None
 
 
-def test_publishers_are_told_apart() -> None:
+def test_publishers_have_distinct_identities() -> None:
     with LoopbackTransport() as robot, LoopbackTransport() as bridge:
         subscription = bridge.subscribe("/status", String, SENSOR)
         first, second = (robot.advertise("/status", String, SENSOR) for _ in range(2))
@@ -57,7 +57,7 @@ def test_publishers_are_told_apart() -> None:
         assert sorted(bridge.graph().endpoints[0].matched) == sorted(set(names))
 
 
-def test_a_restarted_publisher_is_another_one() -> None:
+def test_a_restarted_publisher_has_a_new_identity() -> None:
     with LoopbackTransport() as bridge:
         subscription, seen = bridge.subscribe("/status", String, SENSOR), set()
         for _ in range(3):
@@ -70,7 +70,7 @@ def test_a_restarted_publisher_is_another_one() -> None:
 
 @pytest.mark.parametrize("offers", [SENSOR, IMAGE, COMMAND, LATCHED])
 @pytest.mark.parametrize("asks", [SENSOR, IMAGE, COMMAND, LATCHED])
-def test_no_more_is_asked_than_offered(offers: QoS, asks: QoS) -> None:
+def test_a_subscription_matches_only_an_offered_quality_of_service(offers: QoS, asks: QoS) -> None:
     with LoopbackTransport() as robot, LoopbackTransport() as bridge:
         publisher = robot.advertise("/stop", Bool, offers)
         publisher.publish(Bool(True))
@@ -84,7 +84,7 @@ def test_no_more_is_asked_than_offered(offers: QoS, asks: QoS) -> None:
         assert endpoint.unmet == unmet(asks, offers) and len(endpoint.matched) == matches
 
 
-def test_unmet_policies() -> None:
+def test_unmet_lists_the_missing_policies() -> None:
     assert unmet(LATCHED, IMAGE) == ("durability", "reliability")
     assert unmet(COMMAND, IMAGE) == ("reliability",) and unmet(LATCHED, COMMAND) == ("durability",)
     assert not unmet(SENSOR, IMAGE) and not unmet(IMAGE, LATCHED)
@@ -125,7 +125,7 @@ def test_threads_may_publish_and_read_at_once() -> None:
         assert len(seen) == 800 and all(seen) and subscription.publishers == 0
 
 
-def test_a_closed_transport_says_so() -> None:
+def test_a_closed_transport_raises() -> None:
     transport = LoopbackTransport()
     publisher = transport.advertise("/status", String, SENSOR)
     transport.close()
@@ -135,7 +135,7 @@ def test_a_closed_transport_says_so() -> None:
             use()
 
 
-def test_opening_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transports_are_opened_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_transport("loopback", domain=3) as transport:
         assert isinstance(transport, LoopbackTransport)
     with pytest.raises(UserError, match="Did you mean 'loopback'"):
@@ -145,12 +145,12 @@ def test_opening_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ROS_DISTRO", raising=False)
     with pytest.raises(TransportError, match="choose a transport: dds, lerobot"):
         open_transport("auto")
-    monkeypatch.setenv("ROS_DISTRO", "jazzy")  # a distribution without its Python package is none
+    monkeypatch.setenv("ROS_DISTRO", "jazzy")  # a distribution without its Python package does not count
     with pytest.raises(TransportError, match="choose a transport"):
         open_transport("auto")
 
 
-def test_a_robot_needs_neither_torch_nor_mujoco() -> None:
+def test_transports_and_codecs_import_neither_torch_nor_mujoco() -> None:
     modules = ", ".join(f"robopolicy_robots.transports.{name}" for name in (*TRANSPORTS.product(), "faults"))
     codecs = ", ".join(f"robopolicy_robots.codecs.{name}" for name in ("cdr", "ros1", "json", "native"))
     check = "assert not {'torch', 'mujoco', 'rosbags', 'cyclonedds', 'zenoh', 'websockets'} & set(sys.modules)"

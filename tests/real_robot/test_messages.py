@@ -1,4 +1,4 @@
-"""Messages: spelled as in ROS, compared by content, arrays of one type."""
+"""Tests of messages: ROS field names, equality by content, arrays of one type."""
 
 import math
 
@@ -46,14 +46,14 @@ def test_a_copy_shares_nothing() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.25, 1.7e9 + 0.5, -0.25, 3 - 1e-10])
-def test_seconds_there_and_back(seconds: float) -> None:
+def test_seconds_round_trip(seconds: float) -> None:
     stamp = Time.from_seconds(seconds)
     assert 0 <= stamp.nanosec < 10**9
     assert stamp.seconds == pytest.approx(seconds, abs=1e-9)
 
 
 @pytest.mark.parametrize(("encoding", "channels"), [("rgb8", 3), ("bgra8", 4), ("mono8", 1)])
-def test_pixels_there_and_back(encoding: str, channels: int) -> None:
+def test_pixels_round_trip(encoding: str, channels: int) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (4, 5, channels), np.uint8)
     image = Image.from_pixels(pixels, Header(Time(1)), encoding)
     assert (image.height, image.width, image.step) == (4, 5, 5 * channels)
@@ -66,7 +66,7 @@ def test_pixels_there_and_back(encoding: str, channels: int) -> None:
 @pytest.mark.parametrize(
     "image", [Image(encoding="32FC1"), Image(Header(), 2, 2, "rgb8", 0, 6, np.zeros(11, np.uint8))]
 )
-def test_pixels_that_do_not_fit(image: Image) -> None:
+def test_images_with_invalid_pixels_are_refused(image: Image) -> None:
     with pytest.raises(ValueError, match="Expected an image in one of rgb8"):
         _ = image.pixels
 

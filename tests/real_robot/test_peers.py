@@ -1,9 +1,9 @@
-"""Our transports with programs that share no code with them: Fast DDS, Cyclone DDS in C, rospy, roslibpy.
+"""Tests of the transports with programs that share no code: Fast DDS, Cyclone DDS in C, rospy, roslibpy.
 
-Each is skipped where its packages are missing; `make test-ros` says which those are.
+Each test is skipped if its packages are missing; `make test-ros` lists them.
 """
 
-# ruff: noqa: T201  (programs say when they are ready, and how fast they were)
+# ruff: noqa: T201  (programs print when they are ready, and their latency)
 
 import os
 import re
@@ -37,7 +37,7 @@ NAMES = tuple(f"joint_{number}" for number in range(7))
 
 
 def require(peer: str, *programs: str) -> None:
-    """Skip the test where the programs of a peer are missing."""
+    """Skip the test if programs of a peer are missing."""
     if missing := [program for program in programs if shutil.which(program) is None]:
         pytest.skip(f"{', '.join(missing)} not found; run: {APT[peer]}")
 
@@ -49,7 +49,7 @@ def build(folder: Path, *command: str) -> None:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts programs that say when they are ready, and ends them."""
+    """Yield a function that starts a program and waits for its ready line; kill the programs at the end."""
     running: list[subprocess.Popen[str]] = []
 
     def run(*command: str, **variables: str) -> subprocess.Popen[str]:
@@ -65,7 +65,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def idl(*kinds: type[Message]) -> str:
-    """The definitions of message types, with those they need, for the compilers of DDS."""
+    """Return the IDL of message types and their dependencies for the DDS compilers."""
     modules: dict[str, str] = {}
 
     def name(kind: type[Message]) -> str:
@@ -88,24 +88,24 @@ def idl(*kinds: type[Message]) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the definitions of the messages that the peers exchange."""
+    """Return a folder with the IDL of the exchanged messages."""
     (tmp_path / "messages.idl").write_text(idl(JointState, JointTrajectory))
     return tmp_path
 
 
 def exchange(transport: Transport, seconds: float = 5.0, rate: float = 500.0) -> None:
-    """Publish states at a rate; 99.5 % have to be answered, 99 % of them within 10 ms.
+    """Publish states at a rate; 99.5 % must be answered, 99 % of them within 10 ms.
 
-    An answer to a later state counts too: both sides keep the newest message, so that on a busy machine, where a
-    process has to wait for its turn, an answer may be replaced before it is seen. How many were seen themselves is
-    printed. The 10 ms are not asked of a machine on which more programs want to run than it has cores.
+    An answer to a later state counts too: both sides store only the newest message, so on a busy machine an answer
+    may be replaced before it is read. The number of states with an answer of their own is printed. The limit of 10 ms
+    is not checked if the load average exceeds the number of cores.
     """
     publisher = transport.advertise("/joint_states", JointState, SENSOR)
     subscription = transport.subscribe("/arm/joint_trajectory", JointTrajectory, COMMAND)
     until(lambda: publisher.matched == subscription.publishers == 1, 20)
     time.sleep(0.3)
     count, position = round(seconds * rate), np.arange(7.0)
-    sent, seen = np.zeros(count + 1), np.full(count + 1, np.inf)  # when [s], by number; 0 is none
+    sent, seen = np.zeros(count + 1), np.full(count + 1, np.inf)  # time [s] by number; 0 is unused
 
     def look() -> None:
         received = subscription.latest()
@@ -114,7 +114,7 @@ def exchange(transport: Transport, seconds: float = 5.0, rate: float = 500.0) ->
 
     due = time.monotonic()
     for number in range(1, count + 1):
-        due = max(due + 1 / rate, time.monotonic())  # late ones are not made up for in a burst
+        due = max(due + 1 / rate, time.monotonic())  # late messages are not sent in a burst
         while time.monotonic() < due:
             look()
             time.sleep(0.0001)
@@ -176,7 +176,7 @@ ROS1 = f"import sys; sys.path.insert(0, {str(PEERS.parent)!r}); import test_peer
 
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A ROS master of this machine, and the variables by which nodes find it."""
+    """Run a ROS master and yield the environment variables for its nodes."""
     require("ros1", "roscore", "rostopic")
     port = free_port()
     variables = {"ROS_MASTER_URI": f"http://127.0.0.1:{port}", "ROS_IP": "127.0.0.1", "ROS_HOME": str(tmp_path)}
@@ -194,7 +194,7 @@ def master(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def run_python(code: str, variables: dict[str, str]) -> str:
-    """What a Python of ours prints; a process of its own, since a ROS 1 node lasts as long as its process."""
+    """Run code in a new Python process and return its output; a ROS 1 node lives as long as its process."""
     environment = {**os.environ, **variables}
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -203,13 +203,13 @@ def run_python(code: str, variables: dict[str, str]) -> str:
 
 
 def exchange_over_ros1() -> None:
-    """Part of the test below, in a process of its own."""
+    """Run the part of `test_rospy` that needs a separate process."""
     with open_transport("ros1") as transport:
         exchange(transport)
 
 
 def talk_to_rostopic() -> None:
-    """Part of the test below, in a process of its own."""
+    """Run the part of `test_rostopic` that needs a separate process."""
     with open_transport("ros1") as transport:
         transport.advertise("/ours", String, LATCHED).publish(String("grüße"))
         subscription = transport.subscribe("/theirs", String, SENSOR)
@@ -248,21 +248,21 @@ def test_roslibpy() -> None:
     pytest.importorskip("websockets", reason="needs robopolicy[ros]")
     from rosbridge_hub import Hub
 
-    hub, heard = Hub(), []
-    theirs = roslibpy.Ros("127.0.0.1", hub.port)
-    theirs.run(timeout=10)
+    hub, received_messages = Hub(), []
+    other_client = roslibpy.Ros("127.0.0.1", hub.port)
+    other_client.run(timeout=10)
     with open_transport("rosbridge", url=hub.url, ros1=True) as transport:
-        roslibpy.Topic(theirs, "/status", "std_msgs/String").subscribe(heard.append)
+        roslibpy.Topic(other_client, "/status", "std_msgs/String").subscribe(received_messages.append)
         publisher = transport.advertise("/status", String, SENSOR)
         subscription = transport.subscribe("/joint_states", JointState, SENSOR)
         until(lambda: hub.subscribers("/status") == hub.subscribers("/joint_states") == 1)
         publisher.publish(String("up"))
-        until(lambda: heard == [{"data": "up"}])
-        topic = roslibpy.Topic(theirs, "/joint_states", "sensor_msgs/JointState")
+        until(lambda: received_messages == [{"data": "up"}])
+        topic = roslibpy.Topic(other_client, "/joint_states", "sensor_msgs/JointState")
         header = {"seq": 1, "stamp": {"secs": 1, "nsecs": 2}, "frame_id": "base"}
         topic.publish(
             roslibpy.Message({"header": header, "name": ["a"], "position": [1.5], "velocity": [], "effort": []})
         )
         assert until(subscription.latest).message == JointState(Header(Time(1, 2), "base"), ("a",), np.array([1.5]))
-    theirs.close()
+    other_client.close()
     hub.stop()

@@ -1,7 +1,7 @@
-"""Processes that stop, die and come back: the robot ends in the documented state in time, and the log says why.
+"""Tests of stopped, killed and restarted processes: the robot reaches the documented state in time and logs why.
 
-The robot is a process of its own behind DDS, the bridge a thread of this one (or a process where it is what dies).
-`SLACK` is what a busy machine may add to the times that docs/deployment/safety.md states.
+The robot runs in a separate process behind DDS, the bridge in a thread of this process (or in a process to kill).
+`SLACK` is the allowance for a busy machine on top of the times in docs/deployment/safety.md.
 """
 
 import os
@@ -34,13 +34,13 @@ pytest.importorskip("cyclonedds", reason="needs robopolicy[ros]")
 pytestmark = pytest.mark.slow
 ROBOT = load_robot("sim_panda")
 STALE, TICKS, SLACK = ROBOT.safety.max_age, 2 * ROBOT.dt, 0.25  # [s]
-HASTY = replace(ROBOT, safety=replace(ROBOT.safety, max_overruns=50))  # no hold because the machine is busy
-PATIENT = replace(HASTY, safety=replace(HASTY.safety, estop_after=10.0))  # where only the hold matters
+HASTY = replace(ROBOT, safety=replace(ROBOT.safety, max_overruns=50))  # a busy machine causes no hold
+PATIENT = replace(HASTY, safety=replace(HASTY.safety, estop_after=10.0))  # for tests of the hold only
 HERE = Path(__file__).parent
 
 
 class Bridge:
-    """A control loop in a thread, armed and running; what it did."""
+    """A control loop in a thread, armed and running, and its ticks."""
 
     def __init__(self, transport: FaultTransport, source: Any, robot: RobotSpec) -> None:
         self.transport = transport
@@ -51,17 +51,17 @@ class Bridge:
         self._thread = threading.Thread(target=self.loop.run, daemon=True)
         self._thread.start()
         self.reach(State.RUN)
-        time.sleep(0.3)  # amid a motion
+        time.sleep(0.3)  # during a motion
 
     def reach(self, state: State, seconds: float = 20.0) -> None:
         until(lambda: self.ticks and self.ticks[-1].state is state, seconds)
 
     def after(self, start: float, state: State) -> float:
-        """Seconds from `start` to the first tick in `state`."""
+        """Return the seconds from `start` to the first tick in `state`."""
         return next(tick.now for tick in self.ticks if tick.now > start and tick.state is state) - start
 
     def close(self) -> None:
-        """Stop; everything that was sent has to have been within limits."""
+        """Stop the loop and assert that every command was within limits."""
         self.loop.stop()
         self._thread.join(5.0)
         path = np.array([tick.command for tick in self.ticks if tick.command is not None])
@@ -70,7 +70,7 @@ class Bridge:
 
 @contextmanager
 def driving(domain: int, source: Any = None, robot: RobotSpec = PATIENT) -> Iterator[Bridge]:
-    """A bridge on the domain, over a transport that can be spoiled."""
+    """Run a bridge on the domain over a transport with fault injection."""
     with FaultTransport(open_transport("dds", domain=domain), Faults()) as transport:
         made = Bridge(transport, source, robot)
         try:
@@ -81,7 +81,7 @@ def driving(domain: int, source: Any = None, robot: RobotSpec = PATIENT) -> Iter
 
 @pytest.fixture(scope="module")
 def robot() -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    """A simulated robot that outlives its test: its domain and process."""
+    """Run a simulated robot for the whole module; yield its domain and process."""
     domain = free_domain()
     with simulated(["--domain", str(domain)]) as process:
         yield domain, process
@@ -89,7 +89,7 @@ def robot() -> Iterator[tuple[int, subprocess.Popen[str]]]:
 
 @contextmanager
 def child(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """A process of `children.py` that has said that it is ready; killed on leaving."""
+    """Run `children.py`, wait until it is ready, and kill it on exit."""
     path = os.pathsep.join([str(HERE.parents[1]), str(HERE), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, str(HERE / "children.py"), *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path})
@@ -103,7 +103,7 @@ def child(*words: str) -> Iterator[subprocess.Popen[str]]:
         process.stdout.close()
 
 
-def test_a_robot_that_is_stopped_for_a_second_is_held_and_goes_on(robot: Any, caplog: Any) -> None:
+def test_a_robot_stopped_for_one_second_is_held_and_resumes(robot: Any, caplog: Any) -> None:
     domain, process = robot
     with driving(domain) as bridge:
         start = time.monotonic()
@@ -123,8 +123,8 @@ def test_a_robot_that_is_stopped_for_a_second_is_held_and_goes_on(robot: Any, ca
 
 def test_a_dropped_transport_ends_in_an_emergency_stop_on_both_sides(robot: Any, caplog: Any) -> None:
     domain, _ = robot
-    with driving(domain, robot=HASTY) as bridge, open_transport("dds", domain=domain) as beside:
-        watching = Simulation(beside)
+    with driving(domain, robot=HASTY) as bridge, open_transport("dds", domain=domain) as second_transport:
+        watching = Simulation(second_transport)
         until(lambda: watching.status.steps > 0)
         start = time.monotonic()
         bridge.transport.faults = Faults(drop=1.0)
@@ -136,7 +136,7 @@ def test_a_dropped_transport_ends_in_an_emergency_stop_on_both_sides(robot: Any,
         assert bridge.after(start, State.HOLD) <= STALE + TICKS + SLACK
         assert bridge.after(start, State.ESTOP) <= ROBOT.safety.estop_after + TICKS + SLACK
         time.sleep(0.3)
-        assert bridge.loop.state is State.ESTOP  # messages are back, and it stays where it is
+        assert bridge.loop.state is State.ESTOP  # messages return, and the stop stays latched
         bridge.loop.reset_estop()
         bridge.loop.arm()
         bridge.reach(State.RUN)
@@ -145,14 +145,14 @@ def test_a_dropped_transport_ends_in_an_emergency_stop_on_both_sides(robot: Any,
 
 def test_a_second_publisher_holds_until_it_is_gone_and_an_operator_arms(robot: Any, caplog: Any) -> None:
     domain, _ = robot
-    with driving(domain) as bridge, open_transport("dds", domain=domain) as beside:
-        publisher = beside.advertise("/joint_states", JointState, SENSOR)
+    with driving(domain) as bridge, open_transport("dds", domain=domain) as second_transport:
+        publisher = second_transport.advertise("/joint_states", JointState, SENSOR)
         until(lambda: publisher.matched)
         start = time.monotonic()
         state = JointState(Header(Time(1, 0)), ROBOT.names, ROBOT.home)
         until(lambda: (publisher.publish(state), bridge.loop.state is State.HOLD)[1])
         assert time.monotonic() - start <= TICKS + SLACK
-        beside.close()
+        second_transport.close()
         time.sleep(0.5)
         assert bridge.loop.state is State.HOLD
         bridge.loop.arm()
@@ -160,7 +160,7 @@ def test_a_second_publisher_holds_until_it_is_gone_and_an_operator_arms(robot: A
     assert "RUN -> HOLD (publisher changed: 2 publishers of /joint_states)" in caplog.text
 
 
-def test_a_policy_server_that_is_killed_holds_and_its_return_goes_on(robot: Any, caplog: Any) -> None:
+def test_a_killed_policy_server_holds_and_its_restart_resumes(robot: Any, caplog: Any) -> None:
     pytest.importorskip("websockets", reason="needs robopolicy[remote]")
     domain, _ = robot
     port = free_port()
@@ -170,7 +170,7 @@ def test_a_policy_server_that_is_killed_holds_and_its_return_goes_on(robot: Any,
             start = time.monotonic()
             server.kill()
             bridge.reach(State.HOLD)
-            rest = (Sway.spec.horizon + 1) * 0.05  # [s] of the last chunk, and one action of waiting for the next
+            rest = (Sway.spec.horizon + 1) * 0.05  # [s] of the last chunk, and one action of waiting
             assert bridge.after(start, State.HOLD) <= rest + TICKS + SLACK
             time.sleep(0.3)
             at_rest = [tick.command for tick in bridge.ticks[-3:]]
@@ -180,12 +180,12 @@ def test_a_policy_server_that_is_killed_holds_and_its_return_goes_on(robot: Any,
     assert "RUN -> HOLD (chunk exhausted" in caplog.text and "HOLD -> RUN" in caplog.text
 
 
-def test_a_bridge_that_is_killed_leaves_a_robot_that_holds_by_itself(robot: Any) -> None:
+def test_a_robot_holds_by_itself_after_its_bridge_is_killed(robot: Any) -> None:
     domain, _ = robot
-    with open_transport("dds", domain=domain) as beside:
-        simulation = Simulation(beside)
+    with open_transport("dds", domain=domain) as second_transport:
+        simulation = Simulation(second_transport)
         simulation.reset(1)
-        joints = beside.subscribe("/joint_states", JointState, SENSOR)
+        joints = second_transport.subscribe("/joint_states", JointState, SENSOR)
         with child("bridge", str(domain)) as process:
             until(lambda: simulation.status.steps > 5)
             assert not simulation.status.holding
@@ -216,10 +216,10 @@ def test_a_robot_that_is_killed_and_restarted_needs_arming(caplog: Any, monkeypa
         with simulated(words):
             until(lambda: bridge.loop.inputs.state, 20.0)
             time.sleep(0.3)
-            assert bridge.loop.state is State.ESTOP  # a new publisher alone moves nothing
+            assert bridge.loop.state is State.ESTOP  # a new publisher alone does not restart the motion
             bridge.loop.reset_estop()
             time.sleep(0.3)
             assert bridge.loop.state in (State.WAIT_OBS, State.DISCONNECTED)
             bridge.loop.arm()
-            bridge.reach(State.RUN)  # DDS forgets the old publisher after a second here, after ten by default
+            bridge.reach(State.RUN)  # the DDS lease of the old publisher is 1 s here and 10 s by default
     assert "-> ESTOP (no message of " in caplog.text and "WAIT_OBS -> ARMED" in caplog.text

@@ -1,4 +1,4 @@
-"""The transport through rclpy, against a stand-in: what is asked of ROS, and that its threads end."""
+"""Tests of the rclpy transport against a stand-in: its calls to ROS, and threads that end."""
 
 import sys
 import threading
@@ -17,7 +17,7 @@ pytest.importorskip("rosbags", reason="needs robopolicy[ros]")
 
 
 class FakeNode:
-    """A node that hands every published message to the subscriptions of its topic when it is spun."""
+    """A node that delivers every published message to the subscriptions of its topic when spun."""
 
     def __init__(self, name: str) -> None:
         self.name, self.destroyed = name, False
@@ -54,7 +54,7 @@ class FakeNode:
 
 
 class FakeExecutor:
-    """Spins a node."""
+    """An executor that spins one node."""
 
     def __init__(self, context: Any) -> None:
         self.context = context
@@ -73,7 +73,7 @@ class FakeExecutor:
 
 
 class FakeContext:
-    """What a run of ROS hangs on."""
+    """A ROS context."""
 
     def __init__(self) -> None:
         self.domain: Any = "none yet"
@@ -85,7 +85,7 @@ class FakeContext:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> list[FakeNode]:
-    """The nodes that the stand-in has made."""
+    """Return the list of nodes that the stand-in creates."""
     nodes: list[FakeNode] = []
 
     def create_node(name: str, context: FakeContext) -> FakeNode:
@@ -120,12 +120,12 @@ def node(monkeypatch: pytest.MonkeyPatch) -> list[FakeNode]:
 
 
 class Text:
-    """std_msgs/msg/String as rclpy has it."""
+    """std_msgs/msg/String as a class of rclpy."""
 
     data = ""
 
 
-def test_messages_pass_and_qualities_are_asked_for(node: list[FakeNode]) -> None:
+def test_messages_arrive_and_qualities_of_service_are_requested(node: list[FakeNode]) -> None:
     before = threading.active_count()
     with open_transport("rclpy", domain=5, node="bridge") as transport:
         publisher = transport.advertise("/status", String, SENSOR)
@@ -153,7 +153,7 @@ def test_messages_pass_and_qualities_are_asked_for(node: list[FakeNode]) -> None
     assert threading.active_count() == before
 
 
-def test_auto_is_rclpy_where_ros_is_set_up(node: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_selects_rclpy_if_ros_is_set_up(node: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROS_DISTRO", "jazzy")
     with open_transport("auto") as transport:
         transport.advertise("/status", String, COMMAND)
@@ -163,13 +163,13 @@ def test_auto_is_rclpy_where_ros_is_set_up(node: list[FakeNode], monkeypatch: py
         open_transport("auto")
 
 
-def test_without_ros(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_ros_installation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rclpy", None)
     with pytest.raises(TransportError, match="source its setup"):
         open_transport("rclpy")
 
 
-def test_without_its_packages(node: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_message_package_is_named(node: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     with pytest.raises(Exception, match="install its package 'sensor_msgs'"):
         native.native_type(JointState)

@@ -1,4 +1,4 @@
-"""A trained checkpoint, exported with `--rtc`, continues on the robot what is being played."""
+"""Test that a checkpoint exported with `--rtc` continues the chunk in execution on the robot."""
 
 import json
 import os
@@ -25,7 +25,7 @@ SPEC = PolicySpec({"state": (len(NAMES),)}, action_dim=5, horizon=8, action_hori
 
 
 def demonstrations() -> tuple[np.ndarray, np.ndarray]:
-    """What the scripted policy sees and plays in four episodes."""
+    """Return the observations and chunks of the scripted policy in four episodes."""
     sim, policy, states = make_sim("manipulation/lift", SimOptions(num_envs=4)), ScriptedLift(), []
     obs = sim.reset(0)
     for _ in range(40):
@@ -37,13 +37,13 @@ def demonstrations() -> tuple[np.ndarray, np.ndarray]:
 
 
 def train(folder: Path) -> None:
-    """A small flow policy, trained for a few seconds."""
+    """Train a small flow policy for a few seconds and save its checkpoint."""
     torch.manual_seed(0)
-    seen, played = map(torch.from_numpy, demonstrations())
+    seen, chunks = map(torch.from_numpy, demonstrations())
     policy_class = POLICIES["flow"]
     kind = policy_class.config_class
     policy: Any = policy_class(kind(hidden=(64, 64), steps=4), SPEC)  # type: ignore[call-arg]
-    rows = {"state": seen, "action": played.reshape(-1, 5)}
+    rows = {"state": seen, "action": chunks.reshape(-1, 5)}
     policy.fit_normalizer(
         {
             key: {"min": x.amin(0), "max": x.amax(0), "mean": x.mean(0), "std": x.std(0), "count": [len(x)]}
@@ -53,7 +53,7 @@ def train(folder: Path) -> None:
     optimizer = torch.optim.Adam(policy.parameters(), 1e-3)
     for _ in range(300):
         index = torch.randint(len(seen), (64,))
-        loss = policy.imitation_loss({"state": seen[index, None]}, played[index])[0].mean()
+        loss = policy.imitation_loss({"state": seen[index, None]}, chunks[index])[0].mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -61,7 +61,7 @@ def train(folder: Path) -> None:
 
 
 class Slow:
-    """A bundle on a computer that needs `seconds` for a chunk; what it had to continue, and what it made of it."""
+    """A bundle that needs `seconds` more for a chunk; `pairs` holds each prefix and its chunk."""
 
     takes_prefix = True
 
@@ -79,7 +79,7 @@ class Slow:
 
 
 @pytest.mark.slow
-def test_a_trained_policy_continues_what_is_being_played(monkeypatch: Any, tmp_path: Path) -> None:
+def test_a_trained_policy_continues_the_chunk_in_execution(monkeypatch: Any, tmp_path: Path) -> None:
     train(tmp_path / "checkpoint")
     assert cli.main(["export", str(tmp_path / "checkpoint"), "--out", str(tmp_path / "bundle"), "--rtc"]) == 0
     monkeypatch.setitem(COMMANDS._rows, "deploy", deploy_cli.COMMAND)

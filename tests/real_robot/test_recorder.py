@@ -1,4 +1,4 @@
-"""A recording holds what was sent and received, and other tools read it."""
+"""Tests of recordings: they hold sent and received messages, and other tools read them."""
 
 import itertools
 import threading
@@ -50,7 +50,7 @@ def recording(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_was_written_is_read(recording):
+def test_written_messages_are_read_back(recording):
     found = list(read(recording))
     assert len(found) == 24
     states = [each.message for each in found if each.topic == "/joint_states"]
@@ -59,14 +59,14 @@ def test_what_was_written_is_read(recording):
     assert all(0 <= later.time - earlier.time < 5 for earlier, later in itertools.pairwise(found))
 
 
-def test_mcap_ros2_support_reads_it(recording):
+def test_mcap_ros2_support_reads_a_recording(recording):
     reader = pytest.importorskip("mcap_ros2.reader", reason="needs robopolicy[dev]")
     found = [each for each in reader.read_ros2_messages(str(recording)) if each.channel.topic == "/joint_states"]
     assert [each.ros_msg.header.stamp.sec for each in found] == list(range(20))
     assert list(found[7].ros_msg.position) == [0.1 * 7, -7.0] and list(found[7].ros_msg.name) == ["a", "b"]
 
 
-def test_rosbags_reads_it(recording):
+def test_rosbags_reads_a_recording(recording):
     from rosbags.rosbag2 import Reader
     from rosbags.typesys import Stores, get_typestore
 
@@ -78,7 +78,7 @@ def test_rosbags_reads_it(recording):
     assert (image.height, image.width, image.encoding) == (4, 6, "rgb8") and image.data[5] == 5
 
 
-def test_a_recorded_transport_notes_what_is_sent_and_each_message_taken_once(tmp_path):
+def test_a_recorded_transport_records_sent_messages_and_each_received_message_once(tmp_path):
     robot, path = LoopbackTransport(771), tmp_path / "run.mcap"
     with Recorder(path) as recorder, RecordedTransport(LoopbackTransport(771), recorder) as transport:
         publisher = robot.advertise("/joint_states", JointState, SENSOR)
@@ -97,7 +97,7 @@ def test_a_recorded_transport_notes_what_is_sent_and_each_message_taken_once(tmp
     assert [each.topic for each in read(path)] == ["/joint_states", "/commands"] * 3
 
 
-def test_a_file_that_is_no_recording_is_refused(tmp_path):
+def test_an_invalid_file_is_refused(tmp_path):
     (tmp_path / "x.mcap").write_bytes(b"not one")
     with pytest.raises(UserError, match="cannot be read"):
         list(read(tmp_path / "x.mcap"))
@@ -105,7 +105,7 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path):
         Recorder(tmp_path / "x.mcap" / "y.mcap")
 
 
-def test_messages_that_come_too_fast_are_counted_and_never_waited_for(tmp_path, monkeypatch, caplog):
+def test_messages_faster_than_the_disk_are_dropped_and_counted(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("robopolicy_robots.recorder.QUEUE_SIZE", 5)
     recorder, disk = Recorder(tmp_path / "x.mcap"), threading.Event()
     channel = recorder._channel
@@ -116,13 +116,13 @@ def test_messages_that_come_too_fast_are_counted_and_never_waited_for(tmp_path, 
     disk.set()
     recorder.close()
     assert len(list(read(tmp_path / "x.mcap"))) == 50 - recorder.dropped
-    recorder.close()  # says it once
+    recorder.close()  # a second close reports nothing
     assert [r.getMessage() for r in caplog.records] == [
         f"{tmp_path / 'x.mcap'} lacks {recorder.dropped} messages, which arrived faster than the disk writes"
     ]
 
 
-def test_a_full_disk_is_told_at_the_end(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_on_close(tmp_path, monkeypatch):
     recorder = Recorder(tmp_path / "x.mcap")
 
     def full(*_):
@@ -145,7 +145,7 @@ LIMITS = JointLimits(
 )
 
 
-def test_a_recorded_run_gives_the_same_commands_when_it_is_filtered_again(tmp_path):
+def test_refiltering_a_recorded_run_gives_the_same_commands(tmp_path):
     path, rng, dt = tmp_path / "run.mcap", np.random.default_rng(0), 0.02
     with Recorder(path) as recorder:
         safety = RecordedFilter(LIMITS, recorder=recorder)
@@ -155,16 +155,16 @@ def test_a_recorded_run_gives_the_same_commands_when_it_is_filtered_again(tmp_pa
             if tick % 50 == 49:
                 _, state = safety.hold(state, dt)
             else:
-                wish = np.array([np.nan, 0.0]) if tick == 30 else state.target + rng.normal(0, [0.05, 0.003])
-                _, state, _ = safety.step(wish, state, measured, dt)
+                target = np.array([np.nan, 0.0]) if tick == 30 else state.target + rng.normal(0, [0.05, 0.003])
+                _, state, _ = safety.step(target, state, measured, dt)
     recording = list(read(path))
     assert refilter(recording, SafetyFilter(LIMITS)) == (200, [])
     slower = replace(LIMITS, velocity=np.array([0.5, 0.2]))
     ticks, other = refilter(recording, SafetyFilter(slower))
-    assert ticks == 200 and len(other) > 20  # the comparison is not an empty one
+    assert ticks == 200 and len(other) > 20  # the comparison is not vacuous
 
 
-def test_a_damaged_note_is_refused():
-    note = Recorded(TOPIC, String('{"state": 1}'), 0.0)
+def test_a_damaged_record_is_refused():
+    damaged = Recorded(TOPIC, String('{"state": 1}'), 0.0)
     with pytest.raises(UserError, match="record of tick 0"):
-        refilter([note], SafetyFilter(LIMITS))
+        refilter([damaged], SafetyFilter(LIMITS))

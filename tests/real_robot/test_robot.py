@@ -1,4 +1,4 @@
-"""Robot descriptions: every shipped one is plausible, a wrong one is refused in a line that names its field."""
+"""Tests of robot descriptions: shipped ones are plausible, invalid ones are refused in a line naming the field."""
 
 from pathlib import Path
 from xml.etree import ElementTree
@@ -25,7 +25,7 @@ def written(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_the_robots_of_the_issue_are_there() -> None:
+def test_all_robots_are_shipped() -> None:
     assert robot_names() == (
         *("aloha", "franka_fr3", "franka_panda", "sim_go1", "sim_panda", "so100", "so101", "unitree_go2", "ur5e"),
     )
@@ -40,16 +40,16 @@ def test_shipped_robots_are_plausible(name: str) -> None:
     metres = np.array([joint.unit == "m" for joint in robot.joints])
     assert (limits.position_high - limits.position_low)[metres].max(initial=0.0) < 0.2
     assert (np.abs(limits.position_low[~metres]) <= 6.3).all() and (np.abs(limits.position_high[~metres]) <= 6.3).all()
-    fastest = 100.0 if name == "sim_go1" else 31.0  # its commands are set points of soft springs, not places of joints
+    fastest = 100.0 if name == "sim_go1" else 31.0  # its commands are set points of soft springs, not joint positions
     assert (limits.velocity <= fastest).all() and (limits.velocity >= 0.1).all()
     assert limits.inside(robot.home).all()
-    # A motor that may use its torque reaches full speed within a few control periods, not within hundreds.
+    # A motor with its full torque reaches full speed within a few control periods, not within hundreds.
     finite = np.isfinite(limits.acceleration)
     assert (limits.velocity[finite] / limits.acceleration[finite] < 2.0).all()
 
 
 def test_descriptions_are_packaged() -> None:
-    assert (SHIPPED / "__init__.py").is_file()  # setuptools takes YAML files of packages alone
+    assert (SHIPPED / "__init__.py").is_file()  # setuptools includes YAML files of packages only
 
 
 @pytest.mark.parametrize("name", robot_names())
@@ -74,7 +74,7 @@ def test_pandas_agree_with_the_model(name: str) -> None:
     np.testing.assert_array_equal(robot.limits.effort[:7], [87] * 4 + [12] * 3)
 
 
-def test_known_limits_of_the_others() -> None:
+def test_limits_of_other_robots_match_known_values() -> None:
     ur5e, go2, fr3 = load_robot("ur5e"), load_robot("unitree_go2"), load_robot("franka_fr3")
     np.testing.assert_allclose(ur5e.limits.velocity, np.pi, rtol=1e-5)
     assert ur5e.limits.effort.tolist() == [150, 150, 150, 28, 28, 28]
@@ -180,13 +180,13 @@ def test_defaults_and_sources(tmp_path: Path) -> None:
         (MINIMAL, "- 1", "mine.yaml must be a mapping, found list"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_invalid_descriptions_are_refused_in_one_line(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as refusal:
         load_robot(written(tmp_path, MINIMAL.replace(old, new)))
     assert "\n" not in str(refusal.value)
 
 
-def test_an_unknown_robot_is_answered_by_the_nearest() -> None:
+def test_an_unknown_robot_suggests_the_nearest_name() -> None:
     with pytest.raises(UserError, match=r"Unknown robot 'franka_pandas'. Did you mean 'franka_panda'"):
         load_robot("franka_pandas")
     with pytest.raises(UserError, match="Cannot read the robot"):

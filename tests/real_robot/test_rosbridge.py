@@ -1,4 +1,4 @@
-"""The transport over rosbridge: requests as the protocol writes them, both spellings, lost connections."""
+"""Tests of the rosbridge transport: requests of the protocol, both spellings and lost connections."""
 
 import pytest
 from networks import free_port, until
@@ -16,13 +16,13 @@ from robopolicy_robots.transports.rosbridge import RosbridgeTransport
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let it ask and try again sooner than it would."""
+    """Shorten the polling and retry periods."""
     for name in ("PEER_POLL_PERIOD", "RETRY"):
         monkeypatch.setattr(f"robopolicy_robots.transports.rosbridge.{name}", 0.05)
 
 
 @pytest.mark.parametrize(("ros1", "name"), [(True, "sensor_msgs/JointState"), (False, "sensor_msgs/msg/JointState")])
-def test_requests(ros1: bool, name: str) -> None:
+def test_requests_follow_the_protocol(ros1: bool, name: str) -> None:
     hub = Hub()
     with RosbridgeTransport(hub.url, ros1=ros1) as transport:
         publisher = transport.advertise("/joint_states", JointState, LATCHED)
@@ -42,7 +42,7 @@ def test_requests(ros1: bool, name: str) -> None:
     hub.stop()
 
 
-def test_nonsense_is_counted_or_ignored() -> None:
+def test_invalid_data_is_counted_or_ignored() -> None:
     hub = Hub()
     with RosbridgeTransport(hub.url) as transport:
         subscription = transport.subscribe("/status", String, SENSOR)
@@ -58,7 +58,7 @@ def test_nonsense_is_counted_or_ignored() -> None:
     hub.stop()
 
 
-def test_without_rosapi_publishers_are_those_heard_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rosapi_publishers_are_counted_from_recent_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("robopolicy_robots.transports.rosbridge.PUBLISHER_TIMEOUT", 0.3)
     hub = Hub(rosapi=False)
     with RosbridgeTransport(hub.url) as transport:
@@ -84,7 +84,7 @@ def test_a_lost_connection_is_opened_again() -> None:
         hub.stop()
         until(lambda: not publisher.matched)
         for _ in range(5):
-            publisher.publish(Bool(True))  # goes nowhere, then or later
+            publisher.publish(Bool(True))  # lost, also after the reconnection
         again = Hub(hub.port)
         until(lambda: {each["op"] for each in again.requests} >= {"advertise", "subscribe"})
         again.inject("/status", hub_status)
@@ -94,11 +94,11 @@ def test_a_lost_connection_is_opened_again() -> None:
         again.stop()
 
 
-def test_tokens_stay_off_the_open_network() -> None:
+def test_tokens_are_not_sent_over_unencrypted_remote_connections() -> None:
     hub = Hub()
     RosbridgeTransport(hub.url, token="secret").close()
     RosbridgeTransport(hub.url).close()
-    until(lambda: len(hub.headers) == 2)  # each connection has a thread of its own
+    until(lambda: len(hub.headers) == 2)  # each connection has its own thread
     assert set(hub.headers) == {"Bearer secret", None}
     hub.stop()
     for url in ("ws://robot.local:9090", "ws://127.evil.example:9090", "ws://localhost.evil.example"):
@@ -106,6 +106,6 @@ def test_tokens_stay_off_the_open_network() -> None:
             RosbridgeTransport(url, token="secret", timeout=0.1)
 
 
-def test_no_server() -> None:
+def test_a_missing_server_is_reported() -> None:
     with pytest.raises(TransportError, match="No rosbridge server at ws://"):
         RosbridgeTransport(f"ws://127.0.0.1:{free_port()}")

@@ -1,4 +1,4 @@
-"""What the control loop hears: joints by name, in order of time, and from whom."""
+"""Tests of the inputs of the control loop: joints by name, time order and publishers."""
 
 import itertools
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def test_each_column_is_read_by_the_names_of_the_joints(ends: tuple[SensorInputs
     assert found.velocity.tolist() == [0.1, 0.2, 0.3] and found.effort.tolist() == [10, 20, 30]
 
 
-def test_columns_that_are_left_out_are_unknown(ends: tuple[SensorInputs, Publisher[JointState]]) -> None:
+def test_missing_columns_are_nan(ends: tuple[SensorInputs, Publisher[JointState]]) -> None:
     inputs, robot = ends
     with pytest.raises(UserError, match="no joint state yet"):
         inputs.measured(0.0)
@@ -47,7 +47,7 @@ def test_columns_that_are_left_out_are_unknown(ends: tuple[SensorInputs, Publish
     assert np.isnan(found.velocity).all() and np.isnan(found.effort).all()
 
 
-def test_a_message_that_was_overtaken_is_not_used(ends: tuple[SensorInputs, Publisher[JointState]]) -> None:
+def test_an_out_of_order_message_is_not_used(ends: tuple[SensorInputs, Publisher[JointState]]) -> None:
     inputs, robot = ends
     for stamp, place in ((1.0, 0.1), (1.02, 0.2), (1.01, 0.9)):
         robot.publish(state("abc", EPOCH + stamp, position=[place] * 3))
@@ -55,7 +55,7 @@ def test_a_message_that_was_overtaken_is_not_used(ends: tuple[SensorInputs, Publ
     assert inputs.measured(0.0).position.tolist() == [0.2] * 3
 
 
-def test_what_was_usual_is_forgotten_with_whom_it_came_from(ends: tuple[SensorInputs, Publisher[JointState]]) -> None:
+def test_unlocking_publishers_clears_the_state(ends: tuple[SensorInputs, Publisher[JointState]]) -> None:
     inputs, robot = ends
     robot.publish(state("abc", position=[0, 0, 0]))
     inputs.poll()
@@ -67,7 +67,7 @@ def test_what_was_usual_is_forgotten_with_whom_it_came_from(ends: tuple[SensorIn
     assert not inputs.state and inputs.stale_source(0.0) == "no fresh 'joints'" and inputs.ages(0.0) == {"joints": None}
 
 
-def test_one_publisher_and_no_other_has_to_be_there(ends: tuple[SensorInputs, Publisher[JointState]]) -> None:
+def test_exactly_one_publisher_is_required(ends: tuple[SensorInputs, Publisher[JointState]]) -> None:
     inputs, robot = ends
     assert inputs.publisher_error() == ""
     robot.close()

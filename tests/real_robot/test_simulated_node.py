@@ -1,4 +1,4 @@
-"""The simulated robot behind topics: resets, commands, status, faults, lockstep."""
+"""Tests of the simulated robot behind topics: resets, commands, status, faults and lockstep."""
 
 import time
 
@@ -80,7 +80,7 @@ def test_a_reset_starts_the_episode_of_the_seed_once():
     assert (bench.status.steps, bench.status.request) == (0, 2)
 
 
-def test_what_is_no_reset_is_counted_and_ignored():
+def test_invalid_resets_are_counted_and_ignored():
     bench = Bench(807)
     for text in ("", "[]", '{"seed": "1"}', '{"seed": -1, "request": 3}', '{"sead": 1}', '{"seed": 1.5}'):
         bench._reset.publish(String(text))
@@ -88,7 +88,7 @@ def test_what_is_no_reset_is_counted_and_ignored():
     assert bench.status.refused == 6 and bench.status.request == -1
 
 
-def test_a_command_of_the_last_episode_is_not_obeyed_in_the_next():
+def test_a_command_of_the_previous_episode_is_ignored():
     bench = Bench(802)
     bench.node.tick()
     bench.command(joint1=1.0)
@@ -98,7 +98,7 @@ def test_a_command_of_the_last_episode_is_not_obeyed_in_the_next():
     assert bench.status.steps == 0 and bench.node.robot.episode.steps == 0
 
 
-def test_what_is_no_command_is_counted_and_ignored():
+def test_invalid_commands_are_counted_and_ignored():
     bench = Bench(803)
     for targets in ({"elbow": 0.0}, {"joint1": np.nan}, {}):
         bench.command(**targets)
@@ -109,7 +109,7 @@ def test_what_is_no_command_is_counted_and_ignored():
         targets_of(Float64MultiArray(data=np.array([1.0])), ("a", "b"))
 
 
-def test_in_lockstep_time_passes_with_commands_only():
+def test_in_lockstep_time_advances_with_commands_only():
     bench = Bench(804, lockstep=True)
     stamps = []
     for step in range(6):
@@ -122,7 +122,7 @@ def test_in_lockstep_time_passes_with_commands_only():
     assert stamps[0] == pytest.approx(1.0)
 
 
-def test_faults_last_as_long_as_they_are_told_to():
+def test_faults_last_for_their_duration():
     bench = Bench(805)
     bench.node.tick()
     bench.fail("nan 0.05")

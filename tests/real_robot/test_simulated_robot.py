@@ -1,4 +1,4 @@
-"""The simulated robot: the same episodes as in process, its own time-out, and what it adds to a perfect simulator."""
+"""Tests of the simulated robot: the same episodes as the simulator, its time-out, delays and sensor noise."""
 
 import numpy as np
 import pytest
@@ -18,8 +18,8 @@ def received(robot: SimulatedRobot):
 
 
 @pytest.mark.parametrize("seed", [0, 10_000])
-def test_an_episode_step_by_step_is_that_of_the_simulator(seed):
-    """Same start, same physics, same judgement: the demonstrator's actions give the same states, bit for bit."""
+def test_every_step_of_an_episode_equals_the_simulator(seed):
+    """The demonstrator's actions give the states and the success of the simulator, bit for bit."""
     sim, expert = MujocoSim(Lift(), 1), LiftExpert()
     robot, embodiment = SimulatedRobot(Lift(), period=0.05), TaskEmbodiment(Lift())
     obs = sim.reset(seed)
@@ -38,12 +38,12 @@ def test_an_episode_step_by_step_is_that_of_the_simulator(seed):
     assert robot.episode.success
 
 
-def test_an_episode_ends_with_its_time():
+def test_an_episode_ends_at_its_time_limit():
     robot = SimulatedRobot(Lift(), period=0.02, timeout=9.0)
     robot.reset(1)
     for _ in range(10):
         robot.advance()
-    assert robot.episode.steps == 0  # its clock starts with the first command
+    assert robot.episode.steps == 0  # the episode clock starts with the first command
     robot.command(("joint1",), np.zeros(1))
     for _ in range(150):
         assert not robot.episode.done
@@ -65,13 +65,13 @@ def test_without_commands_the_robot_holds_within_its_timeout():
         robot.advance()
     later = robot.messages(Time())["joints"].position
     assert abs(later[0] - held[0]) < 0.02
-    assert later[7] == pytest.approx(0.01, abs=2e-3)  # the gripper keeps its grip
+    assert later[7] == pytest.approx(0.01, abs=2e-3)  # the gripper holds its position
     robot.command(("joint1",), np.array([start]))
     robot.advance()
     assert not robot.holding
 
 
-def test_commands_reach_the_motors_late():
+def test_commands_reach_the_motors_after_the_delay():
     positions = {}
     for delay in (0.0, 0.03):
         robot = SimulatedRobot(Lift(), period=0.01, sensor_noise=SensorNoise(delay=delay))
@@ -86,7 +86,7 @@ def test_commands_reach_the_motors_late():
     np.testing.assert_allclose(positions[0.03][3:], positions[0.0][:17], atol=1e-3)
 
 
-def test_noise_and_encoders_change_what_is_measured_only():
+def test_noise_and_encoders_change_only_the_measurements():
     step = 2e-3
     robot = SimulatedRobot(
         Lift(), sensor_noise=SensorNoise(encoder_step=step, velocity_noise=0.1, pose_noise=0.01, position_noise=1e-3)
@@ -104,7 +104,7 @@ def test_noise_and_encoders_change_what_is_measured_only():
     np.testing.assert_array_equal(again.messages(Time())["joints"].velocity, noisy[0].velocity)
 
 
-def test_what_is_no_command_of_this_robot_is_refused():
+def test_invalid_commands_and_settings_are_refused():
     robot = SimulatedRobot(Lift())
     for joints, targets in ((("elbow",), [0.0]), (("joint1",), [np.nan]), (("joint1",), [0.0, 1.0])):
         with pytest.raises(UserError, match="Invalid command"):

@@ -1,4 +1,4 @@
-"""The embodiment of a MuJoCo task, driven by messages, does what the simulator itself does."""
+"""Tests that the embodiment of a MuJoCo task, driven by messages, matches the simulator."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def measured(sim: MujocoSim, wiring: MujocoTopics):
 
 @pytest.mark.parametrize(("kind", "expert"), [(Lift, LiftExpert), (PickPlace, PickPlaceExpert), (Drawer, DrawerExpert)])
 def test_messages_give_the_observations_and_commands_of_the_simulator(kind: type[PandaTask], expert):
-    sim, play = MujocoSim(kind(), 1), expert()
+    sim, demonstrator = MujocoSim(kind(), 1), expert()
     embodiment = TaskEmbodiment(kind(), prefix="panda_")
     obs, success, steps = sim.reset(7), False, 0
     embodiment.start(measured(sim, embodiment.topics))
@@ -38,7 +38,7 @@ def test_messages_give_the_observations_and_commands_of_the_simulator(kind: type
         assert seen.keys() == obs.keys()
         for key, value in seen.items():
             np.testing.assert_array_equal(value, obs[key][0].numpy())
-        action = play(sim, obs)
+        action = demonstrator(sim, obs)
         targets = embodiment.command(action[0].numpy(), state)
         step = sim.step(action)
         np.testing.assert_array_equal(targets, sim.engine._control[0, 0, embodiment.topics.actuators])
@@ -49,7 +49,7 @@ def test_messages_give_the_observations_and_commands_of_the_simulator(kind: type
     assert success and steps > 10
 
 
-def test_joints_are_found_by_name_whatever_their_order_and_company():
+def test_joints_are_found_by_name_in_any_order_and_among_extra_joints():
     embodiment = TaskEmbodiment(Lift(), "panda_")
     sim = MujocoSim(embodiment.task, 1)
     sim.reset(3)
@@ -68,7 +68,7 @@ def test_joints_are_found_by_name_whatever_their_order_and_company():
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_what_is_missing_is_named():
+def test_missing_sources_and_joints_are_named():
     embodiment = TaskEmbodiment(Lift(), "panda_")
     sim = MujocoSim(embodiment.task, 1)
     sim.reset(0)
@@ -103,7 +103,7 @@ def test_targets_are_named_like_the_joints_of_the_robot():
     assert embodiment.sources == {"joints": JointState, "object.cube": PoseStamped}
 
 
-def test_an_action_beyond_the_bounds_counts_as_the_bound():
+def test_actions_are_clipped_to_the_bounds():
     embodiments = [TaskEmbodiment(Lift(), "panda_") for _ in range(2)]
     sim = MujocoSim(Lift(), 1)
     sim.reset(0)

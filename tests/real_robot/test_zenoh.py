@@ -1,4 +1,4 @@
-"""The transport over Zenoh against a bare session: keys, attachments and tokens of rmw_zenoh."""
+"""Tests of the Zenoh transport against a bare session: keys, attachments and tokens of rmw_zenoh."""
 
 import struct
 import subprocess
@@ -49,7 +49,7 @@ def peer(router: str, transport: ZenohTransport) -> Iterator[Any]:
         yield session
 
 
-def test_what_rmw_zenoh_sees_of_us(transport: ZenohTransport, peer: Any) -> None:
+def test_liveliness_tokens_match_rmw_zenoh(transport: ZenohTransport, peer: Any) -> None:
     transport.advertise("/arm/status", String, SENSOR)
     transport.subscribe("/arm/stop", String, LATCHED)
     transport.subscribe("/camera", String, IMAGE)
@@ -70,7 +70,7 @@ def test_what_rmw_zenoh_sees_of_us(transport: ZenohTransport, peer: Any) -> None
     )
 
 
-def test_samples_are_those_of_rmw_zenoh(transport: ZenohTransport, peer: Any) -> None:
+def test_samples_match_rmw_zenoh(transport: ZenohTransport, peer: Any) -> None:
     publisher = transport.advertise("/arm/status", String, SENSOR)
     ring = zenoh.handlers.RingChannel(8)
     subscriber = peer.declare_subscriber(KEY, ring)
@@ -90,7 +90,7 @@ def test_samples_are_those_of_rmw_zenoh(transport: ZenohTransport, peer: Any) ->
     assert fields[0][2:] == fields[1][2:] and fields[0][2] == 16
 
 
-def test_a_foreign_publisher_is_heard_and_nonsense_counted(transport: ZenohTransport, peer: Any) -> None:
+def test_samples_of_a_bare_session_arrive_and_invalid_ones_are_counted(transport: ZenohTransport, peer: Any) -> None:
     subscription = transport.subscribe("/arm/status", String, SENSOR)
     attachment = struct.pack("<qqB16s", 1, 2, 16, bytes(range(16)))
     token = f"@ros2_lv/7/{peer.zid()}/0/9/MP/%/%/robot/%arm%status/std_msgs::msg::dds_::String_/{HASH}/::,10:,:,:,,"
@@ -101,7 +101,7 @@ def test_a_foreign_publisher_is_heard_and_nonsense_counted(transport: ZenohTrans
         ):
             peer.put(KEY, data, attachment=extra)
             until(lambda n=number: subscription.latest() is None and subscription.malformed == n)
-        peer.put(KEY, cdr.encode(String("x")))  # early rmw_zenoh had another attachment
+        peer.put(KEY, cdr.encode(String("x")))  # early rmw_zenoh used another attachment
         until(lambda: subscription.latest() is None and subscription.malformed == 4)
         peer.put(KEY, cdr.encode(String("x")), attachment=attachment)
         assert until(subscription.latest).publisher == bytes(range(16)).hex()
@@ -115,13 +115,13 @@ def test_another_type_does_not_match(transport: ZenohTransport) -> None:
     assert subscription.publishers == publisher.matched == 0
 
 
-def test_a_router_beyond_this_machine_is_refused() -> None:
+def test_a_remote_listen_address_is_refused() -> None:
     for endpoint in ("tcp/0.0.0.0:7447", "tcp/[::]:7447", "tcp/192.168.1.2:7447"):
         with pytest.raises(TransportError, match="run zenohd to listen at"):
             ZenohTransport(listen=endpoint)
 
 
-def test_no_router(router: str) -> None:
+def test_a_missing_router_is_reported(router: str) -> None:
     with pytest.raises(TransportError, match=f"No Zenoh router at {router}"):
         ZenohTransport(router=router)
 
@@ -137,6 +137,6 @@ raise SystemExit(3)
 """
 
 
-def test_a_process_that_does_not_close_it_ends_all_the_same(router: str) -> None:
+def test_a_process_that_does_not_close_the_transport_still_exits(router: str) -> None:
     run = subprocess.run([sys.executable, "-c", SCRIPT, router], timeout=30, check=False)
     assert run.returncode == 3

@@ -1,4 +1,4 @@
-"""Asynchronous play: the synchronous limit, the bound on age and on what is in flight, and failures that are heard."""
+"""Tests of asynchronous rollouts: the synchronous limit, bounds on staleness and on rollouts in flight, failures."""
 
 import threading
 import time
@@ -31,51 +31,53 @@ def collector(env: SecretSequenceEnv) -> Collector:
     return Collector({}, PromptPool(env.tasks()), env, group_size=4, seed=0)
 
 
-def learn(logits: torch.Tensor, side: Collector, groups, judge: SecretSequenceEnv) -> tuple[torch.Tensor, list[int]]:
-    """An update of the learner's own table; versions of what it learned from."""
+def learn(
+    logits: torch.Tensor, side: Collector, groups, learner_env: SecretSequenceEnv
+) -> tuple[torch.Tensor, list[int]]:
+    """Update the logits of the learner once; return them and the versions of the rows used."""
     recipe, batch = Recipe.from_dict(RECIPE), side.batch(groups)
-    judge.logits = logits.detach().clone().requires_grad_()
+    learner_env.logits = logits.detach().clone().requires_grad_()
     advantage = recipe.advantage(batch.decisions)
-    loss, _ = recipe.loss(batch.decisions, advantage, judge.scored(batch.trajectories))
-    (gradient,) = torch.autograd.grad(loss, judge.logits)
+    loss, _ = recipe.loss(batch.decisions, advantage, learner_env.scored(batch.trajectories))
+    (gradient,) = torch.autograd.grad(loss, learner_env.logits)
     side.observe(batch, advantage)
-    return (judge.logits - 5.0 * gradient).detach(), batch.decisions.version.tolist()
+    return (learner_env.logits - 5.0 * gradient).detach(), batch.decisions.version.tolist()
 
 
-def asynchronous(limit: int, updates: int, players: int = 1, chunk: int = GROUPS):
-    """Train in threads: the final table, and for every update how old its rows were."""
-    judge = SecretSequenceEnv(length=4, symbols=2)
-    logits = judge.logits.detach().clone()
+def asynchronous(limit: int, updates: int, num_workers: int = 1, chunk: int = GROUPS):
+    """Train with worker threads; return the final logits, the row ages of every update, and the queue."""
+    learner_env = SecretSequenceEnv(length=4, symbols=2)
+    logits = learner_env.logits.detach().clone()
     queue = RolloutQueue(BoundedStaleness(limit), GROUPS, logits)
-    envs = [SecretSequenceEnv(length=4, symbols=2, seed=number) for number in range(players)]
-    side = collector(judge)
+    envs = [SecretSequenceEnv(length=4, symbols=2, seed=number) for number in range(num_workers)]
+    side = collector(learner_env)
     ages = []
-    team = RolloutWorkers(queue, side.collect_groups, [(env, load_into(env)) for env in envs], chunk)
+    workers = RolloutWorkers(queue, side.collect_groups, [(env, load_into(env)) for env in envs], chunk)
     try:
         for update in range(updates):
-            logits, versions = learn(logits, side, queue.get(GROUPS), judge)
+            logits, versions = learn(logits, side, queue.get(GROUPS), learner_env)
             ages.append([update - version for version in versions])
             queue.publish(logits)
     finally:
-        team.stop()
+        workers.stop()
     return logits, ages, queue
 
 
 def test_no_staleness_is_the_synchronous_loop():
-    """Limit of AsyncFlow (Han et al. 2025): s = 0 equals playing and learning in turns, bit for bit."""
+    """Limit of AsyncFlow (Han et al. 2025): s = 0 equals alternating rollouts and updates, bit for bit."""
     found, ages, _ = asynchronous(0, updates=8)
-    env, judge = SecretSequenceEnv(length=4, symbols=2), SecretSequenceEnv(length=4, symbols=2)
+    env, learner_env = SecretSequenceEnv(length=4, symbols=2), SecretSequenceEnv(length=4, symbols=2)
     side, logits = collector(env), env.logits.detach().clone()
     for _ in range(8):
         load_into(env)(logits)
-        logits, _ = learn(logits, side, side.collect_groups(GROUPS), judge)
+        logits, _ = learn(logits, side, side.collect_groups(GROUPS), learner_env)
     assert torch.equal(found, logits)
     assert {age for update in ages for age in update} == {0}
 
 
 @pytest.mark.parametrize("limit", [1, 2])
 def test_rows_are_never_older_than_the_bound(limit):
-    _, ages, queue = asynchronous(limit, updates=12, players=2, chunk=1)
+    _, ages, queue = asynchronous(limit, updates=12, num_workers=2, chunk=1)
     assert max(age for update in ages for age in update) <= limit
     assert min(age for update in ages for age in update) >= 0
     assert queue.version == 12
@@ -97,8 +99,8 @@ def test_what_is_in_flight_is_bounded():
     assert not blocked.is_alive() and tickets[2].version == 1
 
 
-def test_play_and_learning_overlap():
-    """AsyncFlow (Han et al. 2025): an update costs the longer of the two, not their sum; here 40 ms each, in sleep."""
+def test_rollouts_and_updates_overlap():
+    """AsyncFlow (Han et al. 2025): an update takes the maximum of both times, not the sum; here 40 ms of sleep each."""
 
     def seconds(limit: int, updates: int = 8) -> float:
         def rollout(count, env):
@@ -106,27 +108,27 @@ def test_play_and_learning_overlap():
             return [env.rollout([Task(0)])] * count
 
         queue = RolloutQueue(BoundedStaleness(limit), batch=1)
-        team = RolloutWorkers(queue, rollout, [(SecretSequenceEnv(), lambda weights: None)])
+        workers = RolloutWorkers(queue, rollout, [(SecretSequenceEnv(), lambda weights: None)])
         start = time.perf_counter()
         for _ in range(updates):
             queue.get(1)
             time.sleep(0.04)
             queue.publish(None)
-        team.stop()
+        workers.stop()
         return time.perf_counter() - start
 
     synchronous, overlapped = seconds(0), seconds(1)
     assert synchronous > 8 * 0.08 and overlapped < 0.8 * synchronous
 
 
-def test_dropped_groups_make_room():
+def test_dropped_groups_free_their_reservation():
     queue = RolloutQueue(BoundedStaleness(0), batch=2)
     reserved = queue.reserve(2)
     queue.put([], reserved, 2)
     assert queue.reserve(2) is not None
 
 
-def test_late_groups_are_left_out():
+def test_stale_groups_are_dropped():
     queue = RolloutQueue(BoundedStaleness(0), batch=1)
     group = SecretSequenceEnv().rollout([Task(0)])
     late = queue.reserve(1)
@@ -137,19 +139,19 @@ def test_late_groups_are_left_out():
     assert [trajectory.version for trajectory in queue.get(1)[0]] == [1] and queue.stale == 1
 
 
-def test_a_failing_worker_is_heard():
+def test_a_worker_failure_is_raised_by_get():
     def rollout(count, env):
         raise ValueError("no such task")
 
     queue = RolloutQueue(BoundedStaleness(0), batch=1)
-    team = RolloutWorkers(queue, rollout, [(SecretSequenceEnv(), lambda weights: None)])
+    workers = RolloutWorkers(queue, rollout, [(SecretSequenceEnv(), lambda weights: None)])
     with pytest.raises(RuntimeError, match="A rollout worker has failed") as caught:
         queue.get(1)
     assert isinstance(caught.value.__cause__, ValueError)
-    team.stop()
+    workers.stop()
 
 
-def test_waiting_groups_survive_a_checkpoint():
+def test_queued_groups_round_trip_through_a_checkpoint():
     queue = RolloutQueue(BoundedStaleness(1), batch=2)
     group = SecretSequenceEnv().rollout([Task(0)] * 3)
     queue.put([group], queue.reserve(1), 1)

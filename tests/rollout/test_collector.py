@@ -1,4 +1,4 @@
-"""The sampling side as one object: what it plays, drops, resamples, reports and remembers."""
+"""Tests of the collector: rollouts, dropped and resampled groups, reports and saved state."""
 
 from dataclasses import replace
 
@@ -16,13 +16,13 @@ def env(request) -> SecretSequenceEnv:
     return SecretSequenceEnv(request.param, length=4, symbols=2)
 
 
-def test_a_silent_recipe_plays_flat_groups(env):
+def test_a_recipe_without_rollout_settings_samples_flat_groups(env):
     batch = collector(env).collect(3)
     assert [trajectory.task.budget for trajectory in batch.trajectories] == [4] * 12
     assert len(set(batch.decisions.group.tolist())) == 3 and batch.invalid == []
 
 
-def test_it_learns(env):
+def test_collected_batches_train_the_policy(env):
     torch.manual_seed(0)
     side = collector(env, size=8)
     first = [sum(learn(env, side, 4)) for _ in range(3)]
@@ -47,8 +47,8 @@ def test_runs_resume_exactly(env):
     assert [learn(again, other) for _ in range(4)] == ahead
 
 
-def test_rewards_that_are_no_numbers_are_reported(env):
-    """A faulty verdict leaves out its rollout, names the task, and poisons nothing."""
+def test_nan_rewards_are_reported(env):
+    """A NaN reward drops its rollout, reports the task, and leaves the other rewards finite."""
     rollout = env.rollout
 
     def faulty(tasks, units=None):
@@ -61,21 +61,22 @@ def test_rewards_that_are_no_numbers_are_reported(env):
     assert bool(batch.decisions.require("reward").isfinite().all())
 
 
-def test_the_advantage_is_that_of_decisions(env):
+def test_the_sampler_observes_the_advantage_of_decisions(env):
     side = collector(env)
-    heard = {}
-    side.sampler.observe = lambda keys, rewards, advantage: heard.update(
+    observed = {}
+    side.sampler.observe = lambda keys, rewards, advantage: observed.update(
         zip(keys.tolist(), advantage.tolist(), strict=True)
     )
     batch = side.collect(2)
     advantage = torch.where(batch.decisions.valid(), -batch.decisions.group[:, None].double(), 9.0)
     side.observe(batch, advantage)
     assert_close(
-        torch.tensor([heard[key] for key in sorted(heard)]), torch.tensor([float(key) for key in sorted(heard)])
+        torch.tensor([observed[key] for key in sorted(observed)]),
+        torch.tensor([float(key) for key in sorted(observed)]),
     )
 
 
-def test_unknown_names_are_told(env):
+def test_unknown_names_are_refused(env):
     with pytest.raises(ValueError, match="Unknown key 'rewards' of rollout; known: reward, sampler"):
         collector(env, {"rewards": []})
     with pytest.raises(ValueError, match="Unknown intervention 'hints'; known: "):
@@ -92,6 +93,6 @@ def test_unknown_names_are_told(env):
         ({"strategy": 3}, "Expected a name or a mapping of options for strategy, found 3"),
     ],
 )
-def test_values_that_do_not_fit_are_told(env, plain, message):
+def test_invalid_values_are_refused(env, plain, message):
     with pytest.raises(ValueError, match=message):
         collector(env, plain)

@@ -1,4 +1,4 @@
-"""Groups of whole episodes: one start per group, nothing recorded after an end, exact resume."""
+"""Tests of the group sampler: one start per group, no rows after an episode ends, exact resume."""
 
 import copy
 from typing import Any
@@ -22,7 +22,7 @@ def group_sampler(num_envs: int = 12, group_size: int = 4, action_horizon: int =
 
 
 def towards_goal(obs: dict[str, torch.Tensor], *, generator: Any = None) -> Sample:
-    """A controller with noise, so that some episodes of a group end early and some do not."""
+    """Act with a noisy controller, so that some episodes of a group end early and others do not."""
     state = obs["state"][:, -1]
     error = 3 * (state[:, 4:] - state[:, :2]) - 1.5 * state[:, 2:4]
     chunk = error[:, None].expand(-1, 4, -1) + 0.8 * torch.randn(len(state), 4, 2, generator=generator)
@@ -33,7 +33,7 @@ def collect(sampler: GroupSampler) -> GroupRollout:
     return sampler.collect(towards_goal)
 
 
-def test_members_of_a_group_start_alike_and_groups_do_not() -> None:
+def test_members_of_a_group_share_a_start_and_groups_differ() -> None:
     sampler = group_sampler()
     starts = []
     for _ in range(2):
@@ -43,13 +43,13 @@ def test_members_of_a_group_start_alike_and_groups_do_not() -> None:
         assert torch.equal(first, first[:, :1].expand_as(first))
         starts += [tuple(row) for row in first[:, 0, 0].tolist()]
         second = rollout.obs["state"][1].view(3, 4, 2, 6)
-        assert not torch.equal(second, second[:, :1].expand_as(second))  # exploration parts them
+        assert not torch.equal(second, second[:, :1].expand_as(second))  # exploration separates them
     assert len(set(starts)) == 6
     seed = make_sim("toy/point_mass", SimOptions(num_envs=1)).reset(101)["state"][0].tolist()
-    assert starts[1] == pytest.approx(seed)  # group i plays episode seed + i
+    assert starts[1] == pytest.approx(seed)  # group i runs episode seed + i
 
 
-def test_every_episode_is_recorded_once_and_whole() -> None:
+def test_every_episode_is_recorded_once_and_completely() -> None:
     rollout = collect(group_sampler())
     done = rollout.terminated | rollout.truncated
     assert done.sum(0).tolist() == [1] * 12
@@ -62,7 +62,7 @@ def test_every_episode_is_recorded_once_and_whole() -> None:
     assert len(rollout.final_obs["state"]) == int((rollout.truncated & ~rollout.terminated).sum())
 
 
-def test_an_episode_is_the_one_a_lone_environment_plays() -> None:
+def test_an_episode_equals_a_single_environment_run() -> None:
     rollout = collect(group_sampler())
     for n in (2, 9):
         alone = make_sim("toy/point_mass", SimOptions(num_envs=1, reward="shaped"))
@@ -77,7 +77,7 @@ def test_an_episode_is_the_one_a_lone_environment_plays() -> None:
         assert total == pytest.approx(float(rollout.returns[n]), rel=1e-5)
 
 
-def test_steps_and_statistics_count_recorded_episodes_alone() -> None:
+def test_steps_and_statistics_count_recorded_episodes_only() -> None:
     sampler = group_sampler()
     rollout = collect(sampler)
     assert sampler.env_steps == int(rollout.steps.sum())
@@ -87,7 +87,7 @@ def test_steps_and_statistics_count_recorded_episodes_alone() -> None:
     assert stats["rollout/success"] == pytest.approx(float(rollout.terminated.any(0).float().mean()))
 
 
-def test_a_resumed_sampler_plays_the_same_groups() -> None:
+def test_a_resumed_sampler_collects_the_same_groups() -> None:
     torch.manual_seed(0)
     policy = GaussianPolicy(GaussianConfig(normalization="running"), PolicySpec({"state": (6,)}, 2, 3, 3, 2))
     straight = group_sampler()
@@ -101,7 +101,7 @@ def test_a_resumed_sampler_plays_the_same_groups() -> None:
     assert resumed.env_steps == straight.env_steps
 
 
-def test_groups_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_groups_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="12 is not a multiple of group_size 5"):
         group_sampler(group_size=5)
     with pytest.raises(UserError, match="at least 2 episodes"):

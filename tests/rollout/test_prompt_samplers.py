@@ -1,4 +1,4 @@
-"""Which tasks come next: limits at which a curriculum is uniform, what it does away from them, and resumption."""
+"""Tests of prompt samplers: limits where a curriculum is uniform, behaviour away from them, and resumption."""
 
 import pytest
 import torch
@@ -27,13 +27,13 @@ def keys(tasks) -> list[int]:
 
 
 def outcome(sampler, tasks, reward, advantage) -> None:
-    """Tell a sampler of one rollout per task."""
+    """Report one rollout per task to a sampler."""
     values = [torch.tensor([f(task) for task in tasks], dtype=torch.float64) for f in (reward, advantage)]
     sampler.observe(torch.tensor(keys(tasks)), *values)
 
 
 @pytest.mark.parametrize("name", SAMPLERS.product())
-def test_proposals_have_no_key_twice_and_resume(name):
+def test_proposals_have_unique_keys_and_resume(name):
     sampler = started(SAMPLERS[name]())
     for _ in range(5):
         tasks = sampler.propose(4)
@@ -46,7 +46,7 @@ def test_proposals_have_no_key_twice_and_resume(name):
     assert [again.propose(4) for _ in range(3)] == ahead
 
 
-def test_uniform_plays_every_task_once_per_epoch():
+def test_uniform_proposes_every_task_once_per_epoch():
     sampler = started(Uniform())
     assert sorted(keys(sampler.propose(5)) + keys(sampler.propose(5)) + keys(sampler.propose(2))) == list(
         range(100, 112)
@@ -55,15 +55,15 @@ def test_uniform_plays_every_task_once_per_epoch():
         sampler.propose(13)
 
 
-def test_uncertain_tasks_come_more_often():
+def test_uncertain_tasks_are_proposed_more_often():
     sampler = started(UncertaintySampler(floor=0.0))
     for _ in range(50):
         outcome(sampler, POOL.tasks, lambda task: 0.5 if task.key < 103 else 1.0, lambda task: 0.0)
     rates = sampler.rates()
     torch.testing.assert_close(rates[:3], torch.full((3,), 0.5).double())
     weight = (rates * (1 - rates)).sqrt()
-    drawn = torch.bincount(torch.tensor([sampler.propose(1)[0].key - 100 for _ in range(600)]), minlength=COUNT) / 600
-    assert (drawn - weight / weight.sum()).abs().max() < 0.06
+    share = torch.bincount(torch.tensor([sampler.propose(1)[0].key - 100 for _ in range(600)]), minlength=COUNT) / 600
+    assert (share - weight / weight.sum()).abs().max() < 0.06
 
 
 def test_the_single_queue_draws_prompts_by_the_spread_of_their_outcomes():
@@ -75,9 +75,9 @@ def test_the_single_queue_draws_prompts_by_the_spread_of_their_outcomes():
         outcome(sampler, POOL.tasks, lambda task, turn=turn: float(task.key < 102 or turn % 2), lambda task: 0.0)
     rates = sampler.rates()
     weight = (rates * (1 - rates)).sqrt() + 0.05
-    drawn = torch.bincount(torch.tensor([sampler.propose(1)[0].key - 100 for _ in range(600)]), minlength=COUNT) / 600
+    share = torch.bincount(torch.tensor([sampler.propose(1)[0].key - 100 for _ in range(600)]), minlength=COUNT) / 600
     assert weight[0] < 0.15 and weight[-1] > 0.5
-    assert (drawn - weight / weight.sum()).abs().max() < 0.06
+    assert (share - weight / weight.sum()).abs().max() < 0.06
 
 
 @pytest.mark.parametrize("name", SAMPLERS.product())

@@ -1,4 +1,4 @@
-"""Chunks, autoreset and GAE against numbers worked out by hand."""
+"""Tests of chunks, autoreset and GAE against hand-computed numbers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from robopolicy.sim.contract import SimSpec, Step, TensorSpec, VectorSim
 
 
 class CountSim(VectorSim):
-    """Observation: steps taken in the episode. Reward of step k is k. Row i ends after `ends[i]` steps."""
+    """A simulator that observes the step count; the reward of step k is k, and row i ends after `ends[i]` steps."""
 
     def __init__(self, ends: Sequence[int], terminal: Sequence[bool]) -> None:
         bound = torch.ones(1)
@@ -42,7 +42,7 @@ class CountSim(VectorSim):
         return Step(self._obs(), reward, done & self.terminal, done & ~self.terminal, final)
 
 
-def play(obs: dict[str, Tensor], *, generator: Any = None) -> Sample:
+def zero_policy(obs: dict[str, Tensor], *, generator: Any = None) -> Sample:
     rows = obs["state"].shape[0]
     return Sample(torch.zeros(rows, 3, 1), {"x": torch.zeros(rows, 1)}, torch.zeros(rows, 1))
 
@@ -59,7 +59,7 @@ def test_a_chunk_stops_where_its_episode_ends_and_reports_the_executed_steps() -
     assert first.reward.tolist() == [1 + 0.5 * 2, 1 + 0.5 * 2 + 0.25 * 3, 1 + 0.5 * 2 + 0.25 * 3]
     assert first.undiscounted.tolist() == [1 + 2, 1 + 2 + 3, 1 + 2 + 3]
     assert first.terminated.tolist() == [True, False, False]
-    assert first.obs["state"].flatten().tolist() == [0, 3, 3]  # the first row waits at its next episode's start
+    assert first.obs["state"].flatten().tolist() == [0, 3, 3]  # the first row stays at the start of its next episode
     assert first.final_obs["state"].flatten().tolist() == [2, 3, 3]
     second = chunked.step(torch.zeros(3, 3, 1))
     assert second.steps.tolist() == [2, 2, 1]
@@ -83,7 +83,7 @@ def test_advantages_through_termination_truncation_and_early_ends_equal_hand_com
     gamma, lam = 0.5, 0.8
     inner = gamma if unit == "step" else 1.0
     chunked = ChunkedSim(CountSim([2, 4, 9], [True, False, True]), action_horizon=3, gamma=inner)
-    rollout = RolloutSampler(chunked, decisions=2).collect(play)
+    rollout = RolloutSampler(chunked, decisions=2).collect(zero_policy)
     rows = compute_advantages(rollout, value, gamma=gamma, gae_lambda=lam, discount_unit=unit)
     advantage = rows.advantage.view(2, 3)
 
@@ -97,26 +97,28 @@ def test_advantages_through_termination_truncation_and_early_ends_equal_hand_com
     first = (1 + inner * 2 + inner**2 * 3) + long * 30 - 0 + long * lam * second
     assert advantage[:, 1].tolist() == pytest.approx([first, second])
 
-    # Row 2: runs on; the last decision bootstraps from the observation after it, state 6 (V = 60).
+    # Row 2: does not end; the last decision bootstraps from the observation after it, state 6 (V = 60).
     second = (4 + inner * 5 + inner**2 * 6) + long * 60 - 30
     first = (1 + inner * 2 + inner**2 * 3) + long * 30 + long * lam * second
     assert advantage[:, 2].tolist() == pytest.approx([first, second])
 
 
-def test_an_episode_that_terminates_at_its_time_limit_bootstraps_from_nothing() -> None:
+def test_an_episode_that_terminates_at_its_time_limit_does_not_bootstrap() -> None:
     class BothSim(CountSim):
         def step(self, action: Tensor, active: Tensor | None = None) -> Step:
             step = super().step(action, active)
             return replace(step, truncated=step.terminated | step.truncated)
 
-    rollout = RolloutSampler(ChunkedSim(BothSim([2, 4], [True, False]), action_horizon=2), decisions=2).collect(play)
+    rollout = RolloutSampler(ChunkedSim(BothSim([2, 4], [True, False]), action_horizon=2), decisions=2).collect(
+        zero_policy
+    )
     assert rollout.truncated.tolist() == [[True, False], [True, True]]
-    assert rollout.final_obs["state"].flatten().tolist() == [4]  # of the one that is truncated alone
+    assert rollout.final_obs["state"].flatten().tolist() == [4]  # only of the row that is truncated and not terminated
     rows = compute_advantages(rollout, value, gamma=1.0, gae_lambda=0.0)
     assert rows.advantage.view(2, 2).tolist() == [[1 + 2, 1 + 2 + 20], [1 + 2, 3 + 4 + 40 - 20]]
 
 
-def test_a_resumed_sampler_collects_what_the_uninterrupted_one_would() -> None:
+def test_a_resumed_sampler_collects_the_same_rows_as_an_uninterrupted_one() -> None:
     from robopolicy.sim.registry import SimOptions, make_sim
 
     def act(obs: dict[str, Tensor], *, generator: Any = None) -> Sample:
@@ -139,23 +141,23 @@ def test_a_resumed_sampler_collects_what_the_uninterrupted_one_would() -> None:
     assert torch.equal(actual.obs["state"], expected.obs["state"])
 
 
-def test_the_return_of_an_episode_is_reported_without_discount() -> None:
+def test_the_reported_return_of_an_episode_is_undiscounted() -> None:
     sampler = RolloutSampler(ChunkedSim(CountSim([2, 5], [True, True]), action_horizon=3, gamma=0.5), decisions=2)
-    sampler.collect(play)
+    sampler.collect(zero_policy)
     stats = sampler.episode_stats()  # two episodes of 1 + 2 and one of 1 + 2 + 3 + 4 + 5
     assert (stats["rollout/episodes"], stats["rollout/return"]) == (3, (3 + 3 + 15) / 3)
 
 
-class Judged(CountSim):
-    """Says whether an episode succeeded as it ends, and nothing before."""
+class SuccessAtEnd(CountSim):
+    """A simulator that reports success only in the step that ends an episode."""
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         step = super().step(action, active)
         return replace(step, info={"success": step.done}) if bool(step.done.any()) else step
 
 
-def test_a_success_told_once_in_a_chunk_is_known_at_its_end() -> None:
-    chunked = ChunkedSim(Judged([1, 4], [True, True]), action_horizon=2)
+def test_a_success_within_a_chunk_is_reported_at_its_end() -> None:
+    chunked = ChunkedSim(SuccessAtEnd([1, 4], [True, True]), action_horizon=2)
     chunked.reset()
     assert chunked.step(torch.zeros(2, 2, 1)).info["success"].tolist() == [True, False]
     assert chunked.step(torch.zeros(2, 2, 1)).info["success"].tolist() == [True, True]

@@ -1,4 +1,4 @@
-"""Rollouts become rows: padding, ids, rewards, what checkpoints keep; and worlds that lack an ability say so."""
+"""Tests of rollouts as rows: padding, ids, rewards, checkpoints and missing environment capabilities."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ def env(request) -> SecretSequenceEnv:
     return SecretSequenceEnv(request.param)
 
 
-def test_rows_carry_ids_and_rewards(env):
+def test_rows_have_ids_and_rewards(env):
     trajectories = env.rollout([Task(2), Task(0), Task(0)])
     batch = stack(trajectories)
     per_rollout = len(trajectories[0].decisions)
@@ -37,7 +37,7 @@ def test_shorter_rollouts_are_padded_and_masked(env):
     assert batch.extra["symbols"].shape == (2, 6)
 
 
-def test_given_decisions_are_no_decisions_and_step_rewards_stay(env):
+def test_given_tokens_are_not_decisions_and_step_rewards_are_added(env):
     trajectory = env.rollout([env.start_from_solution(Task(0), 1 / 3)])[0]
     assert trajectory.decisions.valid().flatten().tolist() == [False, False, True, True, True, True]
     steps = trajectory.decisions.with_fields(reward=torch.full_like(trajectory.decisions.logp_old, 0.25))
@@ -45,15 +45,15 @@ def test_given_decisions_are_no_decisions_and_step_rewards_stay(env):
     torch.testing.assert_close(reward, torch.tensor([0.0, 0.0, 0.25, 0.25, 0.25, 2.25], dtype=torch.float64))
 
 
-def test_behaviour_of_fresh_rows_is_their_own(env):
-    drawn = env.rollout([env.hint(Task(0), "solution", 0.5), Task(0)])
-    batch = stack([*env.rescore(drawn[:1], [Task(0)]), drawn[1]])
+def test_behaviour_logp_of_fresh_rows_equals_their_logp(env):
+    sampled = env.rollout([env.hint(Task(0), "solution", 0.5), Task(0)])
+    batch = stack([*env.rescore(sampled[:1], [Task(0)]), sampled[1]])
     half = len(batch) // 2
     assert not torch.allclose(batch.logp_old[:half], batch.logp_behaviour[:half])
     assert torch.equal(batch.logp_old[half:], batch.logp_behaviour[half:])
 
 
-def test_checkpoints_keep_rollouts(env, tmp_path):
+def test_rollouts_round_trip_through_a_checkpoint(env, tmp_path):
     trajectory = env.rollout([env.hint(Task(1, temperature=0.5), "plan", 0.5)])[0]
     save_tree(tmp_path, to_dict(trajectory))
     back = from_dict(load_tree(tmp_path))
@@ -62,12 +62,12 @@ def test_checkpoints_keep_rollouts(env, tmp_path):
     assert torch.equal(back.decisions.extra["symbols"], trajectory.decisions.extra["symbols"])
 
 
-def test_groups_keep_order(env):
+def test_group_by_task_preserves_order(env):
     trajectories = env.rollout([Task(2), Task(0), Task(2)])
     assert [[trajectory.task.key for trajectory in group] for group in group_by_task(trajectories)] == [[2, 2], [0]]
 
 
-def test_envs_are_asked_for_their_capabilities(env):
+def test_capabilities_are_looked_up_and_missing_ones_refused(env):
     assert require_capability(env, "branch") == env.branch
     env.capabilities = {"count": lambda env, keys: env.length + len(keys)}
     assert require_capability(env, "count")([1, 2]) == env.length + 2
@@ -75,5 +75,5 @@ def test_envs_are_asked_for_their_capabilities(env):
         require_capability(object(), "hint")
 
 
-def test_groups_in_need():
+def test_groups_with_equal_rewards_are_degenerate():
     assert degenerate(torch.tensor([1.0, 1.0])) and not degenerate(torch.tensor([1.0, 0.0]))

@@ -1,4 +1,4 @@
-"""Rollout strategies: equal budgets, limits at which a strategy is independent, decisions and given tokens."""
+"""Tests of rollout strategies: equal budgets, limits with independent rollouts, decisions and given tokens."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def env(request) -> SecretSequenceEnv:
 @pytest.mark.parametrize("budget", [1, 2, 5, 8])
 @pytest.mark.parametrize("name", STRATEGIES.product())
 def test_the_budget_is_that_of_flat(env, name, budget):
-    """Limit of ARPO for tools (Dong et al. 2025): whatever the strategy, a task costs its budget."""
+    """Limit of ARPO for tools (Dong et al. 2025): every strategy spends exactly the budget of a task."""
     trajectories = make(name).rollout(env, env.tasks(budget))
     assert [(group[0].task.key, len(group)) for group in group_by_task(trajectories)] == [
         (key, budget) for key in range(4)
@@ -39,18 +39,18 @@ def test_switched_off_it_is_independent(layout):
     same_as_flat(Branch(initial=1.0), layout)
 
 
-def test_draws_resume():
+def test_sampling_resumes():
     first, second = Branch(), Branch()
-    playground = SecretSequenceEnv()
-    first.rollout(playground, playground.tasks())
+    warm_up = SecretSequenceEnv()
+    first.rollout(warm_up, warm_up.tasks())
     second.load_state_dict(first.state_dict())
     envs = SecretSequenceEnv(seed=5), SecretSequenceEnv(seed=5)
-    ours, theirs = (t.rollout(w, w.tasks(8)) for t, w in zip((first, second), envs, strict=True))
-    assert all(torch.equal(a.decisions.logp_old, b.decisions.logp_old) for a, b in zip(ours, theirs, strict=True))
+    expected, found = (t.rollout(w, w.tasks(8)) for t, w in zip((first, second), envs, strict=True))
+    assert all(torch.equal(a.decisions.logp_old, b.decisions.logp_old) for a, b in zip(expected, found, strict=True))
 
 
 def test_branches_share_their_beginning(env):
-    trajectories = Branch(threshold=2.0).rollout(env, [Task(0, budget=4)])  # every moment branches
+    trajectories = Branch(threshold=2.0).rollout(env, [Task(0, budget=4)])  # every unit branches
     branches = [trajectory for trajectory in trajectories if trajectory.task.prefix is not None]
     assert len(branches) == 2
     for branch, unit in zip(branches, (1, 2), strict=True):
@@ -59,8 +59,8 @@ def test_branches_share_their_beginning(env):
         assert bool(branch.decisions.valid().all()), "the beginning was decided by the policy"
 
 
-def test_uncertain_moments_branch(env):
-    """The policy is sure of the first unit and of the last; after the first, entropy is higher than at the start."""
+def test_uncertain_units_branch(env):
+    """The policy is certain in the first and last units; entropy is higher after the first unit than at the start."""
     with torch.no_grad():
         env.know(0)
         env.logits[0, STEP : 2 * STEP] = 0.0
@@ -73,8 +73,8 @@ def test_uncertain_moments_branch(env):
     assert prefixes == [STEP]
 
 
-def test_entropy_is_compared_with_that_of_the_first_unit(env):
-    """ARPO for tools (Dong et al. 2025): a second uncertain unit branches as the first one did."""
+def test_entropy_is_compared_with_the_first_unit(env):
+    """ARPO for tools (Dong et al. 2025): a second uncertain unit branches like the first."""
     with torch.no_grad():
         env.know(0)
         env.logits[0, STEP:] = 0.0
@@ -85,7 +85,7 @@ def test_entropy_is_compared_with_that_of_the_first_unit(env):
     assert prefixes == [STEP, 2 * STEP]
 
 
-def test_a_env_must_be_able(env):
+def test_an_env_without_branching_is_refused(env):
     class Plain:
         rollout = env.rollout
 

@@ -1,4 +1,4 @@
-"""Robots for Isaac Lab's cart-pole tasks, written here, since the package loads its own from an asset server."""
+"""Assets for Isaac Lab's cart-pole tasks, generated here because the package loads its own from an asset server."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ CARTPOLE = "Isaac/IsaacLab/Robots/Classic/Cartpole/cartpole.usd"
 
 
 def write_assets(root: Path) -> None:
-    """Write a ground plane and a cart-pole under `root`, where `ISAACSIM_ASSET_ROOT` may point to."""
+    """Write a ground plane and a cart-pole under `root`, for use as `ISAACSIM_ASSET_ROOT`."""
     from pxr import UsdGeom, UsdPhysics
 
     stage = _stage(root / PLANE)
@@ -21,7 +21,7 @@ def write_assets(root: Path) -> None:
 
 
 def _write_cartpole(stage: Any) -> None:
-    """A rail fixed to the world, a cart of 1 kg sliding along x, a pole of 0.5 kg and 1 m turning about y."""
+    """Write a rail fixed to the world, a 1 kg cart sliding along x, and a 0.5 kg, 1 m pole rotating about y."""
     from pxr import Gf, UsdGeom, UsdPhysics
 
     root = UsdGeom.Xform.Define(stage, "/cartpole").GetPrim()
@@ -47,7 +47,7 @@ def _write_cartpole(stage: Any) -> None:
 
 
 def _box(stage: Any, name: str, size: tuple[float, float, float], height: float, mass: float) -> Any:
-    """A box of `size` [m] and `mass` [kg] whose centre is `height` [m] above the rail; returns its path."""
+    """Add a box of `size` [m] and `mass` [kg] whose centre is `height` [m] above the rail; return its path."""
     from pxr import Gf, UsdGeom, UsdPhysics
 
     body = UsdGeom.Xform.Define(stage, f"/cartpole/{name}")

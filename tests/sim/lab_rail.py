@@ -1,6 +1,6 @@
-"""A rail whose every number can be worked out by hand, in the shape of each environment that `IsaacStyleSim` takes.
+"""A rail with hand-computable numbers and the interface of each environment that `IsaacStyleSim` accepts.
 
-x += action; the reward is x; x > 5 terminates, the fourth step truncates. The k-th restart of a row begins at 0.01 k.
+x += action; the reward is x; x > 5 terminates, the fourth step truncates. The k-th restart of a row starts at 0.01 k.
 
     action 2.0: x = 2, 4, 6            terminated after 3 steps
     action 1.0: x = 1, 2, 3, 4         truncated after 4 steps
@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-KINDS = ("mjlab", "manager", "direct", "old manager", "old direct")  # old: Isaac Lab 2.3, without last observations
+KINDS = ("mjlab", "manager", "direct", "old manager", "old direct")  # old: Isaac Lab 2.3, without final observations
 
 
 class Rail:
-    """N rows of the rail; flags, rewards and observations are views of storage that every step writes to."""
+    """N rows of the rail; flags, rewards and observations are views of storage that every step overwrites."""
 
     max_episode_length = 4
     step_dt = 0.5

@@ -1,4 +1,4 @@
-"""A task whose every number can be worked out by hand: a frictionless unit mass on a rail, pushed by 1 N at most.
+"""A task with hand-computable numbers: a frictionless unit mass on a rail, pushed by at most 1 N.
 
 One control step is one physics step of 1 s, so v += action and then x += v. The reward is x; x > 5 terminates, the
 fourth step truncates.
@@ -34,7 +34,7 @@ XML = """
 
 
 class Slider(MujocoTask):
-    """The mass on a rail; `noise` spreads the start and `steps_seen` counts in the task's own memory."""
+    """The mass on a rail; `noise` randomises the start and `steps_seen` counts the steps in the task's memory."""
 
     name = "test/slider"
     frame_skip = 1
@@ -67,7 +67,7 @@ class Slider(MujocoTask):
 
 
 class SliderEnv(gymnasium.Env[Any, Any]):
-    """The same rail as an ordinary gymnasium environment."""
+    """The same rail as a gymnasium environment."""
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float64)
     action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
@@ -87,5 +87,5 @@ class SliderEnv(gymnasium.Env[Any, Any]):
 
 
 def make_slider_env() -> gymnasium.Env[Any, Any]:
-    """The gymnasium rail with its time limit."""
+    """Return the gymnasium rail with its time limit."""
     return gymnasium.make(gymnasium.envs.registration.EnvSpec("Slider-v0", SliderEnv, max_episode_steps=4))

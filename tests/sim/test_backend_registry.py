@@ -1,4 +1,4 @@
-"""The table of simulator backends agrees with the simulators that they make."""
+"""Tests of the backend table: its flags match the simulators that the backends create."""
 
 import pytest
 from lab_rail import Rail
@@ -15,29 +15,29 @@ def agrees(row: Backend, spec: SimSpec) -> bool:
 
 
 @pytest.mark.parametrize(("task", "backend"), [("lift", "mujoco"), ("hopper", "gymnasium"), ("point_mass", "torch")])
-def test_a_row_says_what_its_simulators_can_do(task: str, backend: str):
+def test_backend_row_matches_simulator_capabilities(task: str, backend: str):
     sim = make_sim(task, SimOptions(1, backend=backend))
     assert agrees(BACKENDS[backend], sim.spec)
     sim.close()
 
 
 @pytest.mark.parametrize("backend", ["mjlab", "isaaclab"])
-def test_mjlab_and_isaac_lab_share_what_they_can_do(backend: str):
+def test_mjlab_and_isaac_lab_have_equal_capabilities(backend: str):
     assert agrees(BACKENDS[backend], IsaacStyleSim(Rail("mjlab"), task="test/rail").spec)
 
 
-def test_makers_are_found_without_importing_them(monkeypatch: pytest.MonkeyPatch):
+def test_maker_summaries_need_no_import(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(plugins.importlib, "import_module", None)
     assert all(plugins.summary(row.make).endswith(".") for row in BACKENDS.values() if row.make)
 
 
-def test_backends_by_id_have_a_family_of_tasks():
+def test_backends_by_id_have_a_task_family():
     families = task_families()
     assert {name for name, row in BACKENDS.items() if row.by_id} <= families.keys()
     entry = get_task("envpool/Hopper-v5")
     assert (entry.name, entry.backends, entry.requires) == ("envpool/Hopper-v5", ("envpool",), "envpool")
 
 
-def test_rows_move_together_only_where_every_backend_says_so():
+def test_all_lockstep_requires_every_backend_in_lockstep():
     assert all_lockstep(("mjlab", "isaaclab"))
     assert not all_lockstep(("mjlab", "mujoco")) and not all_lockstep(("of_another_package",))

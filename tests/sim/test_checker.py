@@ -1,4 +1,4 @@
-"""The checker finds nothing on simulators that keep the contract and names what broken ones break."""
+"""Tests of check_simulator: no problems on valid simulators, a specific message for each violation."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +31,7 @@ def test_gymnasium_backend_passes() -> None:
 
 
 class Broken(MujocoSim):
-    """A sound simulator whose results a test spoils."""
+    """A valid simulator whose step results a test corrupts."""
 
     spoil: Callable[["Broken", Step, Tensor | None], Step]
 
@@ -88,12 +88,12 @@ def reused(sim: Broken, step: Step, active: Tensor | None) -> Step:
         (reused, "overwritten by a later one"),
     ],
 )
-def test_checker_names_what_is_broken(spoil: Callable[[Broken, Step, Tensor | None], Step], lesson: str) -> None:
+def test_checker_reports_each_violation(spoil: Callable[[Broken, Step, Tensor | None], Step], lesson: str) -> None:
     problems = broken(spoil)
     assert any(lesson in problem for problem in problems), problems
 
 
-def test_checker_names_wrong_observations_and_seeds() -> None:
+def test_checker_reports_wrong_observations_and_seeds() -> None:
     class Wrong(MujocoSim):
         def reset(self, seed: Any = 0) -> Observation:
             return {"state": super().reset(seed)["state"].double()[:, :2], "extra": torch.zeros(3)}
@@ -110,7 +110,7 @@ def test_checker_names_wrong_observations_and_seeds() -> None:
     assert any("episode s + i" in problem for problem in check_simulator(Unseeded(Slider(), 3)))
 
 
-def test_checker_notices_an_incomplete_state() -> None:
+def test_checker_reports_an_incomplete_state() -> None:
     class Forgetful(MujocoSim):
         def load_state_dict(self, state: Any) -> Observation:
             self.reset(0)

@@ -1,4 +1,4 @@
-"""Returns worked out by hand through automatic resets, the same in the native, the warp and the gymnasium backend."""
+"""Tests of episode ends: hand-computed returns across automatic resets on native, warp and gymnasium backends."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,7 @@ def make(request: pytest.FixtureRequest) -> Callable[[int], VectorSim]:
     return BACKENDS[request.param]
 
 
-def test_rewards_flags_and_final_observations_are_those_worked_out_by_hand(make: Callable[[int], VectorSim]) -> None:
+def test_rewards_flags_and_final_observations_match_hand_computed_values(make: Callable[[int], VectorSim]) -> None:
     sim = make(5)
     sim.reset(10)
     steps = [sim.step(ACTIONS) for _ in range(4)]
@@ -56,7 +56,7 @@ def test_later_episodes_take_unused_seeds_in_order(make: Callable[[int], VectorS
     assert sim.episode_step.tolist() == [1, 0, 0, 0, 0]
 
 
-def test_rows_that_are_not_active_stand_still(make: Callable[[int], VectorSim]) -> None:
+def test_inactive_rows_do_not_change(make: Callable[[int], VectorSim]) -> None:
     sim = make(5)
     sim.reset(0)
     sim.step(ACTIONS)
@@ -66,14 +66,14 @@ def test_rows_that_are_not_active_stand_still(make: Callable[[int], VectorSim]) 
     torch.testing.assert_close(step.obs["state"][1], torch.tensor([0.5, 0.5, 1.0]))
     torch.testing.assert_close(step.final_obs["state"][1], torch.tensor([0.5, 0.5, 1.0]))
     assert sim.episode_step.tolist() == [2, 1, 2, 1, 1]
-    nobody = sim.step(ACTIONS, torch.zeros(5, dtype=torch.bool))
-    assert not nobody.done.any()
+    idle = sim.step(ACTIONS, torch.zeros(5, dtype=torch.bool))
+    assert not idle.done.any()
     assert sim.episode_step.tolist() == [2, 1, 2, 1, 1]
     step = sim.step(ACTIONS)
     torch.testing.assert_close(step.reward[:3], torch.tensor([6.0, 1.5, 3.6]))
 
 
-def test_chunks_end_with_the_episode_and_discount_what_was_played(make: Callable[[int], VectorSim]) -> None:
+def test_chunks_end_with_the_episode_and_discount_executed_steps(make: Callable[[int], VectorSim]) -> None:
     sim = ChunkedSim(make(5), action_horizon=4, obs_horizon=2, gamma=0.5)
     sim.reset(0)
     step = sim.step(ACTIONS[:, None].expand(-1, 4, -1))
@@ -84,7 +84,7 @@ def test_chunks_end_with_the_episode_and_discount_what_was_played(make: Callable
     torch.testing.assert_close(step.obs["state"][0], torch.zeros(2, 3))
 
 
-def test_actions_are_clipped_and_bad_ones_refused(make: Callable[[int], VectorSim]) -> None:
+def test_actions_are_clipped_and_invalid_ones_refused(make: Callable[[int], VectorSim]) -> None:
     from robopolicy.errors import UserError
 
     sim = make(2)

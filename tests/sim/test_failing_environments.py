@@ -1,4 +1,4 @@
-"""Gymnasium environments that raise, or whose numbers stop being finite."""
+"""Tests of Gymnasium environments that raise errors or return non-finite numbers."""
 
 import json
 import math
@@ -29,7 +29,7 @@ SHORT = ["algorithm.num_steps=8", "budget.updates=20", "checkpoint_every=20"]
 
 
 class Fragile(gymnasium.Env[Any, Any]):
-    """Counts its steps in episodes of five; `spoil` may replace what a step gives, by how often it was called."""
+    """Counts its steps in episodes of five; `spoil(calls, seed)` may override parts of a step's result."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
     observation_space = spaces.Box(-9, 9, (2,), np.float32)
@@ -63,12 +63,12 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int, int], dict[str, Any]]], None]:
-    """Lets the environments give something else."""
+    """Sets the function that overrides step results."""
     return lambda given: monkeypatch.setattr(Fragile, "spoil", staticmethod(given))
 
 
 def breaking(last: int) -> Callable[[int, int], dict[str, Any]]:
-    """Raises after `last` steps of all environments together."""
+    """Raises after `last` steps, counted over all environments."""
 
     def give(calls: int, seed: int) -> dict[str, Any]:
         if calls > last:
@@ -79,7 +79,7 @@ def breaking(last: int) -> Callable[[int, int], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("wrong", [{"reward": math.nan}, {"reward": -math.inf}, {"obs": np.array([0, math.inf])}])
-def test_numbers_that_are_not_finite_end_the_episode_of_their_row_alone(wrong: dict[str, Any], spoil: Any) -> None:
+def test_non_finite_numbers_end_only_the_episode_of_their_row(wrong: dict[str, Any], spoil: Any) -> None:
     spoil(lambda calls, seed: wrong if calls == 4 else {})
     sim = GymnasiumSim(ID, 2)
     sim.reset(0)
@@ -95,7 +95,7 @@ def test_numbers_that_are_not_finite_end_the_episode_of_their_row_alone(wrong: d
     assert sim.step(action).reward.tolist() == [1.0, 1.0]
 
 
-def test_an_evaluation_counts_the_episodes_that_diverged(spoil: Any) -> None:
+def test_evaluation_counts_diverged_episodes(spoil: Any) -> None:
     spoil(lambda calls, seed: {"reward": math.nan} if seed == 1 else {})
     sim = GymnasiumSim(ID, 2)
     result = evaluate(RandomActor(), sim, episodes=4, seed=0)
@@ -112,7 +112,7 @@ def test_an_evaluation_counts_the_episodes_that_diverged(spoil: Any) -> None:
         ({"reward": None}, "in step 1 of the episode with seed 7: TypeError: float"),
     ],
 )
-def test_what_does_not_fit_the_spaces_is_named(wrong: dict[str, Any], reason: str, spoil: Any) -> None:
+def test_values_that_do_not_fit_the_spaces_are_reported(wrong: dict[str, Any], reason: str, spoil: Any) -> None:
     spoil(lambda calls, seed: wrong)
     sim = GymnasiumSim(ID, 1)
     sim.reset(7)
@@ -120,7 +120,7 @@ def test_what_does_not_fit_the_spaces_is_named(wrong: dict[str, Any], reason: st
         sim.step(torch.zeros(1, 1))
 
 
-def test_an_exception_is_one_line_with_its_place(spoil: Any) -> None:
+def test_exception_is_reported_in_one_line_with_its_location(spoil: Any) -> None:
     spoil(breaking(2))
     sim = GymnasiumSim(ID, 1)
     sim.reset(3)
@@ -131,7 +131,7 @@ def test_an_exception_is_one_line_with_its_place(spoil: Any) -> None:
         sim.step(torch.zeros(1, 1))
 
 
-def test_an_environment_that_ends_the_program_fails_as_others(spoil: Any) -> None:
+def test_system_exit_in_an_environment_becomes_simulator_failed(spoil: Any) -> None:
     def leave(calls: int, seed: int) -> dict[str, Any]:
         raise SystemExit(7)
 
@@ -142,7 +142,7 @@ def test_an_environment_that_ends_the_program_fails_as_others(spoil: Any) -> Non
         sim.step(torch.zeros(1, 1))
 
 
-def test_an_environment_that_cannot_be_made_is_one_line(
+def test_construction_failure_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     def refuse(self: Fragile) -> None:
@@ -154,25 +154,25 @@ def test_an_environment_that_cannot_be_made_is_one_line(
     )
 
 
-def test_a_start_that_is_not_finite_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_finite_first_observation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fragile, "reset", lambda self, **options: (np.full(2, math.nan), {}))
     with pytest.raises(SimulatorFailed, match=r"at the start of the episode with seed 5.*first observation is not fin"):
         GymnasiumSim(ID, 1).reset(5)
 
 
-def test_what_was_learned_before_a_failure_is_kept(tmp_path: Path, spoil: Any) -> None:
+def test_training_progress_before_a_failure_is_saved(tmp_path: Path, spoil: Any) -> None:
     config = compose_config([f"task={TASK}", *RUN, *SHORT, "evaluation.episodes=0", f"out={tmp_path}", "name=run"])
     spoil(breaking(100))
     with pytest.raises(SimulatorFailed, match=r"overheated .* Resume with: robopolicy train --resume .*run$"):
         start_run(config).train()
     spoil(lambda calls, seed: {})
     resumed = resume_run(tmp_path / "run")
-    assert resumed.update == 6  # of 16 steps each
+    assert resumed.update == 6  # 16 steps per update
     resumed.train()
     assert json.loads((tmp_path / "run" / "report.json").read_text())["update"] == 20
 
 
-def test_a_run_that_fails_before_it_has_learned_leaves_nothing(tmp_path: Path, spoil: Any) -> None:
+def test_run_that_fails_before_its_first_update_leaves_no_files(tmp_path: Path, spoil: Any) -> None:
     config = compose_config([f"task={TASK}", *RUN, *SHORT, "evaluation.episodes=0", f"out={tmp_path}", "name=run"])
     spoil(breaking(3))
     with pytest.raises(SimulatorFailed, match="overheated"):
@@ -180,7 +180,7 @@ def test_a_run_that_fails_before_it_has_learned_leaves_nothing(tmp_path: Path, s
     assert list(tmp_path.iterdir()) == []
 
 
-def test_episodes_collected_before_a_failure_are_kept(
+def test_episodes_collected_before_a_failure_are_saved(
     tmp_path: Path, spoil: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "set"

@@ -1,4 +1,4 @@
-"""Gymnasium environments that keep less than their spaces promise: told what is wrong, never played wrongly."""
+"""Tests of Gymnasium environments that violate their declared spaces: the adapter reports each violation."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,7 +18,7 @@ from robopolicy.sim.registry import SimOptions, make_sim, observation_options
 
 @pytest.fixture
 def registered() -> Iterator[Callable[..., str]]:
-    """Makes such an environment a task and returns its name."""
+    """Registers such an environment and returns its task name."""
     name = "Foreign-v0"
 
     def add(**attributes: Any) -> str:
@@ -46,13 +46,13 @@ def images(*shape: int) -> spaces.Box:
         (images(4, 5, 3), np.zeros((1, 5, 3), np.uint8), r"'image.pixels' must have the shape \(4, 5, 3\)"),
     ],
 )
-def test_observations_that_numpy_would_make_fit_are_refused(space: Any, shown: Any, lesson: str) -> None:
+def test_observations_are_not_silently_broadcast_or_cast(space: Any, shown: Any, lesson: str) -> None:
     sim = GymnasiumSim(foreign(observation_space=space, shown=shown), 1)
     with pytest.raises(SimulatorFailed, match=lesson):
         sim.reset(0)
 
 
-def test_a_reset_of_old_that_returns_two_numbers_is_no_pair_of_observation_and_info() -> None:
+def test_old_style_reset_that_returns_two_numbers_is_refused() -> None:
     def reset(self: Foreign, *, seed: int | None = None, options: Any = None) -> Any:
         return np.array([1.0, 2.0])
 
@@ -68,13 +68,13 @@ def test_a_reset_of_old_that_returns_two_numbers_is_no_pair_of_observation_and_i
         (images(3, 5, 3), np.arange(45).reshape(3, 5, 3), torch.arange(45).reshape(3, 5, 3).permute(2, 0, 1)),
     ],
 )
-def test_observations_of_another_layout_with_the_same_numbers_are_taken(space: Any, shown: Any, expected: Any) -> None:
+def test_observations_with_an_equivalent_layout_are_accepted(space: Any, shown: Any, expected: Any) -> None:
     obs: Mapping[str, torch.Tensor] = GymnasiumSim(foreign(observation_space=space, shown=shown), 1).reset(0)
     (value,) = obs.values()
     assert torch.equal(value[0], expected.to(value.dtype))
 
 
-def test_policies_that_see_images_of_a_task_by_id_are_played_in_it(registered: Any) -> None:
+def test_image_policies_run_in_tasks_by_id(registered: Any) -> None:
     space = spaces.Dict({"top": images(6, 8, 3), "side": images(4, 4, 3)})
     name = registered(observation_space=space, shown={"top": np.ones((6, 8, 3), np.uint8), "side": np.ones((4, 4, 3))})
     shapes = {key: entry.shape for key, entry in make_sim(name, SimOptions(num_envs=1)).spec.observation.items()}
@@ -87,7 +87,7 @@ def test_policies_that_see_images_of_a_task_by_id_are_played_in_it(registered: A
 
 
 @pytest.mark.parametrize("name", ["action", "reward", "memory", "image.x"])
-def test_observations_called_as_something_else_of_an_episode_are_refused(name: str) -> None:
+def test_reserved_observation_names_are_refused(name: str) -> None:
     check_refuses_a_reserved_name(name)
 
 
@@ -97,7 +97,7 @@ def test_two_observations_with_one_name_are_refused() -> None:
         GymnasiumSim(foreign(observation_space=spaces.Dict({"a.b": box, "a": spaces.Dict({"b": box})})), 1)
 
 
-def test_entries_without_numbers_are_left_out_and_nothing_at_all_is_refused() -> None:
+def test_empty_entries_are_dropped_and_empty_spaces_refused() -> None:
     space = spaces.Dict({"state": spaces.Box(-1, 1, (2,)), "empty": spaces.Box(-1, 1, (0,))})
     sim = GymnasiumSim(foreign(observation_space=space, shown={"state": np.ones(2), "empty": np.ones(0)}), 1)
     assert list(sim.reset(0)) == ["state"]
@@ -108,7 +108,7 @@ def test_entries_without_numbers_are_left_out_and_nothing_at_all_is_refused() ->
         GymnasiumSim(foreign(action_space=spaces.Box(-1, 1, (0,))), 1)
 
 
-def test_clouds_keep_their_shape() -> None:
+def test_point_clouds_keep_their_shape() -> None:
     check_keeps_its_shape("point_cloud.front")
 
 
@@ -132,7 +132,7 @@ def leave(self: Foreign) -> None:
         (foreign(__init__=leave), "failed at its start: SystemExit: 3"),
     ],
 )
-def test_what_is_no_environment_is_one_line(make: Any, lesson: str) -> None:
+def test_invalid_environment_is_reported_in_one_line(make: Any, lesson: str) -> None:
     with pytest.raises(SimulatorFailed, match=lesson):
         GymnasiumSim(make, 1)
     with pytest.raises(UserError, match="at least 1, got 0"):
@@ -143,7 +143,7 @@ def refuse(self: Foreign) -> None:
     raise RuntimeError("cannot close")
 
 
-def test_an_environment_that_cannot_be_closed_costs_nothing(registered: Any) -> None:
+def test_error_on_close_is_ignored(registered: Any) -> None:
     sim = make_sim(registered(close=refuse), SimOptions(num_envs=2))
     sim.reset(0)
     sim.close()
@@ -161,11 +161,11 @@ def test_an_environment_that_cannot_be_closed_costs_nothing(registered: Any) -> 
         ({"metadata": {"render_fps": "fast"}}, 0.05),
     ],
 )
-def test_the_control_step_is_the_first_declared_number_that_can_be_one(attributes: Any, seconds: float) -> None:
+def test_control_step_is_the_first_valid_declared_number(attributes: Any, seconds: float) -> None:
     assert GymnasiumSim(foreign(**attributes), 1).spec.control_dt == seconds
 
 
-def test_the_time_limit_around_an_environment_without_an_id_counts() -> None:
+def test_time_limit_wrapper_without_an_id_is_respected() -> None:
     long = foreign(step=lambda self, action: (self.shown, 1.0, False, False, {}))
     sim = GymnasiumSim(lambda: gymnasium.wrappers.TimeLimit(long(), 1002), 1)
     assert sim.spec.max_episode_steps == 1002
@@ -174,12 +174,12 @@ def test_the_time_limit_around_an_environment_without_an_id_counts() -> None:
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16, np.int16])
-def test_the_largest_action_lies_in_the_space_of_the_environment(kind: Any) -> None:
+def test_action_bounds_are_inside_the_action_space(kind: Any) -> None:
     def step(self: Foreign, action: Any) -> Any:
         assert self.action_space.contains(action)
         return self.shown, 1.0, False, False, {}
 
-    bound = 3 if kind is np.int16 else 0.1  # which float32 rounds up
+    bound = 3 if kind is np.int16 else 0.1  # float32 rounds 0.1 up
     sim = GymnasiumSim(foreign(action_space=spaces.Box(-bound, bound, (1,), kind), step=step), 1)
     sim.reset(0)
     for action in (sim.spec.action_high, sim.spec.action_low, torch.tensor([9.0])):
@@ -196,14 +196,14 @@ def test_the_largest_action_lies_in_the_space_of_the_environment(kind: Any) -> N
         ("a picture in words", "renders str"),
     ],
 )
-def test_what_is_no_picture_is_told(frame: Any, lesson: str) -> None:
+def test_invalid_frames_are_refused(frame: Any, lesson: str) -> None:
     sim = GymnasiumSim(foreign(render=lambda self: frame), 1)
     sim.reset(0)
     with pytest.raises(UserError, match=lesson):
         sim.render()
 
 
-def test_a_picture_that_cannot_be_drawn_is_one_line() -> None:
+def test_rendering_failure_is_reported_in_one_line() -> None:
     def render(self: Foreign) -> None:
         raise RuntimeError("no display")
 
@@ -217,13 +217,13 @@ def test_a_picture_that_cannot_be_drawn_is_one_line() -> None:
         plain.render()
 
 
-def test_pictures_lose_their_alpha_channel() -> None:
+def test_frames_lose_their_alpha_channel() -> None:
     sim = GymnasiumSim(foreign(render=lambda self: np.full((8, 8, 4), 7, np.uint8)), 2)
     sim.reset(0)
     assert torch.equal(sim.render(width=4, height=6, envs=2), torch.full((2, 3, 6, 4), 7, dtype=torch.uint8))
 
 
-def test_an_environment_that_draws_without_being_told_so_is_played(registered: Any) -> None:
+def test_environment_without_a_render_mode_argument_is_accepted(registered: Any) -> None:
     def __init__(self: Foreign) -> None:
         self.count = 0
 
@@ -232,7 +232,7 @@ def test_an_environment_that_draws_without_being_told_so_is_played(registered: A
 
 
 @pytest.mark.parametrize("key", ["success", "is_success"])
-def test_verdicts_and_rewards_of_one_number_are_taken_and_others_are_told(key: str) -> None:
+def test_success_and_reward_must_be_single_numbers(key: str) -> None:
     def step(verdict: Any, reward: Any) -> Any:
         return lambda self, action: (self.shown, reward, False, False, {key: verdict})
 
@@ -247,21 +247,21 @@ def test_verdicts_and_rewards_of_one_number_are_taken_and_others_are_told(key: s
             sim.step(torch.zeros(1, 1))
 
 
-def test_of_whole_actions_the_nearest_is_played() -> None:
-    played: list[int] = []
+def test_integer_actions_are_rounded_to_the_nearest() -> None:
+    executed: list[int] = []
 
     def step(self: Foreign, action: Any) -> Any:
-        played.append(int(action[0]))
+        executed.append(int(action[0]))
         return self.shown, 0.0, False, False, {}
 
     sim = GymnasiumSim(foreign(step=step, action_space=spaces.Box(-2, 2, (1,), np.int64)), 1)
     sim.reset(0)
     for asked in (1.999, 0.9, -0.9, -1.6, 2.0, 0.2):
         sim.step(torch.tensor([[asked]]))
-    assert played == [2, 1, -1, -2, 2, 0]
+    assert executed == [2, 1, -1, -2, 2, 0]
 
 
-def test_parts_of_the_reward_that_an_environment_reports_now_and_then_are_0_otherwise() -> None:
+def test_reward_terms_missing_from_a_step_are_zero() -> None:
     def step(self: Foreign, action: Any) -> Any:
         self.count += 1
         bonus = {"reward_bonus": 2.0, "reward_note": "two"} if self.count == 2 else {}

@@ -1,4 +1,4 @@
-"""Real environments of Isaac Lab 3 on the CPU, of both kinds: `make test-isaaclab`. Their robot is written here."""
+"""Tests of real Isaac Lab 3 environments of both kinds on the CPU (`make test-isaaclab`), with generated assets."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,12 +17,12 @@ pytest.importorskip("isaaclab", reason="needs robopolicy[isaaclab]: make test-is
 
 ENVS = 8
 KINDS = ("isaaclab/Isaac-Cartpole", "isaaclab/Isaac-Cartpole-Direct")
-PLACE, SPEED = 0, 2  # of the cart among the observations, [m] and [m/s]
+PLACE, SPEED = 0, 2  # indices of the cart in the observation, [m] and [m/s]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def assets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let Isaac Lab find the cart-pole, before it is imported."""
+    """Makes the cart-pole assets available before Isaac Lab is imported."""
     root: Path = tmp_path_factory.mktemp("assets")
     write_assets(root)
     with pytest.MonkeyPatch.context() as patch:
@@ -31,7 +31,7 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def test_ppo_updates_from_the_command_line(tmp_path: Path) -> None:
-    """The first test, before the simulator of the others is open: Isaac Lab knows one at a time."""
+    """Runs first, before the `sim` fixture opens: Isaac Lab supports one simulator at a time."""
     from robopolicy.cli.main import main
     from robopolicy.training.loggers import read_jsonl
 
@@ -59,8 +59,8 @@ def test_checker_finds_nothing(sim: IsaacStyleSim) -> None:
     assert check_simulator(sim) == []
 
 
-def test_last_observations_continue_the_motion_of_the_cart(sim: IsaacStyleSim) -> None:
-    """A cart of 1 m/s moves 17 mm per step; automatic resets move it by up to a metre."""
+def test_final_observations_continue_the_motion_of_the_cart(sim: IsaacStyleSim) -> None:
+    """A cart at 1 m/s moves 17 mm per step; an automatic reset moves it by up to a metre."""
     before, ended, jumps = sim.reset(3)["policy"], 0, torch.zeros(0)
     actions = torch.rand(320, ENVS, 1, generator=torch.Generator().manual_seed(0)) * 2 - 1
     for action in actions:
@@ -74,15 +74,15 @@ def test_last_observations_continue_the_motion_of_the_cart(sim: IsaacStyleSim) -
     assert float(jumps.max()) > 0.1
 
 
-def test_what_is_logged_reaches_every_row(sim: IsaacStyleSim) -> None:
+def test_logged_values_have_one_entry_per_row(sim: IsaacStyleSim) -> None:
     logged = [key for key in sim.step(torch.zeros(ENVS, 1)).info if key.startswith("log.")]
     assert logged
     step: Step = sim.step(torch.zeros(ENVS, 1))
     assert all(step.info[key].shape == (ENVS,) for key in logged)
 
 
-def test_a_row_that_loses_the_physics_restarts_alone(sim: IsaacStyleSim) -> None:
-    def play(lose: bool) -> list[Step]:
+def test_diverged_row_restarts_without_affecting_other_rows(sim: IsaacStyleSim) -> None:
+    def rollout(lose: bool) -> list[Step]:
         sim.reset(1)
         steps = []
         for number in range(6):
@@ -94,7 +94,7 @@ def test_a_row_that_loses_the_physics_restarts_alone(sim: IsaacStyleSim) -> None
         return steps
 
     others = torch.arange(ENVS) != 2
-    for number, (step, undisturbed) in enumerate(zip(play(True), play(False), strict=True)):
+    for number, (step, undisturbed) in enumerate(zip(rollout(True), rollout(False), strict=True)):
         assert step.info["diverged"].tolist() == [row == 2 and number == 2 for row in range(ENVS)]
         for obs in (step.obs, step.final_obs):
             assert obs["policy"].isfinite().all()
@@ -110,6 +110,6 @@ def test_a_second_set_of_environments_is_refused(sim: IsaacStyleSim) -> None:
     ("name", "device", "lesson"),
     [("isaaclab/Isaac-Antt", "cpu", "Did you mean Isaac-Ant"), ("isaaclab/Isaac-Ant", "gpu", "use device cpu")],
 )
-def test_what_cannot_be_made_is_explained(name: str, device: str, lesson: str) -> None:
+def test_unavailable_environments_are_explained(name: str, device: str, lesson: str) -> None:
     with pytest.raises(UserError, match=lesson):
         make_sim(name, SimOptions(num_envs=2, device=device))

@@ -1,4 +1,4 @@
-"""The adapter for mjlab and Isaac Lab against numbers worked out by hand, on a rail in the shape of each."""
+"""Tests of the mjlab and Isaac Lab adapter against hand-computed numbers, on a rail with the API of each library."""
 
 import random
 import sys
@@ -33,7 +33,7 @@ def test_checker_finds_nothing(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rewards_flags_and_final_observations_are_those_worked_out_by_hand(kind: str) -> None:
+def test_rewards_flags_and_final_observations_match_hand_computed_values(kind: str) -> None:
     sim = make(kind)
     sim.reset(10)
     steps = [sim.step(ACTIONS) for _ in range(4)]
@@ -48,13 +48,13 @@ def test_rewards_flags_and_final_observations_are_those_worked_out_by_hand(kind:
     torch.testing.assert_close(steps[3].final_obs["actor"][1:], torch.tensor(last[1:]))
     torch.testing.assert_close(steps[2].obs["actor"], torch.tensor([[0.01, 0.0], [3.0, 3.0], [4.5, 3.0]]))
     torch.testing.assert_close(steps[3].obs["critic.x"], torch.tensor([[2.01], [0.01], [0.01]]))
-    torch.testing.assert_close(steps[3].final_obs["actor"][0], torch.tensor([2.01, 1]))  # its second episode goes on
+    torch.testing.assert_close(steps[3].final_obs["actor"][0], torch.tensor([2.01, 1]))  # its second episode
     assert sim.spec.final_obs_exact == ("old" not in kind)
     assert sim.episode_seed.tolist() == [13, 14, 15]
     assert sim.episode_step.tolist() == [1, 0, 0]
 
 
-def test_spec_says_what_the_environment_is() -> None:
+def test_spec_describes_the_environment() -> None:
     spec = make("mjlab").spec
     assert {key: entry.shape for key, entry in spec.observation.items()} == {
         "actor": (2,),
@@ -80,7 +80,7 @@ def test_images_come_with_channels_first() -> None:
     assert check_simulator(sim) == []
 
 
-def test_pictures_alone_are_enough_to_see() -> None:
+def test_image_only_observations_are_accepted() -> None:
     class Watching(Rail):
         def _get_observations(self) -> dict[str, Any]:
             return {"front": torch.zeros(self.num_envs, 2, 4, 3, dtype=torch.uint8)}
@@ -90,7 +90,7 @@ def test_pictures_alone_are_enough_to_see() -> None:
     assert not sim.step(torch.zeros(sim.num_envs, 1)).info["diverged"].any()
 
 
-def test_given_bounds_are_kept_and_infinite_ones_replaced() -> None:
+def test_finite_action_bounds_are_used_and_infinite_ones_replaced() -> None:
     env = Rail("direct")
     env.single_action_space = gymnasium.spaces.Box(np.array([-0.5], np.float32), np.array([np.inf], np.float32))
     sim = IsaacStyleSim(env, task="test/rail", action_bound=3.0)
@@ -99,7 +99,7 @@ def test_given_bounds_are_kept_and_infinite_ones_replaced() -> None:
     assert env.played.tolist() == [-0.5, 3.0, 1.0]
 
 
-def test_what_cannot_be_adapted_is_refused() -> None:
+def test_unsupported_actions_and_environments_are_refused() -> None:
     sim = make("mjlab")
     with pytest.raises(UserError, match="shape"):
         sim.step(torch.zeros(3, 2))
@@ -125,8 +125,8 @@ def test_what_cannot_be_adapted_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("when", [1, 3])
-def test_a_diverged_row_ends_alone(kind: str, when: int) -> None:
-    """At step 3 its episode reaches the time limit as well, so that Isaac Lab has restarted it by itself."""
+def test_divergence_ends_only_the_episode_of_its_row(kind: str, when: int) -> None:
+    """At step 3 the episode also reaches the time limit, so Isaac Lab restarts the row by itself."""
     env = Rail(kind)
     sim, undisturbed = IsaacStyleSim(env, task="test/rail", action_bound=2.0), make(kind)
     sim.reset(0)
@@ -152,7 +152,7 @@ def test_a_diverged_row_ends_alone(kind: str, when: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_action_that_is_no_number_ends_its_row_and_stays_out_of_the_physics(kind: str) -> None:
+def test_nan_action_ends_its_row_and_does_not_reach_the_physics(kind: str) -> None:
     env = Rail(kind)
     sim = IsaacStyleSim(env, task="test/rail")
     step = sim.step(torch.tensor([[0.5], [torch.nan], [torch.inf]]))
@@ -162,8 +162,8 @@ def test_an_action_that_is_no_number_ends_its_row_and_stays_out_of_the_physics(k
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_reads_nothing_back_from_the_device(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the numbers of the rows to restart, once; the rail, like both libraries, asks for them too."""
+def test_step_reads_no_values_from_the_device(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adapter reads only the indices of the rows to restart, once; the rail and both libraries read them too."""
     sim = make(kind)
     asked: list[str] = []
     nonzero = Tensor.nonzero
@@ -205,8 +205,8 @@ def test_a_step_synchronises_with_the_gpu_only_for_the_rows_to_restart(kind: str
     assert places.count("lab.py") == 8
 
 
-def test_an_environment_has_random_numbers_of_its_own() -> None:
-    def play(sim: IsaacStyleSim, draws: int) -> list[Tensor]:
+def test_environment_has_its_own_random_state() -> None:
+    def run_steps(sim: IsaacStyleSim, draws: int) -> list[Tensor]:
         sim.reset(3)
         seen = []
         for _ in range(6):
@@ -218,9 +218,9 @@ def test_an_environment_has_random_numbers_of_its_own() -> None:
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    first = play(quiet, 0)
+    first = run_steps(quiet, 0)
     after = torch.rand(2), random.random(), np.random.random()
-    assert all(torch.equal(a, b) for a, b in zip(first, play(busy, 5), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first, run_steps(busy, 5), strict=True))
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
@@ -229,7 +229,7 @@ def test_an_environment_has_random_numbers_of_its_own() -> None:
     assert after[1:] == alone[1:]
 
 
-def test_what_goes_on_is_the_same_in_both_observations_however_noisy() -> None:
+def test_noisy_obs_equals_final_obs_for_continuing_rows() -> None:
     for kind in ("mjlab", "manager", "old manager"):
         sim = make(kind, noise=1.0)
         for _ in range(3):
@@ -238,7 +238,7 @@ def test_what_goes_on_is_the_same_in_both_observations_however_noisy() -> None:
         assert not torch.equal(step.obs["actor"][0], step.final_obs["actor"][0])
 
 
-def test_success_is_the_termination_term_of_that_name() -> None:
+def test_success_is_the_termination_term_named_success() -> None:
     sim = make("manager")
     won = [sim.step(ACTIONS).info["success"].tolist() for _ in range(4)]
     assert won == [[False] * 3, [False] * 3, [True, False, False], [False, False, True]]
@@ -246,8 +246,8 @@ def test_success_is_the_termination_term_of_that_name() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mjlab", "old manager"])
-def test_metrics_average_over_episodes_and_say_what_is_not_exact(kind: str) -> None:
-    """Episodes: lengths 3 (row 0), 4 and 4 in four steps; then row 1 diverges after one step."""
+def test_metrics_average_over_episodes_and_report_inexact_final_obs(kind: str) -> None:
+    """Four steps finish episodes of length 3 (row 0), 4 and 4; then row 1 diverges after one step."""
     sim = make(kind)
     sampler = RolloutSampler(ChunkedSim(sim), decisions=4)
 
@@ -276,7 +276,7 @@ def test_metrics_average_over_episodes_and_say_what_is_not_exact(kind: str) -> N
     assert sampler.episode_stats() == {}
 
 
-def test_short_names_lead_to_the_environments_of_mjlab() -> None:
+def test_short_names_resolve_to_mjlab_environments() -> None:
     names = [name for name in task_names() if name.startswith("mjlab/")]
     assert {"mjlab/go1_flat", "mjlab/g1_rough", "mjlab/cartpole_balance", "mjlab/lift_cube"} <= set(names)
     assert get_task("go1_flat").name == "mjlab/go1_flat"
@@ -301,7 +301,7 @@ def test_a_missing_package_is_named(
         make_sim(name, SimOptions(num_envs=2))
 
 
-def test_isaac_lab_names_the_python_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_isaac_lab_error_names_the_required_python(monkeypatch: pytest.MonkeyPatch) -> None:
     from robopolicy.sim.backends import isaaclab
 
     monkeypatch.setattr(isaaclab, "sys", SimpleNamespace(version_info=(3, 11, 7)))

@@ -1,4 +1,4 @@
-"""Real environments of mjlab on the CPU: the checker, true last observations, a lost row, a PPO update."""
+"""Tests of real mjlab environments on the CPU: the checker, final observations, divergence, PPO updates."""
 
 import json
 from pathlib import Path
@@ -15,11 +15,11 @@ pytest.importorskip("mjlab", reason="needs robopolicy[mjlab]")
 pytestmark = pytest.mark.compiles
 
 ENVS = 8
-STEPS = 20  # of the short episodes
+STEPS = 20  # per short episode
 
 
 def cartpole(seconds: float) -> IsaacStyleSim:
-    """Eight cart-poles whose episodes last `seconds`."""
+    """Returns eight cart-poles whose episodes last `seconds`."""
     from robopolicy.sim.backends.mjlab import mjlab_config
 
     config = mjlab_config("Mjlab-Cartpole-Balance", ENVS)
@@ -47,22 +47,22 @@ def test_checker_finds_nothing(short: IsaacStyleSim) -> None:
     assert check_simulator(short) == []
 
 
-def test_last_observations_are_those_of_an_episode_that_goes_on(short: IsaacStyleSim, long: IsaacStyleSim) -> None:
+def test_final_observations_match_a_longer_episode(short: IsaacStyleSim, long: IsaacStyleSim) -> None:
     for key, value in short.reset(5).items():
         assert torch.equal(value, long.reset(5)[key])
     actions = torch.rand(STEPS, ENVS, 1, generator=torch.Generator().manual_seed(0)) * 2 - 1
     for action in actions:
-        ended, goes_on = short.step(action), long.step(action)
+        ended, continued = short.step(action), long.step(action)
     assert ended.truncated.all()
     assert not ended.terminated.any()
-    torch.testing.assert_close(ended.final_obs["actor"], goes_on.obs["actor"], rtol=0, atol=1e-5)
-    torch.testing.assert_close(ended.reward, goes_on.reward, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ended.final_obs["actor"], continued.obs["actor"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(ended.reward, continued.reward, rtol=0, atol=1e-5)
     assert not torch.allclose(ended.obs["actor"], ended.final_obs["actor"], atol=1e-2)
     assert short.episode_seed.tolist() == list(range(5 + ENVS, 5 + 2 * ENVS))
     assert ended.info["log.Episode_Termination/time_out"].tolist() == [float(ENVS)] * ENVS
 
 
-def test_a_row_that_loses_the_physics_restarts_alone(short: IsaacStyleSim, long: IsaacStyleSim) -> None:
+def test_diverged_row_restarts_without_affecting_other_rows(short: IsaacStyleSim, long: IsaacStyleSim) -> None:
     for sim in (short, long):
         sim.reset(1)
     others = torch.arange(ENVS) != 2
@@ -78,7 +78,7 @@ def test_a_row_that_loses_the_physics_restarts_alone(short: IsaacStyleSim, long:
     assert short.episode_step.tolist() == [6, 6, 3, 6, 6, 6, 6, 6]
 
 
-def test_building_leaves_the_random_numbers_of_others_alone() -> None:
+def test_building_does_not_change_the_global_random_state() -> None:
     torch.manual_seed(0)
     cartpole(1.0).close()
     after = torch.rand(3)
@@ -100,7 +100,7 @@ def test_building_leaves_the_random_numbers_of_others_alone() -> None:
         ),
     ],
 )
-def test_what_cannot_be_made_is_explained(name: str, device: str, lesson: str) -> None:
+def test_unavailable_environments_are_explained(name: str, device: str, lesson: str) -> None:
     with pytest.raises(UserError, match=lesson) as caught:
         make_sim(name, SimOptions(num_envs=2, device=device))
     assert "\n" not in str(caught.value)

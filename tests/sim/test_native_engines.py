@@ -1,4 +1,4 @@
-"""The two engines of the native backend: independent of batch size and threads, exactly resumable, safe when lost."""
+"""Tests of the two native engines: independence of batch size and threads, exact resume, divergence."""
 
 import mujoco
 import numpy as np
@@ -17,7 +17,7 @@ ENGINES = ("mujoco", "mujoco-exact")
 
 
 def trajectory(backend: str, num_envs: int, row: int, threads: int = 0) -> list[list[float]]:
-    """Rewards and observations of the environment with episode seed 7, in row `row` of `num_envs`."""
+    """Returns rewards and observations of the episode with seed 7, in row `row` of `num_envs`."""
     sim = make_sim("hopper", SimOptions(num_envs, backend=backend, threads=threads))
     sim.reset([7 if i == row else 100 + i for i in range(num_envs)])
     generator = np.random.default_rng(0)
@@ -87,7 +87,7 @@ def test_state_of_another_batch_size_is_refused() -> None:
 
 
 class Exploding(Slider):
-    """Loses the physics when pushed to the left: the mass is thrown out of all bounds."""
+    """Diverges when pushed to the left: the control throws the mass out of all bounds."""
 
     def control(self, action: np.ndarray, state: object) -> np.ndarray:
         return np.where(action < 0, -9e9, action)
@@ -95,7 +95,7 @@ class Exploding(Slider):
 
 @pytest.mark.parametrize("engine", ["rollout", "exact"])
 @pytest.mark.filterwarnings("ignore")
-def test_a_diverged_environment_is_reset_and_never_a_success(
+def test_diverged_environment_is_reset_and_is_no_success(
     engine: str, tmp_path: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(str(tmp_path))  # MuJoCo writes its warnings to a file in the current folder
@@ -110,7 +110,7 @@ def test_a_diverged_environment_is_reset_and_never_a_success(
     sim = MujocoSim(task, 5, engine=engine)  # type: ignore[arg-type]
     sim.reset(0)
     push = torch.tensor([[0.1], [0.1], [-1.0], [0.1], [0.1]])
-    for _ in range(2):  # MuJoCo gives up on positions beyond 1e10, at the beginning of the next step
+    for _ in range(2):  # MuJoCo detects positions beyond 1e10 at the start of the next step
         before = sim.step(push)
         assert not before.done.any()
     step = sim.step(push)
@@ -127,7 +127,7 @@ def test_a_diverged_environment_is_reset_and_never_a_success(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_metrics_tell_the_share_of_diverged_episodes(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_report_the_share_of_diverged_episodes(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(str(tmp_path))
     task = Exploding(max_episode_steps=3)
     task.model.actuator_ctrllimited[:] = 0

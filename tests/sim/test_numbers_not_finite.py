@@ -1,4 +1,4 @@
-"""What is not a number ends the episode of its environment alone, or is refused before it is played."""
+"""Tests of non-finite numbers: they end only the episode of their environment, or are refused before execution."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ from robopolicy.sim.registry import SimOptions, make_sim
 
 
 class Broken(Slider):
-    """Its reward, or what it shows, is no number beyond 1.2 m."""
+    """Its reward or its observation is not finite beyond 1.2 m."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ BACKENDS: dict[str, Callable[[str], VectorSim]] = {
 
 @pytest.mark.parametrize("what", ["reward", "obs"])
 @pytest.mark.parametrize("backend", ["rollout", "exact", pytest.param("warp", marks=pytest.mark.compiles)])
-def test_a_reward_or_observation_that_is_no_number_ends_its_episode_alone(backend: str, what: str) -> None:
+def test_non_finite_reward_or_observation_ends_only_its_episode(backend: str, what: str) -> None:
     if backend == "warp":
         pytest.importorskip("mujoco_warp")
     sim = BACKENDS[backend](what)
@@ -61,14 +61,14 @@ def test_a_reward_or_observation_that_is_no_number_ends_its_episode_alone(backen
     torch.testing.assert_close(step.reward, torch.tensor([0.3, 0.0, 0.3]))
     assert torch.isfinite(step.final_obs["state"]).all()
     torch.testing.assert_close(step.final_obs["state"][0], torch.tensor([0.3, 0.2, 2.0]))
-    if backend != "warp":  # which keeps no earlier observation
+    if backend != "warp":  # warp stores no earlier observation
         assert torch.equal(step.final_obs["state"][1], first.obs["state"][1])
     assert sim.episode_seed.tolist() == [0, 3, 2]
     torch.testing.assert_close(step.obs["state"][1], torch.zeros(3))
 
 
 @pytest.mark.parametrize("task", ["gymnasium/HalfCheetah-v5", "dm_control/cheetah-run"])
-def test_a_simulation_that_lost_its_state_and_began_anew_is_no_experience(task: str) -> None:
+def test_internal_reset_of_the_simulation_counts_as_divergence(task: str) -> None:
     if task.startswith("dm_control"):
         pytest.importorskip("dm_control")
     sim = make_sim(task, SimOptions(num_envs=2))
@@ -77,7 +77,7 @@ def test_a_simulation_that_lost_its_state_and_began_anew_is_no_experience(task: 
     before = sim.step(torch.zeros(2, 6))
     inside: Any = sim.envs[0].unwrapped
     data = inside._env.physics.data if task.startswith("dm_control") else inside.data
-    data.qpos[3] = np.nan  # MuJoCo resets such a state by itself, and shows finite numbers again
+    data.qpos[3] = np.nan  # MuJoCo resets such a state by itself and returns finite numbers again
     step = sim.step(torch.zeros(2, 6))
     assert step.info["diverged"].tolist() == step.terminated.tolist() == [True, False]
     assert float(step.reward[0]) == 0 and torch.equal(step.final_obs["state"][0], before.obs["state"][0])
@@ -85,5 +85,5 @@ def test_a_simulation_that_lost_its_state_and_began_anew_is_no_experience(task: 
 
 
 @pytest.mark.parametrize("task", ["point_mass", "toy/push"])
-def test_an_action_that_is_no_number_is_refused(task: str) -> None:
+def test_nan_actions_are_refused(task: str) -> None:
     check_refuses_actions_that_are_no_numbers(task)

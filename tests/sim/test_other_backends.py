@@ -1,4 +1,4 @@
-"""Gymnasium and EnvPool environments under our contract, by id."""
+"""Tests of Gymnasium and EnvPool environments by id: they follow the simulator contract."""
 
 from typing import Any
 
@@ -31,12 +31,12 @@ def test_any_gymnasium_id_is_a_task() -> None:
         ("gymnasium/CartPole-v1", "Discrete actions"),
     ],
 )
-def test_what_cannot_be_made_is_explained(name: str, lesson: str) -> None:
+def test_unavailable_environments_are_explained(name: str, lesson: str) -> None:
     with pytest.raises(UserError, match=lesson):
         make_sim(name, SimOptions(num_envs=1))
 
 
-def test_pass_through_tasks_refuse_what_they_cannot_do() -> None:
+def test_pass_through_tasks_refuse_unsupported_options() -> None:
     with pytest.raises(UserError, match="cameras"):
         make_sim("gymnasium/Pendulum-v1", SimOptions(cameras=("front",)))
     with pytest.raises(UserError, match="backend"):
@@ -64,7 +64,7 @@ def test_nested_observations_become_flat_vectors_and_images() -> None:
     np.testing.assert_array_equal(flat["goal"], sample["goal"].reshape(-1).astype(np.float32))
 
 
-def test_gymnasium_frames_are_scaled_to_the_asked_size() -> None:
+def test_gymnasium_frames_are_scaled_to_the_requested_size() -> None:
     try:
         gl_backend()
     except UserError as error:
@@ -91,7 +91,7 @@ def test_envpool_passes_the_checker() -> None:
     assert check_simulator(sim) == []
 
 
-def test_envpool_shows_the_true_last_observation_and_resets_in_the_same_step() -> None:
+def test_envpool_returns_the_true_final_observation_and_resets_in_the_same_step() -> None:
     pytest.importorskip("envpool")
     from robopolicy.sim.backends.envpool import EnvPoolSim
 
@@ -100,16 +100,16 @@ def test_envpool_shows_the_true_last_observation_and_resets_in_the_same_step() -
     assert torch.equal(short.reset(5)["state"], long.reset(5)["state"])
     generator = torch.Generator().manual_seed(0)
     for action in torch.rand(4, 3, 6, generator=generator) * 2 - 1:
-        ended, goes_on = short.step(action), long.step(action)
+        ended, continued = short.step(action), long.step(action)
     assert ended.truncated.all()
     assert not ended.terminated.any()
-    assert torch.equal(ended.final_obs["state"], goes_on.obs["state"])
+    assert torch.equal(ended.final_obs["state"], continued.obs["state"])
     assert not torch.equal(ended.obs["state"], ended.final_obs["state"])
     assert short.episode_step.tolist() == [0, 0, 0]
-    assert not short.step(action).done.any()  # the next action already counts
+    assert not short.step(action).done.any()  # the next action belongs to the new episode
 
 
-def test_envpool_returns_equal_those_worked_out_by_hand() -> None:
+def test_envpool_returns_match_hand_computed_values() -> None:
     """The pendulum earns 1 per step while upright, so a return is the number of steps before the fall."""
     pytest.importorskip("envpool")
     sims = [make_sim("inverted_pendulum", SimOptions(4, backend=name)) for name in ("envpool", "mujoco", "gymnasium")]
@@ -128,20 +128,20 @@ def test_envpool_returns_equal_those_worked_out_by_hand() -> None:
         assert falls >= 8
 
 
-def test_envpool_ends_the_episodes_of_rows_that_are_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_envpool_ends_the_episodes_of_non_finite_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("envpool")
     sim = make_sim("envpool/InvertedPendulum-v5", SimOptions(num_envs=2))
     first = sim.reset(0)["state"].clone()
     pool = sim._pool  # type: ignore[attr-defined]
-    played = pool.step
+    pool_step = pool.step
 
     class Spoiled:
-        """The pool, whose second row loses its numbers."""
+        """The pool with NaN observations in the second row."""
 
         reset, close = pool.reset, pool.close
 
         def step(self, *action: Any) -> Any:
-            observation, *rest = played(*action)
+            observation, *rest = pool_step(*action)
             return np.where(np.arange(2)[:, None] == 1, np.nan, observation), *rest
 
     monkeypatch.setattr(sim, "_pool", Spoiled())
@@ -152,14 +152,14 @@ def test_envpool_ends_the_episodes_of_rows_that_are_not_finite(monkeypatch: pyte
     assert step.obs["state"].isfinite().all()
 
 
-def test_the_goals_of_meta_world_are_shown_by_envpool() -> None:
+def test_envpool_observations_contain_meta_world_goals() -> None:
     pytest.importorskip("envpool")
     goals = make_sim("envpool/MetaWorld/Push-v3", SimOptions(num_envs=4)).reset(0)["state"][:, -3:]
     assert (goals != 0).any(1).all()
     assert len(goals.unique(dim=0)) > 1
 
 
-def test_envpool_unknown_id_suggests_near_ones() -> None:
+def test_unknown_envpool_id_suggests_similar_ones() -> None:
     pytest.importorskip("envpool")
     with pytest.raises(UserError, match="Did you mean HalfCheetah-v5"):
         make_sim("envpool/HalfCheeta-v5")

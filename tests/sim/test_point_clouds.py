@@ -1,4 +1,4 @@
-"""Point clouds from depth: geometry worked out by hand, and the same contract as any other observation."""
+"""Tests of point clouds from depth: hand-computed geometry and the observation contract."""
 
 from typing import Literal
 
@@ -14,8 +14,8 @@ from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.point_cloud import crop, subsample, unproject
 
 
-def test_pixels_go_back_to_where_they_came_from() -> None:
-    """A camera at height 3 looks down with 90 degrees on the plane z = 1: the image spans 4 m there."""
+def test_unprojected_pixels_match_hand_computed_points() -> None:
+    """A camera at height 3 looks down at the plane z = 1 with a field of view of 90 degrees: the image spans 4 m."""
     rotation = np.eye(3)  # right = x, up = y, backwards = z
     points = unproject(np.full((4, 8), 2.0), 90.0, np.array([10.0, 0.0, 3.0]), rotation)
     assert points.shape == (32, 3)
@@ -24,18 +24,18 @@ def test_pixels_go_back_to_where_they_came_from() -> None:
     np.testing.assert_allclose(points[-1], [10.0 + 3.5, -1.5, 1.0])
 
 
-def test_pixels_that_see_nothing_give_no_point() -> None:
+def test_pixels_without_depth_produce_no_point() -> None:
     depth = np.array([[1.0, np.inf], [np.inf, 2.0]])
     points = unproject(depth, 60.0, np.zeros(3), np.eye(3))
     assert points[:, 2].tolist() == [-1.0, -2.0]
 
 
-def test_points_outside_of_the_box_are_left_out() -> None:
+def test_points_outside_the_box_are_removed() -> None:
     points = np.array([[0, 0, 0], [0, 0, 2], [-1.5, 0, 0]], np.float32)
     assert crop(points, (-np.ones(3), np.ones(3))).tolist() == [[0, 0, 0]]
 
 
-def test_farthest_points_cover_a_small_object_beside_a_large_one() -> None:
+def test_farthest_points_cover_a_small_object_next_to_a_large_one() -> None:
     rng = np.random.default_rng(0)
     table = np.c_[rng.uniform(0, 1, (900, 2)), np.zeros(900)]
     cube = np.array([0.5, 0.5, 0.5]) + rng.uniform(-0.02, 0.02, (20, 3))
@@ -46,7 +46,7 @@ def test_farthest_points_cover_a_small_object_beside_a_large_one() -> None:
     assert subsample(line, 3)[:, 0].tolist() == [0.0, 10.0, 5.0]
 
 
-def test_few_points_are_repeated_and_none_become_zeros() -> None:
+def test_few_points_are_repeated_and_empty_clouds_become_zeros() -> None:
     two = np.array([[1, 0, 0], [2, 0, 0]], np.float32)
     assert subsample(two, 5)[:, 0].tolist() == [1, 2, 1, 2, 1]
     assert subsample(two[:0], 2).tolist() == [[0, 0, 0], [0, 0, 0]]
@@ -62,7 +62,7 @@ def needs_gl() -> None:
 
 @pytest.mark.usefixtures("needs_gl")
 @pytest.mark.parametrize("engine", ["rollout", "exact"])
-def test_clouds_obey_the_contract(engine: Literal["rollout", "exact"]) -> None:
+def test_point_clouds_satisfy_the_contract(engine: Literal["rollout", "exact"]) -> None:
     def make(num_envs: int) -> MujocoSim:
         return MujocoSim(Slider(0.2), num_envs, engine=engine, point_clouds=("side",), points=16)
 
@@ -70,8 +70,8 @@ def test_clouds_obey_the_contract(engine: Literal["rollout", "exact"]) -> None:
 
 
 @pytest.mark.usefixtures("needs_gl")
-def test_a_cloud_lies_on_the_face_of_the_box_and_moves_with_it() -> None:
-    """The camera 6 m before the box sees its front face, the square |x - q| <= 0.5, |z| <= 0.5 at y = -0.5."""
+def test_cloud_matches_the_front_face_of_the_box_and_moves_with_it() -> None:
+    """A camera 6 m in front of the box sees its front face, the square |x - q| <= 0.5, |z| <= 0.5 at y = -0.5."""
     sim = MujocoSim(Slider(), 1, cameras=("side",), point_clouds=("side",), points=64)
     cloud = sim.reset(0)["point_cloud.side"][0].numpy()
     assert sim.spec.observation["point_cloud.side"].shape == cloud.shape == (64, 3)
@@ -84,7 +84,7 @@ def test_a_cloud_lies_on_the_face_of_the_box_and_moves_with_it() -> None:
 
 
 @pytest.mark.usefixtures("needs_gl")
-def test_the_final_cloud_shows_the_end_of_the_episode() -> None:
+def test_final_cloud_shows_the_end_of_the_episode() -> None:
     sim = MujocoSim(Slider(), 2, point_clouds=("side",), points=32)
     first = sim.reset(0)["point_cloud.side"]
     for _ in range(3):

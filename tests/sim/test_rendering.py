@@ -1,4 +1,4 @@
-"""Camera observations and frames; skipped only where no OpenGL library is installed."""
+"""Tests of camera observations and rendered frames; skipped where no OpenGL library is installed."""
 
 import os
 
@@ -21,7 +21,7 @@ def _needs_gl() -> None:
 
 
 @pytest.mark.parametrize("engine", ["rollout", "exact"])
-def test_camera_observations_obey_the_contract(engine: str) -> None:
+def test_camera_observations_satisfy_the_contract(engine: str) -> None:
     def make(num_envs: int) -> MujocoSim:
         return MujocoSim(Slider(0.2), num_envs, engine=engine, cameras=("side",), image_size=24)  # type: ignore[arg-type]
 
@@ -39,7 +39,7 @@ def test_final_image_shows_the_end_of_the_episode_and_obs_the_start_of_the_next(
     assert torch.equal(step.final_obs["image.side"][1], first[1])
 
 
-def test_render_returns_frames_of_the_asked_size() -> None:
+def test_render_returns_frames_of_the_requested_size() -> None:
     sim = MujocoSim(Slider(), 3)
     sim.reset(0)
     frames = sim.render("side", width=40, height=30, envs=2)

@@ -1,6 +1,6 @@
-"""The warp backend on the CPU: the same contract and tasks as the native one, and trajectories that agree with it.
+"""Tests of the warp backend on the CPU: the simulator contract, the tasks, and agreement with the native backend.
 
-The very first run compiles kernels for about a minute; they are kept in Warp's cache.
+The first run compiles kernels for about a minute; Warp caches them.
 """
 
 import sys
@@ -50,7 +50,7 @@ def native(name: str, num_envs: int) -> MujocoSim:
 
 
 def expert_lengths(name: str, sim: VectorSim) -> tuple[int, float]:
-    """Successes of the scripted expert from seed 500 on, and the mean number of steps it takes."""
+    """Returns the successes of the scripted expert from seed 500 on and its mean number of steps."""
     expert = get_task(name).require_expert()()
     sim.reset(500)
     success, active = torch.zeros(sim.num_envs, dtype=torch.bool), torch.ones(sim.num_envs, dtype=torch.bool)
@@ -64,45 +64,45 @@ def expert_lengths(name: str, sim: VectorSim) -> tuple[int, float]:
     return int(success.sum()), steps / sim.num_envs
 
 
-def test_the_backend_keeps_the_simulator_contract() -> None:
+def test_backend_satisfies_the_simulator_contract() -> None:
     def make(num_envs: int) -> WarpSim:
         return WarpSim(Slider(0.2), num_envs, device="cpu")
 
     assert check_simulator(make(3), make) == []
 
 
-def test_lift_keeps_the_simulator_contract() -> None:
+def test_lift_satisfies_the_simulator_contract() -> None:
     assert check_simulator(opened("lift", 3), lambda num_envs: opened("lift", num_envs)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pick_place", "drawer", *PLAIN])
-def test_the_other_tasks_keep_it_too(name: str) -> None:
+def test_other_tasks_satisfy_the_simulator_contract(name: str) -> None:
     assert check_simulator(opened(name, 3)) == []
 
 
-def test_lift_agrees_with_the_native_backend_until_the_gripper_touches_something(lift: WarpSim) -> None:
-    """Single against double precision: 2e-6 in qpos (measured: 1.4e-6 over 50 steps).
+def test_lift_agrees_with_the_native_backend_before_contact(lift: WarpSim) -> None:
+    """Single and double precision agree to 2e-6 in qpos (measured: 1.4e-6 over 50 steps).
 
-    Except for the first four steps: the cube starts at no distance from the table, so rounding decides whether it rests
-    or first falls a little (1e-4 m; measured: 7.5e-5). Joint velocities, in the observation, agree to 2e-4 rad/s.
+    The first four steps have a larger tolerance: the cube starts at zero distance from the table, so rounding decides
+    whether it rests or falls first (1e-4 m; measured: 7.5e-5). Joint velocities in the observation agree to 2e-4 rad/s.
     """
     reference, generator = native("lift", NUM_ENVS), torch.Generator().manual_seed(0)
     assert torch.allclose(lift.reset(500)["state"], reference.reset(500)["state"], atol=1e-6)
     for k in range(30):
         action = torch.rand(NUM_ENVS, 5, generator=generator) * 2 - 1
-        ours, theirs = lift.step(action), reference.step(action)
-        torch.testing.assert_close(ours.final_obs["state"], theirs.final_obs["state"], rtol=0, atol=2e-4)
+        on_warp, on_native = lift.step(action), reference.step(action)
+        torch.testing.assert_close(on_warp.final_obs["state"], on_native.final_obs["state"], rtol=0, atol=2e-4)
         off = np.abs(lift.state().on_host().qpos - reference.state().qpos).max()
         assert off < (1e-4 if k < 4 else 2e-6)
-        assert torch.equal(ours.done, theirs.done)
+        assert torch.equal(on_warp.done, on_native.done)
 
 
-def test_a_grasp_agrees_with_the_native_backend_but_for_the_cubes_heading(lift: WarpSim) -> None:
-    """MuJoCo Warp finds other points where two boxes touch, so a cube turns a little more or less between the pads.
+def test_grasp_agrees_with_the_native_backend_except_for_the_cube_heading(lift: WarpSim) -> None:
+    """MuJoCo Warp finds other contact points between two boxes, so a cube turns slightly differently between the pads.
 
-    Over 15 steps of the expert (the grasp comes at the 9th to 13th) with the actions of the native run: arm and fingers
-    within 3e-3 rad or m (measured: 1.5e-3), cube within 20 mm (measured: 9 mm, median 0.4 mm).
+    The expert runs 15 steps with the actions of the native run (the grasp comes at the 9th to 13th). Arm and fingers
+    agree within 3e-3 rad or m (measured: 1.5e-3), the cube within 20 mm (measured: 9 mm, median 0.4 mm).
     """
     reference, expert = native("lift", NUM_ENVS), get_task("lift").require_expert()()
     lift.reset(500)
@@ -117,7 +117,7 @@ def test_a_grasp_agrees_with_the_native_backend_but_for_the_cubes_heading(lift: 
     assert np.median(off[:, :3].max(axis=1)) < 2e-3
 
 
-def test_the_expert_lifts_as_often_and_as_fast_as_on_the_native_backend(lift: WarpSim) -> None:
+def test_expert_success_and_speed_match_the_native_backend(lift: WarpSim) -> None:
     (solved, steps), (natively, native_steps) = expert_lengths("lift", lift), expert_lengths("lift", native("lift", 16))
     assert solved == natively == NUM_ENVS
     assert abs(steps - native_steps) < 1
@@ -125,8 +125,8 @@ def test_the_expert_lifts_as_often_and_as_fast_as_on_the_native_backend(lift: Wa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pick_place", "drawer"])
-def test_the_other_experts_succeed_nearly_as_often_as_on_the_native_backend(name: str) -> None:
-    """Natively all of them do. Here a carried cube that turned between the pads may have to be grasped again.
+def test_other_experts_succeed_nearly_as_often_as_on_the_native_backend(name: str) -> None:
+    """All native episodes succeed. On warp, a carried cube may turn between the pads and need a second grasp.
 
     Measured over 64 episodes: pick_place 62 solved in 30.4 steps on average (natively 64 in 25.4), drawer 64 in 20.8
     (64 in 21.0).
@@ -140,7 +140,7 @@ def test_the_other_experts_succeed_nearly_as_often_as_on_the_native_backend(name
 
 
 class Waits(TorchDispatchMode):
-    """Collects the operations for which the host of a GPU would have to wait."""
+    """Collects the operations that make the host wait for a GPU."""
 
     HOST_READS = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "_linalg_check_errors")
 
@@ -175,13 +175,13 @@ def test_a_step_waits_for_the_device_once_and_uploads_nothing(lift: WarpSim, mon
 
 
 class Exploding(Slider):
-    """Loses the physics when pushed to the left: the mass is thrown out of all bounds."""
+    """Diverges when pushed to the left: the control throws the mass out of all bounds."""
 
     def control(self, action: Array, state: BatchState) -> Array:
         return namespace(action).where(action < 0, -9e9, action)
 
 
-def test_a_diverged_environment_is_reset_and_never_a_success() -> None:
+def test_diverged_environment_is_reset_and_is_no_success() -> None:
     task = Exploding(max_episode_steps=20)
     task.model.actuator_ctrllimited[:] = 0
     sim = WarpSim(task, 5, device="cpu")
@@ -194,12 +194,12 @@ def test_a_diverged_environment_is_reset_and_never_a_success() -> None:
     assert not step.info["success"][2]
     assert step.reward[2] == 0.0
     assert torch.isfinite(step.final_obs["state"]).all()
-    assert step.final_obs["state"][2, 0] == -9e9  # the last good one
+    assert step.final_obs["state"][2, 0] == -9e9  # the last finite position
     assert step.obs["state"][2].tolist() == [0.0, 0.0, 0.0]
     torch.testing.assert_close(sim.step(torch.full((5, 1), 0.5)).reward[2], torch.tensor(0.5))
 
 
-def test_contacts_without_room_are_reported() -> None:
+def test_constraint_overflow_is_reported() -> None:
     sim = WarpSim(native("lift", 1).task, 2, device="cpu", constraints=12)
     sim.reset(0)
     with pytest.warns(RuntimeWarning, match="2 of 2 environments exceeded the capacity for constraints"):
@@ -209,7 +209,7 @@ def test_contacts_without_room_are_reported() -> None:
 
 
 class Sensing(Slider):
-    """Shows what its sensor reads instead of the speed."""
+    """Observes its position sensor and the time instead of the speed."""
 
     def __init__(self) -> None:
         super().__init__(noise=0.2)
@@ -221,30 +221,30 @@ class Sensing(Slider):
         return {"state": namespace(state.qpos).concat(parts, axis=1)}
 
 
-def test_sensors_lag_by_a_physics_step_and_are_fresh_after_a_reset_as_on_the_native_backend() -> None:
-    ours, theirs = WarpSim(Sensing(), 3, device="cpu"), MujocoSim(Sensing(), 3)
-    torch.testing.assert_close(ours.reset(0), theirs.reset(0))
+def test_sensors_lag_one_physics_step_and_are_fresh_after_reset_like_native() -> None:
+    on_warp, on_native = WarpSim(Sensing(), 3, device="cpu"), MujocoSim(Sensing(), 3)
+    torch.testing.assert_close(on_warp.reset(0), on_native.reset(0))
     action = torch.tensor([[1.0], [0.5], [-0.5]])
     for k in range(9):
         active = None if k % 3 else torch.tensor([True, False, True])
-        step, expected = ours.step(action, active), theirs.step(action, active)
+        step, expected = on_warp.step(action, active), on_native.step(action, active)
         torch.testing.assert_close(step.final_obs, expected.final_obs)
         torch.testing.assert_close(step.obs, expected.obs)
 
 
 @pytest.mark.slow
-def test_frames_are_those_of_the_native_backend(lift: WarpSim) -> None:
+def test_frames_match_the_native_backend(lift: WarpSim) -> None:
     reference = native("lift", NUM_ENVS)
     lift.reset(4)
     reference.reset(4)
-    ours, theirs = (sim.render("front", width=48, height=48, envs=2).int() for sim in (lift, reference))
-    assert ours.shape == (2, 3, 48, 48)
-    assert ((ours - theirs).abs() > 8).float().mean() < 0.01  # positions are rounded to single precision
+    on_warp, on_native = (sim.render("front", width=48, height=48, envs=2).int() for sim in (lift, reference))
+    assert on_warp.shape == (2, 3, 48, 48)
+    assert ((on_warp - on_native).abs() > 8).float().mean() < 0.01  # positions are rounded to single precision
     with pytest.raises(UserError, match="Did you mean 'front'"):
         lift.render("fromt")
 
 
-def test_what_the_backend_cannot_do_is_named() -> None:
+def test_unsupported_features_are_named() -> None:
     numpy_only, exact, squeezed = Slider(), Slider(), Slider()
     numpy_only.array_api, exact.needs_exact_engine = False, True
     squeezed.model.opt.solver = mujoco.mjtSolver.mjSOL_PGS

@@ -1,4 +1,4 @@
-"""Simulator wrappers by name: options, order, what they add for policies, and those of other packages."""
+"""Tests of simulator wrappers by name: options, order, added observations, and wrappers of other packages."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_a_wrapper_that_is_listed_twice_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("scaled")
-def test_a_wrapper_of_another_package_is_chosen_as_ours() -> None:
+def test_wrapper_of_another_package_is_selected_by_name() -> None:
     wrapper = WrapperSpec("scaled", {"factor": 3})
     sim = make_sim("toy/point_mass", SimOptions(num_envs=2, reward="shaped", wrappers=(wrapper,)))
     plain = make_sim("toy/point_mass", SimOptions(num_envs=2, reward="shaped"))

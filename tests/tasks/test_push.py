@@ -1,4 +1,4 @@
-"""The pushing toy: contract, expert, contact and what its camera shows."""
+"""Tests of the toy pushing task: contract, expert, contact model, camera image."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from robopolicy_tasks.toy.push import BLOCK, COLOURS, GRIPPER, push, render_tabl
 
 
 @pytest.mark.parametrize("cameras", [(), ("top",)])
-def test_it_keeps_the_simulator_contract(cameras):
+def test_push_satisfies_the_simulator_contract(cameras):
     def make(num_envs: int):
         return make_sim("toy/push", SimOptions(num_envs=num_envs, cameras=cameras, image_size=16))
 
@@ -27,7 +27,7 @@ def test_the_expert_succeeds_and_random_actions_do_not():
     assert expert.success.mean() > 0.95 and random.success.mean() < 0.1
 
 
-def test_a_touched_block_gives_way_along_the_line_of_centres():
+def test_touched_block_moves_along_the_line_of_centres():
     gripper, block = torch.tensor([[0.4, 0.0]]), torch.tensor([[0.4 + GRIPPER + BLOCK, 0.0]])
     moved, pushed = push(gripper, block, torch.tensor([[0.5, 0.0]]))
     assert moved[0].tolist() == pytest.approx([0.45, 0.0])
@@ -35,7 +35,7 @@ def test_a_touched_block_gives_way_along_the_line_of_centres():
     assert torch.equal(push(gripper, block, torch.tensor([[-0.5, 0.0]]))[1], block)
 
 
-def test_the_camera_shows_what_is_where():
+def test_camera_renders_each_object_at_its_position():
     picture = render_tables(torch.tensor([[0.25, 0.25]]), torch.tensor([[0.5, -0.25]]), 64, 64)[0]
     assert tuple(picture[:, 16, 16].tolist()) == COLOURS["gripper"]
     assert tuple(picture[:, 48, 32].tolist()) == COLOURS["block"]

@@ -1,4 +1,4 @@
-"""PushT: the closed-form model of pushing, the ways around the block, and gym-pusht under our contract."""
+"""Tests of PushT: the closed-form pushing model, paths around the block, and gym-pusht under the contract."""
 
 import math
 
@@ -18,14 +18,14 @@ def at(x: float = 256.0, y: float = 256.0, angle: float = 0.0) -> np.ndarray:
     return np.array([[x, y, angle]])
 
 
-def test_a_push_towards_the_centre_of_mass_moves_the_block_by_as_much_and_does_not_turn_it() -> None:
+def test_push_towards_the_centre_of_mass_translates_the_block_by_the_push_length() -> None:
     finger = BELOW + at()[:, :2]
     poses = tee.push(at(), finger, np.array([[0.0, 1.0]]), 40.0, 2.0)
     assert poses.shape == (20, 1, 3)
     np.testing.assert_allclose(poses[-1, 0], [256.0, 296.0, 0.0], atol=1e-9)
 
 
-def test_a_push_off_the_centre_of_mass_moves_and_turns_by_the_lever() -> None:
+def test_push_off_the_centre_of_mass_moves_and_turns_the_block_by_the_lever() -> None:
     """Depth d at lever r: the block moves by j = d / (1 + r^2 / I) and turns by j r / I."""
     lever, depth = 30.0, 0.5
     finger = at()[:, :2] + BELOW + [lever, depth]
@@ -33,10 +33,10 @@ def test_a_push_off_the_centre_of_mass_moves_and_turns_by_the_lever() -> None:
     impulse = depth / (1 + lever**2 / tee.INERTIA)
     np.testing.assert_allclose(moved, [256.0, 256.0 + impulse, impulse * lever / tee.INERTIA], atol=1e-12)
     touched = tee.clearance(tee.to_block(finger[:, None], moved[None]))
-    assert abs(float(touched[0, 0]) - tee.FINGER) < 0.01  # the contact point gave way as far as the finger came
+    assert abs(float(touched[0, 0]) - tee.FINGER) < 0.01  # the contact point moved as far as the finger
 
 
-def test_the_model_does_not_depend_on_where_the_block_is() -> None:
+def test_model_is_invariant_to_the_block_pose() -> None:
     turn, shift = 0.7, np.array([30.0, -40.0])
     rotation = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
     finger = np.array([[25.0, -58.0]])
@@ -53,14 +53,14 @@ def test_world_and_block_coordinates_are_inverse_and_the_goal_has_no_error() -> 
     assert tee.error(tee.GOAL[None] + [[3.0, 4.0, 0.0]]) == pytest.approx(5.0)
 
 
-def test_pushes_begin_clear_of_the_block_and_press_into_it() -> None:
+def test_pushes_start_clear_of_the_block_and_press_into_it() -> None:
     assert tee.clearance(planner.CONTACTS).max() < 1e-9
     outside = planner.CONTACTS - (tee.FINGER + planner.GAP) * planner.NORMALS
     assert (tee.clearance(outside) > tee.FINGER + 1.0).all()
     assert (tee.clearance(planner.CONTACTS + 4.0 * planner.NORMALS) > 2.9).all()  # inside, not beyond a corner
 
 
-def test_a_planned_push_brings_the_block_closer() -> None:
+def test_planned_pushes_bring_the_block_closer() -> None:
     rng = np.random.default_rng(0)
     pose = tee.GOAL + np.array([40.0, -30.0, 0.5])
     error = float(tee.error(pose[None])[0])
@@ -71,7 +71,7 @@ def test_a_planned_push_brings_the_block_closer() -> None:
     assert float(tee.error(pose[None])[0]) < 0.1 * error
 
 
-def test_the_way_leads_around_the_block() -> None:
+def test_waypoints_lead_around_the_block() -> None:
     pose = np.array([256.0, 256.0, 0.0])
     free = planner.waypoint(np.array([100.0, 100.0]), np.array([400.0, 100.0]), pose)
     assert free is not None and free.tolist() == [400.0, 100.0]
@@ -87,14 +87,14 @@ def test_the_way_leads_around_the_block() -> None:
     assert finger.tolist() == target.tolist()
 
 
-def test_every_place_at_the_block_can_be_reached() -> None:
-    """Also those between bar and stem, which no corner of the hull sees past the other corners."""
+def test_every_contact_point_is_reachable() -> None:
+    """This includes the points between bar and stem, which no corner of the hull sees past the other corners."""
     starts = tee.to_world(planner.CONTACTS - (tee.FINGER + planner.GAP) * planner.NORMALS, at(angle=0.4))[0]
     assert all(planner.waypoint(np.array([60.0, 60.0]), start, at(angle=0.4)[0]) is not None for start in starts)
 
 
-def test_a_push_pays_for_the_way_to_it_and_to_the_pushes_after_it() -> None:
-    """From this pose a useless push nearby once won over a good one on the other side, again and again."""
+def test_push_cost_includes_the_path_to_it_and_to_later_pushes() -> None:
+    """From this pose, the planner once repeatedly preferred a useless push nearby to a good one on the other side."""
     pose, finger = np.array([211.0, 357.0, 1.41]), np.array([198.0, 317.0])
     push = planner.plan(pose, finger, np.random.default_rng(0))
     assert push is not None
@@ -108,7 +108,7 @@ def gym_pusht() -> None:
 
 
 @pytest.mark.usefixtures("gym_pusht")
-def test_push_t_obeys_the_contract_and_shows_the_block() -> None:
+def test_push_t_satisfies_the_contract_and_observes_the_block() -> None:
     options = {"cameras": ("top",), "image_size": 32}
     sim = make_sim("push_t", SimOptions(num_envs=2, **options))
     shapes = {key: entry.shape for key, entry in sim.spec.observation.items()}
@@ -119,7 +119,7 @@ def test_push_t_obeys_the_contract_and_shows_the_block() -> None:
 
 
 @pytest.mark.usefixtures("gym_pusht")
-def test_near_starts_close_to_the_mark_and_clear_of_the_finger() -> None:
+def test_near_starts_close_to_the_goal_and_clear_of_the_finger() -> None:
     sim = make_sim("push_t/near", SimOptions(num_envs=2))
     assert sim.spec.max_episode_steps == 150
     offsets = []
@@ -172,7 +172,7 @@ def test_shaped_returns_are_the_best_coverage() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("gym_pusht")
-def test_the_expert_covers_the_mark() -> None:
+def test_expert_covers_the_goal() -> None:
     from robopolicy_tasks.push_t.expert import PushTExpert
 
     sim, expert = make_sim("push_t", SimOptions(num_envs=4)), PushTExpert()
@@ -186,7 +186,7 @@ def test_the_expert_covers_the_mark() -> None:
     assert solved == 4
 
 
-def test_without_gym_pusht_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gym_pusht_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named '{name}'")
 

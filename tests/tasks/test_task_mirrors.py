@@ -1,4 +1,4 @@
-"""What tasks declare of their symmetry holds: mirrored actions in a mirrored state lead to the mirrored next state."""
+"""Tests of declared task symmetries: mirrored actions in a mirrored state lead to the mirrored next state."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ ROBOTS = {"ant": robots.Ant, "swimmer": robots.Swimmer}
 
 
 def robot(short: str, mirrored: bool) -> MujocoSim:
-    """One robot at a start that is drawn from its own distribution, or at the image of that start."""
+    """Returns one robot at a start sampled from its initial distribution, or at the mirror image of that start."""
     task = ROBOTS[short](f"locomotion/{short}")
     assert task.mirror is not None
     first = task.initial(np.random.default_rng(3))
@@ -46,14 +46,14 @@ def follow(sim: VectorSim, other: VectorSim, steps: int) -> None:
 
 
 @pytest.mark.parametrize("short", ROBOTS)
-def test_a_robot_in_the_mirror_moves_as_the_mirror_shows(short: str) -> None:
+def test_mirrored_robot_follows_the_mirrored_trajectory(short: str) -> None:
     sim, other = robot(short, False), robot(short, True)
     sim.reset(0)
     other.reset(0)
     follow(sim, other, 30)
 
 
-def test_the_point_mass_in_the_mirror_moves_as_the_mirror_shows() -> None:
+def test_mirrored_point_mass_follows_the_mirrored_trajectory() -> None:
     sim, other = (PointMassSim(SimOptions(num_envs=4, reward="shaped")) for _ in range(2))
     obs = sim.reset(0)
     other.reset(0)

@@ -1,4 +1,4 @@
-"""The Go1 that follows commands: contract, readings against MuJoCo's own, rewards by hand, edits of the model."""
+"""Tests of the Go1 with velocity commands: contract, readings against MuJoCo, rewards by hand, model edits."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def stand(sim: MujocoSim, steps: int):
 
 
 def control_step(**values) -> ControlStep:
-    """A robot that stands at home with a command to stand."""
+    """Returns a robot at its home pose with a command to stand."""
     motion = BaseMotion(
         velocity=np.zeros((1, 3)), turning=np.zeros((1, 3)), gravity=np.array([[0.0, 0.0, -1.0]]),
         height=np.array([0.29]), joints=HOME[None], speeds=np.zeros((1, 12)), contact=np.ones((1, 4), bool),
@@ -48,14 +48,14 @@ def control_step(**values) -> ControlStep:
 
 
 @pytest.mark.parametrize("name", ["velocity/go1", "velocity/go1_randomized"])
-def test_the_task_keeps_the_simulator_contract(name: str):
+def test_task_satisfies_the_simulator_contract(name: str):
     sim = make_sim(name, SimOptions(num_envs=3, threads=1, reward="shaped"))
     for spec in sim.spec.observation.values():
         assert len(spec.names) == spec.shape[0] == len(set(spec.names))
     assert check_simulator(sim) == []
 
 
-def test_rotations_and_readings_are_those_of_mujoco():
+def test_rotations_and_readings_match_mujoco():
     sim = open_sim()
     task, rng = sim.task, np.random.default_rng(0)
     data = mujoco.MjData(task.model)
@@ -72,7 +72,7 @@ def test_rotations_and_readings_are_those_of_mujoco():
     np.testing.assert_allclose(motion.velocity[0], local[3:], atol=1e-12)
 
 
-def test_a_robot_at_its_home_stands_on_four_feet_and_succeeds_in_standing():
+def test_robot_at_home_stands_on_four_feet_and_succeeds():
     sim = open_sim()
     step = stand(sim, 999)
     assert not step.done.any()
@@ -84,12 +84,12 @@ def test_a_robot_at_its_home_stands_on_four_feet_and_succeeds_in_standing():
     assert step.truncated.all() and step.info["success"].all()
 
 
-def test_standing_is_no_success_where_the_command_is_to_walk():
+def test_standing_is_no_success_when_the_command_is_to_walk():
     step = stand(open_sim(command=(2 * MAX_MEAN_ERROR, 0, 0)), 1000)
     assert step.truncated.all() and not step.info["success"].any()
 
 
-def test_a_robot_on_its_side_has_fallen():
+def test_robot_on_its_side_terminates_with_a_penalty():
     sim = open_sim(reward="shaped")
     sim.engine.states[0, 4:8] = np.sqrt(0.5), np.sqrt(0.5), 0, 0
     step = stand(sim, 1)
@@ -97,14 +97,14 @@ def test_a_robot_on_its_side_has_fallen():
     assert float(step.reward[0]) < rewards.TERMINATION_PENALTY + 0.05
 
 
-def test_the_tracking_reward_is_1_5_per_second_at_the_command_and_shrinks_away_from_it():
+def test_tracking_reward_is_1_5_per_second_at_the_command_and_decreases_with_error():
     wanted = {"command": [[0.5, -0.2, 0.4]], "velocity": [[0.5, -0.2, 0.1]], "turning": [[0.0, 0.0, 0.4]]}
     assert rewards.total(rewards.TRACKING, control_step(**wanted)) == pytest.approx(1.5)
     off = rewards.total(rewards.TRACKING, control_step(**wanted | {"velocity": [[0.0, -0.2, 0.1]]}))
     assert off == pytest.approx(np.exp(-1) + 0.5)
 
 
-def test_style_terms_by_hand():
+def test_style_terms_match_hand_computed_values():
     assert rewards.total(rewards.STYLE, control_step()) == 0
     assert rewards.flat_orientation_l2(control_step(gravity=[[0.6, 0.0, -0.8]])) == pytest.approx(0.36)
     torque, speeds = np.full((1, 12), 2.0), np.full((1, 12), -0.5)
@@ -126,7 +126,7 @@ def test_commands_and_last_actions_are_observed():
     assert torch.allclose(state[0, -3:], torch.tensor([0.3, -0.1, 0.7]))
 
 
-def test_feet_in_the_air_count_their_time():
+def test_air_time_counts_the_time_of_feet_in_the_air():
     sim = open_sim()
     sim.engine.states[:, 3] = 0.6  # [m]; falls for a while
     stand(sim, 6)
@@ -134,7 +134,7 @@ def test_feet_in_the_air_count_their_time():
 
 
 @pytest.mark.parametrize("backend", ["mujoco", "mujoco-exact"])
-def test_every_episode_has_its_own_ground_and_payload_also_after_resuming(backend: str):
+def test_every_episode_has_its_own_friction_and_payload_even_after_resume(backend: str):
     sim = make_sim("velocity/go1_randomized", SimOptions(num_envs=3, backend=backend, threads=1))
     sim.reset(0)
     masses = [model.body_mass.sum() for model in sim.engine.models]
@@ -150,12 +150,12 @@ def test_every_episode_has_its_own_ground_and_payload_also_after_resuming(backen
         assert torch.equal(left.obs["state"], right.obs["state"])
 
 
-def test_the_nominal_robot_is_stepped_with_one_model():
+def test_nominal_robots_share_one_model():
     sim = open_sim(num_envs=3)
     assert not sim.engine.edits and len({id(model) for model in sim.engine.models}) == 1
 
 
-def test_a_payload_presses_on_the_feet_and_a_push_moves_the_robot():
+def test_payload_adds_weight_on_the_feet_and_push_moves_the_robot():
     heavy = open_sim(Randomization(payload=(3.0, 3.0)))
     stand(heavy, 200)
     weight = sum(heavy.state().sensor(f"{foot}_touch")[:, 0] for foot in FEET)
@@ -186,7 +186,7 @@ def test_training_ranges_contain_the_nominal_robot():
 
 
 def symmetric_sim(start: ResetState, command: np.ndarray) -> MujocoSim:
-    """The robot without the small asymmetries of its inertias, in one episode that starts as told."""
+    """Returns the robot without the small asymmetries of its inertias; every episode begins at `start`."""
     task = Go1("velocity/test", "shaped", commands=np.tile(command, (4, 1)))
     uneven = [task.model.body("trunk").id, *(task.model.body(f"{foot}_calf").id for foot in FEET)]
     task.model.body_ipos[uneven, 1] = 0.0
@@ -196,7 +196,7 @@ def symmetric_sim(start: ResetState, command: np.ndarray) -> MujocoSim:
     return MujocoSim(task, 1, threads=1)
 
 
-def test_the_robot_in_the_mirror_moves_as_the_mirror_shows():
+def test_mirrored_robot_follows_the_mirrored_trajectory():
     command = np.array([0.4, -0.3, 0.5])
     start = Go1("velocity/test").initial(np.random.default_rng(0))
     legs = lambda x: Go1.mirror.action(torch.from_numpy(x)).numpy()  # noqa: E731

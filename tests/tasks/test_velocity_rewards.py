@@ -1,4 +1,4 @@
-"""Reward terms for following velocity commands, by hand: one robot told to walk slowly, one to stand."""
+"""Tests of velocity rewards against hand-computed values: a slow command and a command to stand."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from robopolicy_tasks.velocity.rewards import ControlStep
 
 
 def joints(*rows: list[float]) -> np.ndarray:
-    """Values of the first leg `(N, 12)`; the other legs have 0."""
+    """Returns `(N, 12)` joint values: the given ones for the first leg, 0 for the other legs."""
     return np.array([row + [0.0] * 9 for row in rows])
 
 
@@ -50,11 +50,11 @@ TERMS = {
 
 
 @pytest.mark.parametrize("term", [*rewards.TRACKING, *rewards.STYLE], ids=lambda term: term.__name__)
-def test_each_term_is_the_number_by_hand(term) -> None:
+def test_each_term_equals_the_hand_computed_value(term) -> None:
     np.testing.assert_allclose(term(STEP), TERMS[term.__name__], rtol=1e-12, atol=1e-12)
 
 
-def test_tracking_is_rewarded_and_style_costs() -> None:
+def test_totals_equal_the_weighted_sums_of_terms() -> None:
     np.testing.assert_allclose(rewards.total(rewards.TRACKING, STEP)[1], np.exp(-1.0) + 0.5 * np.exp(-4.0))
     costs = 0.04 + 0.05 * 5 + 2.5 * 0.36 + 2e-4 * 5 + 1e-3 * 8 + 0.01 * 9.25 + 0.5 * 0.014 + 0.1 * 5 + 0.5 * 0.47
     np.testing.assert_allclose(rewards.total(rewards.STYLE, STEP)[0], 5.0 * 0.36 - costs)

@@ -1,4 +1,4 @@
-"""A small text policy and a pretrained model in a folder."""
+"""Fixtures of a small text policy and of a folder with a pretrained model."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Annotators: other rollouts at the same tasks, and other probabilities."""
+"""Tests of annotators: additional rollouts of the same tasks, and additional probabilities."""
 
 import copy
 import threading
@@ -19,19 +19,19 @@ from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import Calculator
 from robopolicy_tasks.text.grid import Grid, Waypoints
 
-READERS = {"remax": ["greedy"], "single_stream": ["half_life"]}  # recipe -> what is found for it beside its rollouts
-MORE = ("gigpo", "optimal_token_baseline")  # recipes that read what the environment or the model shows
+READERS = {"remax": ["greedy"], "single_stream": ["half_life"]}  # recipe -> its annotators
+MORE = ("gigpo", "optimal_token_baseline")  # recipes that read outputs of the environment or the model
 
 
 @pytest.mark.parametrize("recipe", READERS)
-def test_recipes_say_what_they_read_alongside(recipe):
+def test_recipes_list_their_annotators(recipe):
     algorithm, _ = learner(Arithmetic(), recipe, group_size=2)
     assert list(algorithm.annotators()) == READERS[recipe]
-    assert not requested_annotators({**DEFAULTS, **read_recipe("ppo")})  # its critic knows the value
+    assert not requested_annotators({**DEFAULTS, **read_recipe("ppo")})  # its critic estimates the value
 
 
 @pytest.mark.parametrize("recipe", [*READERS, *MORE])
-def test_recipes_that_read_more_than_their_rollouts_run(recipe):
+def test_recipes_with_additional_inputs_run(recipe):
     algorithm, feed = learner(Arithmetic(), recipe, prompts_per_update=2)
     for _ in range(2):
         metrics = algorithm.update(feed.next(algorithm))
@@ -41,13 +41,13 @@ def test_recipes_that_read_more_than_their_rollouts_run(recipe):
 
 @pytest.mark.parametrize("task", [Grid(), Calculator(), Waypoints()], ids=lambda task: task.name)
 @pytest.mark.parametrize("recipe", ["gigpo"])
-def test_conversations_have_moments(recipe, task):
+def test_gigpo_runs_on_conversations(recipe, task):
     algorithm, feed = learner(task, recipe, prompts_per_update=2, group_size=2)
     algorithm.update(feed.next(algorithm))
     feed.close()
 
 
-def test_the_greedy_reward_is_that_of_the_greedy_answer():
+def test_greedy_reward_is_the_reward_of_the_greedy_answer():
     algorithm, _feed, envs, rows = completed(Scale(), "remax")
     prompts = [algorithm.policy.tokenizer.prompt([str(key)]) for key in rows.group.tolist()]
     likeliest = algorithm.policy.generate(prompts, deterministic=True).completions()
@@ -55,14 +55,14 @@ def test_the_greedy_reward_is_that_of_the_greedy_answer():
     assert not envs.current.deterministic
 
 
-def test_the_greedy_answers_are_asked_for_anew_in_every_batch():
+def test_greedy_answers_are_generated_for_every_batch():
     annotator, answers = GreedyReward(), iter([[0.0], [1.0]])
     annotator.compute = lambda envs, tasks: next(answers)
     trajectories, rows = [SimpleNamespace(task=Task(0))], Decisions(torch.zeros(1, 1))
     assert [annotator(None, trajectories, rows).extra["greedy"].tolist() for _ in range(2)] == [[0.0], [1.0]]
 
 
-def test_drift_is_the_change_on_the_last_rollout():
+def test_drift_is_the_logp_change_on_the_last_rollout():
     algorithm, feed, envs, rows = completed(Scale(), "single_stream")
     assert rows.extra["drift"].eq(0).all()
     trajectories = list(feed._batch.trajectories)

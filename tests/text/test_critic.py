@@ -1,4 +1,4 @@
-"""Values of text: a head on hidden states, returns worked out by hand, and recipes with a critic."""
+"""Tests of text critics: the value head on hidden states, hand-computed returns, and recipes with a critic."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from robopolicy.text.text_env import score
 from robopolicy.text.value_head import ValueHead, score_with_value
 
 
-def test_a_fresh_head_says_zero_and_the_scores_are_the_same():
+def test_new_value_head_outputs_zero_and_leaves_scores_unchanged():
     algorithm, feed = learner("ppo")
     batch = feed.next(algorithm)
     out, value = score_with_value(algorithm.policy, algorithm.critic, batch)
@@ -23,7 +23,7 @@ def test_a_fresh_head_says_zero_and_the_scores_are_the_same():
     assert value.shape == batch.shape and not value.any()
 
 
-def test_values_are_read_before_the_token_they_belong_to():
+def test_value_of_a_token_uses_only_earlier_tokens():
     algorithm, feed = learner("ppo")
     batch = feed.next(algorithm)
     for parameter in algorithm.critic.parameters():
@@ -31,7 +31,7 @@ def test_values_are_read_before_the_token_they_belong_to():
     _, value = score_with_value(algorithm.policy, algorithm.critic, batch)
     row, column = batch.valid().nonzero()[-1].tolist()
     tokens = batch.extra["tokens"].clone()
-    tokens[row, int(batch.extra["start"][row]) + column] += 1  # the last choice itself
+    tokens[row, int(batch.extra["start"][row]) + column] += 1  # the last chosen token
     changed = batch.with_fields(extra={**batch.extra, "tokens": tokens})
     assert torch.equal(score_with_value(algorithm.policy, algorithm.critic, changed)[1], value)
     assert not value[~batch.valid()].any() and value[batch.valid()].std() > 0
@@ -41,7 +41,7 @@ def plain(**start):
     return Recipe.from_dict({"title": "t", "advantage_source": {"name": "gae", **start}, "critic": {"clip": 0.2}})
 
 
-def test_returns_by_hand():
+def test_value_targets_equal_hand_computed_returns():
     # errors: 0.9 * 0.25 - 0.5 = -0.275, 0.9 * 1 - 0.25 = 0.65, 2 - 1 = 1; trace 0.9 * 0.5 = 0.45
     last, middle = 1.0, 0.65 + 0.45 * 1.0
     first = -0.275 + 0.45 * middle
@@ -51,7 +51,7 @@ def test_returns_by_hand():
 
 
 def test_on_two_clocks_tokens_of_one_message_share_a_moment():
-    # POAD: inside the second message neither discount nor, with inner_lam 1, decay; between messages 0.9 and 0.5
+    # POAD: no discount and, with inner_lam 1, no decay inside the second message; 0.9 and 0.5 between messages
     last, middle = 1.0, (1.0 - 0.25) + 1.0
     first = (0.9 * 0.25 - 0.5) + 0.45 * middle
     target, _ = plain(gamma=0.9, lam=0.5, inner_gamma=1.0, inner_lam=1.0).value_targets(rows())
@@ -64,7 +64,7 @@ def test_a_critic_of_units_is_fitted_where_they_begin():
     assert target[fitted].tolist() == [2.0, 2.0]
 
 
-def test_the_loss_counts_the_larger_error_of_a_clipped_value():
+def test_clipped_value_loss_uses_the_larger_error():
     batch, target = rows(), torch.full((1, 4), 1.0)
     value = torch.tensor([[1.0, 7.0, 0.25, 1.3]])  # moved by 0.5, not at all, 0.3
     bounded = torch.tensor([0.7, 0.25, 1.2])
@@ -95,14 +95,14 @@ def test_critic_and_its_optimiser_are_restored():
     again.load_state_dict(algorithm.state_dict())
     for one in (algorithm, again):
         one.update(batch)
-    for mine, theirs in zip(algorithm.critic.parameters(), again.critic.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
+    for original, restored in zip(algorithm.critic.parameters(), again.critic.parameters(), strict=True):
+        assert torch.equal(original, restored)
     assert all(
         torch.equal(value, again.policy.state_dict()[key]) for key, value in algorithm.policy.state_dict().items()
     )
 
 
-def test_policies_without_a_critic_have_none_and_pretrained_ones_can():
+def test_recipes_without_a_critic_create_none():
     algorithm, _ = learner("grpo")
     assert algorithm.critic is None and "critic" not in algorithm.state_dict()
 

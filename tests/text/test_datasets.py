@@ -1,4 +1,4 @@
-"""Files of prompts, demonstrations, pairs and logs: what they may hold, and learning from them."""
+"""Tests of prompt, demonstration, pair and log files: validation of rows, and learning from them."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def test_pairs_and_logs_become_groups(tmp_path):
     assert conversation[0].messages == ["a", "b", "c", "d"]
 
 
-def test_a_text_may_hold_any_end_of_a_line_but_that_of_the_file(tmp_path):
+def test_texts_may_contain_unicode_line_separators(tmp_path):
     file = tmp_path / "x.jsonl"
     file.write_text('{"prompt": "a\u2028b\x85c", "chosen": "x", "rejected": "y"}\n', encoding="utf-8")
     assert read_pairs(str(file))[0].messages == ["a\u2028b\x85c", "x"]
@@ -80,7 +80,7 @@ def test_a_text_may_hold_any_end_of_a_line_but_that_of_the_file(tmp_path):
         ),
     ],
 )
-def test_what_does_not_fit_is_said_with_its_place(read, rows, message, tmp_path):
+def test_invalid_rows_are_reported_with_their_location(read, rows, message, tmp_path):
     with pytest.raises(UserError, match=r"x\.jsonl") as caught:
         read(written(tmp_path / "x.jsonl", rows))
     assert message in str(caught.value) and "\n" not in str(caught.value)
@@ -97,7 +97,7 @@ def test_what_does_not_fit_is_said_with_its_place(read, rows, message, tmp_path)
         ("x.parquet", "no", "cannot be read"),
     ],
 )
-def test_files_that_are_none(name, text, message, tmp_path):
+def test_unreadable_files_are_refused(name, text, message, tmp_path):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=message):
         read_rows(str(tmp_path / name))
@@ -117,7 +117,7 @@ def test_a_file_of_prompts_is_a_task(tmp_path):
     with pytest.raises(UserError, match=r"must end with \.jsonl or \.parquet"):
         make_sim(f"prompts/{tmp_path / 'x.jsonl'}:a", SimOptions())
     small = TextPolicy(TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (4096,)}, 1024))
-    small.check_fits(1 + 4096, 1024)  # it has room for what the task needs
+    small.check_fits(1 + 4096, 1024)  # the context is long enough for the task
     with pytest.raises(UserError, match="'verify' must be one of exact, number, math"):
         make_sim(f"prompts/{written(tmp_path / 'y.jsonl', [{**rows[0], 'verify': 'x'}])}", SimOptions())
     with pytest.raises(UserError, match="'verify' must be one of exact, number, math"):
@@ -160,7 +160,7 @@ def test_recipes_learn_from_files(recipe, tmp_path):
         ("text_sft", [{"prompt": "p" * 62, "completion": "c"}], "row 1 has 65 tokens, more"),
     ],
 )
-def test_what_is_longer_than_the_model_can_read_is_refused_with_its_row(recipe, rows, message, tmp_path):
+def test_rows_longer_than_the_context_are_refused_with_their_number(recipe, rows, message, tmp_path):
     file = written(tmp_path / "x.jsonl", rows)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2, context=64), PolicySpec({"text": (16,)}, 6))
     if recipe == "text_sft":

@@ -1,4 +1,4 @@
-"""Another engine writes: its log-probabilities are the behaviour's, and the mismatch is weighted once."""
+"""Tests of external engines: behaviour log-probabilities come from the engine, and one weight corrects the mismatch."""
 
 import sys
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from robopolicy.text.sim import TextSim
 from robopolicy.training.text_rollout_source import TextRolloutSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
 
-SHIFT = 1.1  # nats by which the stand-in is less sure of every second token
+SHIFT = 1.1  # [nats] by which the stand-in lowers the log-probability of every second token
 
 
 class StandIn:
@@ -60,7 +60,7 @@ def test_the_mismatch_of_an_engine_is_a_truncated_weight(learner):
     feed.close()
 
 
-def test_an_engine_gets_the_weights_of_every_update(learner):
+def test_engine_loads_the_weights_of_every_update(learner):
     feed = TextRolloutSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), learner, seed=0)
     for _ in range(3):
         learner.update(feed.next(learner))
@@ -68,7 +68,7 @@ def test_an_engine_gets_the_weights_of_every_update(learner):
     feed.close()
 
 
-def test_recipes_keep_a_cap_of_their_own():
+def test_recipes_keep_their_own_importance_cap():
     assert with_importance_cap(read_recipe("grpo"), 3.0)["estimator"]["importance_cap"] == 3.0
     own = read_recipe("grpo")
     own["estimator"]["importance_cap"] = 2.0
@@ -78,7 +78,7 @@ def test_recipes_keep_a_cap_of_their_own():
 
 
 class FakeLLM:
-    """What of vLLM's interface we use, answering `7` and the end."""
+    """The part of vLLM's interface that the engine uses; every answer is `7` and the end token."""
 
     def __init__(self, **settings):
         self.settings, self.asked, self.resets = settings, None, 0
@@ -97,7 +97,7 @@ class FakeLLM:
         self.resets += 1
 
 
-def test_vllm_is_asked_for_tokens_and_what_they_were_drawn_with(monkeypatch):
+def test_vllm_returns_tokens_with_their_sampling_log_probabilities(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=FakeLLM, SamplingParams=SimpleNamespace))
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2), SPEC)
     engine = VLLM(policy)
@@ -114,7 +114,7 @@ def test_vllm_is_asked_for_tokens_and_what_they_were_drawn_with(monkeypatch):
     assert "model.embed_tokens.weight" in engine._llm.loaded and engine._llm.resets == 1
 
 
-def test_what_an_engine_cannot_do_raises(monkeypatch):
+def test_missing_or_unknown_engines_raise(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(UserError, match=r"pip install 'robopolicy\[vllm\]'"):
         VLLM(TextPolicy(TextConfig(width=16, layers=1, heads=2), SPEC))

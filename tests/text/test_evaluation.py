@@ -1,4 +1,4 @@
-"""pass@k of text policies, in functions and on the command line."""
+"""Tests of pass@k for text policies, in functions and on the command line."""
 
 import json
 
@@ -45,7 +45,7 @@ def test_eval_prints_accuracy_and_pass_at_k(tmp_path, capsys):
     assert found["samples"] == 4 and set(found["pass_at"]) == {"1", "2", "4"}
 
 
-def test_eval_refuses_what_makes_no_sense(tmp_path, capsys):
+def test_eval_refuses_invalid_arguments(tmp_path, capsys):
     obs = {"text": pack(["1+1="], 16)[:, None]}
     save_checkpoint(tmp_path / "a", policy(), task="text/arithmetic", obs_sample=obs)
     assert main(["eval", str(tmp_path / "a"), "--samples", "-1"]) == 2

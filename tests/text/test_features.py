@@ -1,4 +1,4 @@
-"""Hidden states and attention of conversations, as recipes read them."""
+"""Tests of the features that recipes read from hidden states of conversations."""
 
 import torch
 
@@ -11,7 +11,7 @@ def rows_of(policy):
     return policy.pad_rows(prompts, [[*b"2", 258], [*b"abcdef", 258]])
 
 
-def test_collisions_are_sums_of_squares_at_the_temperature(policy):
+def test_collisions_are_sums_of_powers_at_the_temperature(policy):
     record = rows_of(policy)
     temperatures = torch.tensor([0.5, 2.0])
     rows = Decisions(

@@ -1,4 +1,4 @@
-"""What was drawn is scored as it was drawn, whatever stood beside it."""
+"""Tests of generation: scoring reproduces the sampling log-probabilities, for any other rows in the batch."""
 
 import pytest
 import torch
@@ -54,8 +54,8 @@ def test_the_policy_contract_scores_its_own_samples(policy):
     torch.testing.assert_close(policy.decisions(obs, sample.record).logp, sample.logp, rtol=0, atol=2e-5)
 
 
-def test_a_row_does_not_depend_on_its_company(policy):
-    """Streams per row, and rows that leave the batch early: only rounding may differ."""
+def test_rows_do_not_depend_on_the_batch(policy):
+    """Rows have separate random streams and leave the batch early: only rounding may differ."""
     alone = [policy.generate([row], PerRowGenerator([seed], [0])) for seed, row in enumerate(tokens_of(policy))]
     together = policy.generate(tokens_of(policy), PerRowGenerator(range(3), [0] * 3))
     assert [made.completions()[0] for made in alone] == together.completions()
@@ -71,7 +71,7 @@ def test_rows_that_have_ended_leave_the_batch(policy, monkeypatch):
         return inner(model, tokens, *args, **named)
 
     monkeypatch.setattr(generation, "run_body", watched)
-    with torch.no_grad():  # byte 258 ends; make it likely
+    with torch.no_grad():  # token 258 ends a message; make it likely
         policy.model.get_output_embeddings().weight[258] = 0
     prompts = tokens_of(policy, repeats=32)
     made = policy.generate(prompts, torch.Generator().manual_seed(3), temperature=9.0, budget=40)
@@ -82,16 +82,16 @@ def test_rows_that_have_ended_leave_the_batch(policy, monkeypatch):
     torch.testing.assert_close(rescored(policy, prompts, made, 9.0).logp, made.logp, rtol=0, atol=2e-5)
 
 
-def test_greedy_tokens_are_those_of_transformers(policy):
+def test_greedy_tokens_match_transformers(policy):
     for row in tokens_of(policy):
         made = policy.generate([row], deterministic=True)
         inputs = torch.tensor([row])
-        theirs = policy.model.generate(inputs, max_new_tokens=12, do_sample=False, eos_token_id=258, pad_token_id=256)
-        expected = theirs[0, len(row) :].tolist()
+        output = policy.model.generate(inputs, max_new_tokens=12, do_sample=False, eos_token_id=258, pad_token_id=256)
+        expected = output[0, len(row) :].tolist()
         assert made.completions()[0] == expected
 
 
-def test_draws_follow_the_distribution(policy):
+def test_samples_follow_the_distribution(policy):
     made = policy.generate(tokens_of(policy, ["1+1="], 4000), torch.Generator().manual_seed(0), budget=1)
     with torch.no_grad():
         p = policy.model(input_ids=torch.tensor(tokens_of(policy, ["1+1="]))).logits[0, -1].softmax(0)

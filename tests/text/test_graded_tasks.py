@@ -1,4 +1,4 @@
-"""Tasks that grade more than success, judges among them, and the recipes that ask for these grades."""
+"""Tests of tasks that grade more than success, including judges, and of the recipes that require these grades."""
 
 import pytest
 from graded_tasks import check_solutions_solve_and_fit
@@ -21,7 +21,7 @@ def small(seed=0):
 
 
 def graded(task, seed, *messages):
-    """Grades of messages, the last turn, and the episode."""
+    """Returns the grades of each message, and the last turn."""
     episode = task.episode(seed)
     turns = [episode.step(message) for message in messages]
     return [turn.metrics for turn in turns], turns[-1]
@@ -31,11 +31,11 @@ TASKS = (Grid(), Pits(), Waypoints(), Calculator())
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_solutions_solve_and_fit(task):
+def test_solutions_succeed_and_fit_the_limits(task):
     check_solutions_solve_and_fit(task)
 
 
-def test_moves_are_graded_by_the_way_that_is_left():
+def test_moves_are_graded_by_the_remaining_distance():
     episode = Grid().episode(0)
     before = episode.far[episode.at]
     word = episode.demonstration()[0]
@@ -47,11 +47,11 @@ def test_moves_are_graded_by_the_way_that_is_left():
     assert before == len(episode.demonstration()) and "safe" not in grades[0]
 
 
-def test_ways_lead_around_pits():
+def test_distances_go_around_pits():
     far = distances((3, 1), [(1, 1)])
     assert far[(0, 1)] == 5 and far[(2, 1)] == 1  # straight ahead it would be 3
-    beside = [far[(0, 1)], far[(2, 1)], far[(1, 0)], far[(1, 2)]]
-    assert far[(1, 1)] > max(beside) and len(far) == SIZE * SIZE
+    neighbours = [far[(0, 1)], far[(2, 1)], far[(1, 0)], far[(1, 2)]]
+    assert far[(1, 1)] > max(neighbours) and len(far) == SIZE * SIZE
     seed = next(seed for seed in range(100) if (w := Pits().episode(seed)).far[w.at] == 5 and w.at[1] == w.goal[1])
     walk = Pits().episode(seed)
     ahead = "e" if walk.goal[0] > walk.at[0] else "w"
@@ -59,7 +59,7 @@ def test_ways_lead_around_pits():
     assert turn.success and min(grade["safe"] for grade in grades) == 0.0
 
 
-def test_announced_places_are_subgoals():
+def test_announced_waypoints_are_subgoals():
     seed = next(seed for seed in range(100) if len(Waypoints().episode(seed).demonstration()) == 6)
     responses = Waypoints().episode(seed).demonstration()
     places = [len(word) == 2 for word in responses]
@@ -74,7 +74,7 @@ def test_announced_places_are_subgoals():
     assert torch.equal(rows.extra["switch"], rows.extra["subgoal"]) and subgoal.any() and (own & ~subgoal).any()
 
 
-def test_a_message_that_cannot_be_scored_announces_nothing():
+def test_message_with_a_failed_reward_has_no_subgoal():
     env = TextEnv(small(), Waypoints(), torch.Generator().manual_seed(0))
     trajectory = env.rollout([Task(3, payload=3)], units=1)[0]
     conversation = trajectory.record
@@ -84,7 +84,7 @@ def test_a_message_that_cannot_be_scored_announces_nothing():
     assert conversation.reward_failed and not env.trajectories_of([conversation])[0].decisions.extra["subgoal"].any()
 
 
-def test_answers_rest_on_the_tool_where_it_told_them():
+def test_answers_are_grounded_only_after_a_tool_call():
     task = Calculator()
     right = task.episode(0).answer
     (call, answer), turn = graded(task, 0, "?", right)
@@ -93,7 +93,7 @@ def test_answers_rest_on_the_tool_where_it_told_them():
     assert turn.success and alone["grounding"] == 0.0
 
 
-def test_the_worst_message_is_to_blame():
+def test_blamed_unit_is_the_worst_message():
     policy = small()
     env = TextEnv(policy, Grid(), torch.Generator().manual_seed(0))
     trajectories = env.rollout([Task(seed, payload=seed) for seed in range(12)])

@@ -1,4 +1,4 @@
-"""Messages of a form: what may come next, what is written, scored and learned under it."""
+"""Tests of generation under a grammar."""
 
 import torch
 
@@ -12,7 +12,7 @@ def untrained(budget=6):
 
 
 def test_a_grammar_that_allows_everything_changes_nothing():
-    """Limit of ShIOEnv (Ragsdale and Boppana 2025)."""
+    """The test checks a limit of ShIOEnv (Ragsdale and Boppana 2025)."""
     policy = untrained()
     prompts, everything = [policy.tokenizer.prompt(["1+1="])] * 4, torch.ones(policy.vocabulary, dtype=torch.bool)
     written = policy.generate(prompts, torch.Generator().manual_seed(1), allowed=lambda _: everything)

@@ -1,4 +1,4 @@
-"""Programs for a Panda: the language, what programs lead to, and that what they lead to is their own affair."""
+"""Tests of Panda programs: the language, the results of programs, and independence of the batch."""
 
 import numpy as np
 import pytest
@@ -25,11 +25,11 @@ def task():
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_programs_are_written_as_they_are_read(program):
+def test_programs_round_trip_through_text(program):
     assert parse(";".join(map(str, parse(program)))) == parse(program)
 
 
-def test_places_are_told_from_an_anchor():
+def test_places_are_relative_to_an_anchor():
     (carry,) = parse("carry pad back 12")
     assert carry == RobotCommand("carry", Place("pad", "back", 12))
     assert carry.place is not None
@@ -39,14 +39,14 @@ def test_places_are_told_from_an_anchor():
 @pytest.mark.parametrize(
     "program", ["", "grasp;", "jump", "carry", "carry cup", "carry pad left", "carry pad up 5", "lift 3", "lift;" * 9]
 )
-def test_what_is_not_in_the_language_fails_its_episode(task, program):
+def test_invalid_programs_fail_their_episode(task, program):
     with pytest.raises(ProgramError):
         parse(program)
     turn = task.episode(3).step(program)
     assert turn.done and not turn.success and turn.reward == 0.0
 
 
-def test_solutions_solve(task):
+def test_solutions_succeed(task):
     episodes = [task.episode(seed) for seed in range(24)]
     solutions = [episode.demonstration()[0] for episode in episodes]
     task.prepare(episodes, solutions)
@@ -57,18 +57,18 @@ def test_solutions_solve(task):
     assert max(len(episode.prompt) for episode in episodes) <= task.prompt_bytes
 
 
-def test_programs_that_do_something_else_fail(task):
-    beside = next(seed for seed in range(50) if (place := task.episode(seed).instruction.place) and place.centimetres)
-    place = task.episode(beside).instruction.place
+def test_wrong_programs_fail(task):
+    chosen = next(seed for seed in range(50) if (place := task.episode(seed).instruction.place) and place.centimetres)
+    place = task.episode(chosen).instruction.place
     off = Place(place.anchor, place.direction, place.centimetres + 1)
     wrong = ["grasp", "grasp;lift", f"grasp;carry {off};release", f"grasp;carry {place}", f"carry {place};release"]
-    episodes = [task.episode(beside) for _ in wrong]
+    episodes = [task.episode(chosen) for _ in wrong]
     task.prepare(episodes, wrong)
     assert not any(episode.step(program).success for episode, program in zip(episodes, wrong, strict=True))
 
 
-def test_company_changes_nothing(task):
-    """A program leads to the same moment alone, in a batch, and a command at a time."""
+def test_results_do_not_depend_on_the_batch(task):
+    """A program leads to the same result alone, in a batch, and one command at a time."""
     wanted = [(seed, tuple(parse(program))) for seed in (1, 2) for program in PROGRAMS[:3]]
     together = task.after(wanted)
     alone = Panda()
@@ -79,7 +79,7 @@ def test_company_changes_nothing(task):
     alone.close()
 
 
-def test_a_miss_is_felt_and_mended():
+def test_failed_grasp_is_reported_and_can_be_repeated():
     task = PandaTurns()
     seed = next(seed for seed in range(50) if task.episode(seed).instruction.grasp_error)
     episode = task.episode(seed)
@@ -94,7 +94,7 @@ def test_a_miss_is_felt_and_mended():
     task.close()
 
 
-def test_they_play_in_the_simulator_and_in_the_env():
+def test_panda_turns_run_in_the_simulator_and_in_the_env():
     sim = make_sim("text/panda_turns", SimOptions(num_envs=3))
     sim.reset(0)
     step = sim.step(pack(["grasp", "jump", "grasp"], sim.spec.action_dim))

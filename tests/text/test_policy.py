@@ -1,4 +1,4 @@
-"""The text policy: checkpoints, pretrained folders, chat templates, LoRA, gradient checkpointing, imitation."""
+"""Tests of the text policy: checkpoints, pretrained folders, chat templates, LoRA, imitation, shared prompts."""
 
 import pytest
 import torch
@@ -17,13 +17,13 @@ def observed(texts=TEXTS):
     return {"text": pack(texts, 48)[:, None]}
 
 
-def test_texts_survive_the_wire():
+def test_texts_round_trip_through_packing():
     assert unpack(pack(TEXTS, 48)) == list(TEXTS)
-    assert unpack(pack(["grüß"], 3)) == ["gr"]  # half a letter is left out
+    assert unpack(pack(["grüß"], 3)) == ["gr"]  # an incomplete character is dropped
 
 
 @pytest.mark.parametrize("source", ["bytes", "folder"])
-def test_a_checkpoint_holds_everything(source, policy, folder, tmp_path):
+def test_checkpoint_restores_the_policy(source, policy, folder, tmp_path):
     if source == "folder":
         policy = TextPolicy(TextConfig(pretrained=str(folder), template="chat"), SPEC)
     save_checkpoint(tmp_path / "c", policy, task="text/arithmetic", obs_sample=observed())
@@ -52,13 +52,13 @@ def test_loading_is_strict(policy, tmp_path):
         load_policy(tmp_path / "c")
 
 
-def test_a_pretrained_folder_keeps_its_weights_and_loses_its_dropout(folder):
+def test_pretrained_folder_loads_without_dropout(folder):
     policy = TextPolicy(TextConfig(pretrained=str(folder)), SPEC).train()
     sample = policy.sample(observed(), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(policy.decisions(observed(), sample.record).logp, sample.logp, rtol=0, atol=2e-5)
 
 
-def test_the_chat_template_places_the_messages(folder):
+def test_chat_template_formats_the_messages(folder):
     policy = TextPolicy(TextConfig(pretrained=str(folder), template="chat"), SPEC)
     inner = policy.tokenizer.inner
 
@@ -72,7 +72,7 @@ def test_the_chat_template_places_the_messages(folder):
     assert whole + policy.tokenizer.reply("c") == policy.tokenizer.prompt(["a", "b", "c"])
 
 
-def test_what_a_folder_lacks_raises_in_one_line(tmp_path, folder):
+def test_invalid_folders_and_settings_are_refused(tmp_path, folder):
     with pytest.raises(UserError, match="is not a folder of a causal language model"):
         TextPolicy(TextConfig(pretrained=str(tmp_path)), SPEC)
     with pytest.raises(UserError, match="template must be one of plain, chat"):
@@ -90,7 +90,7 @@ def test_a_conversation_longer_than_the_context_is_refused(policy):
         policy.generate([[1] * 90])
 
 
-def test_lora_trains_its_own_weights_alone(folder):
+def test_lora_trains_only_its_own_weights(folder):
     policy = TextPolicy(TextConfig(pretrained=str(folder), lora_rank=2), SPEC)
     before = {key: value.clone() for key, value in policy.state_dict().items()}
     optimizer = torch.optim.SGD(policy.trainable(), lr=1.0)
@@ -99,12 +99,12 @@ def test_lora_trains_its_own_weights_alone(folder):
         optimizer.zero_grad()
         loss.mean().backward()
         optimizer.step()
-    to_device = {key for key, value in policy.state_dict().items() if not torch.equal(value, before[key])}
-    assert to_device and all("lora_" in key for key in to_device)
+    changed = {key for key, value in policy.state_dict().items() if not torch.equal(value, before[key])}
+    assert changed and all("lora_" in key for key in changed)
     assert sum(p.numel() for p in policy.trainable()) < 0.2 * sum(p.numel() for p in policy.parameters())
 
 
-def test_lora_checkpoints_are_whole(folder, tmp_path):
+def test_lora_checkpoints_verify(folder, tmp_path):
     policy = TextPolicy(TextConfig(pretrained=str(folder), lora_rank=2), SPEC)
     save_checkpoint(tmp_path / "c", policy, task="t", obs_sample=observed())
     assert verify_checkpoint(tmp_path / "c").ok
@@ -144,12 +144,12 @@ def test_one_prompt_can_be_learned(policy):
 
 
 def grouped(policy, groups=3, size=4):
-    """Rows of a batch in which prompts of several lengths are shared, and the temperature of each."""
+    """Returns rows with shared prompts of several lengths, and a temperature for each row."""
     texts = ["1+1=", "a longer one", "22+3="][:groups]
     prompts = [policy.tokenizer.prompt([text]) for text in texts for _ in range(size)]
-    drawn = torch.Generator().manual_seed(5)
-    lengths = torch.randint(1, 6, (len(prompts),), generator=drawn).tolist()
-    written = [torch.randint(97, 123, (length,), generator=drawn).tolist() for length in lengths]
+    rng = torch.Generator().manual_seed(5)
+    lengths = torch.randint(1, 6, (len(prompts),), generator=rng).tolist()
+    written = [torch.randint(97, 123, (length,), generator=rng).tolist() for length in lengths]
     return policy.pad_rows(prompts, written), torch.linspace(0.5, 2.0, len(prompts))
 
 
@@ -175,7 +175,7 @@ def test_shared_prompts_change_neither_scores_nor_gradients(policy, folder, kind
         torch.testing.assert_close(first, second, rtol=2e-3, atol=2e-4)
 
 
-def test_prompts_are_read_once_where_that_pays(policy, monkeypatch):
+def test_shared_prompts_are_encoded_once_when_that_saves_enough(policy, monkeypatch):
     from robopolicy.text import generation
 
     sizes, inner = [], generation.run_body
@@ -191,7 +191,7 @@ def test_prompts_are_read_once_where_that_pays(policy, monkeypatch):
     policy.score(**record, temperature=temperatures)
     assert sizes[0][0] == 3 and sizes[1] == (12, record["mask"].shape[1] - 1)
     sizes.clear()
-    monkeypatch.setattr(generation, "MIN_SAVING", 1)  # too little is saved
+    monkeypatch.setattr(generation, "MIN_SAVING", 1)  # the saving is too small
     policy.score(**record, temperature=temperatures)
     assert sizes == [(12, record["tokens"].shape[1] - 1)]
     sizes.clear()
@@ -200,7 +200,7 @@ def test_prompts_are_read_once_where_that_pays(policy, monkeypatch):
     assert sizes == [(3, record["tokens"].shape[1] - 1)]
 
 
-def test_models_without_a_plain_cache_read_every_row(tmp_path):
+def test_sliding_window_models_have_no_plain_cache(tmp_path):
     from transformers import AutoModelForCausalLM, MistralConfig
 
     from robopolicy.text.generation import has_plain_cache

@@ -1,4 +1,4 @@
-"""Learning text by the existing loop: imitation, recipes, faults, overflow, exact resume, the command line."""
+"""Tests of text training in the common loop: imitation, recipes, failures, overflow, exact resume, command line."""
 
 import json
 import signal
@@ -28,7 +28,7 @@ SFT = ["experiment=text_sft", *SMALL, "budget.updates=6", "evaluation.every=3", 
 
 
 class Letter(TextTask):
-    """Say `b`: one byte decides, so that learning is a matter of seconds."""
+    """The right answer is `b`: one byte decides, so learning takes seconds."""
 
     name, prompt_bytes, completion_bytes = "text/letter", 4, 1
 
@@ -50,11 +50,11 @@ def test_the_schedule_of_a_recipe_starts_after_supervised_fine_tuning():
     assert rates == pytest.approx([1e-2] * 4 + [1e-3 * (1 - step / 6) for step in range(6)])
 
 
-def test_grpo_learns_a_letter_and_leaves_out_what_cannot_be_scored(capsys):
+def test_grpo_learns_a_letter_and_drops_rollouts_with_failed_rewards(capsys):
     algorithm = learner(Letter(), lr=1e-2, group_size=16)
     feed = source(Letter(), algorithm)
     optimizer = torch.optim.Adam(algorithm.policy.parameters(), lr=1e-2)
-    for _ in range(20):  # one guess in eight
+    for _ in range(20):  # the policy guesses one of eight letters
         loss, _ = algorithm.policy.sft_loss(
             [algorithm.policy.tokenizer.prompt(["?"])] * 8, [[97 + i] for i in range(8)]
         )
@@ -73,7 +73,7 @@ def test_grpo_learns_a_letter_and_leaves_out_what_cannot_be_scored(capsys):
     assert "the reward raised (ZeroDivisionError" in capsys.readouterr().err
 
 
-def test_a_task_whose_reward_never_works_is_refused():
+def test_task_whose_rewards_always_fail_is_refused():
     from robopolicy.errors import UserError
 
     class Never(Letter):
@@ -86,7 +86,7 @@ def test_a_task_whose_reward_never_works_is_refused():
 
 
 @pytest.mark.parametrize("prompt", ["\ud800", "a\0", "a" * 130])
-def test_a_prompt_at_fault_is_named_and_not_the_recipe(prompt):
+def test_invalid_prompt_is_named_instead_of_the_recipe(prompt):
     from robopolicy.errors import UserError
 
     class Odd(Letter):
@@ -100,7 +100,7 @@ def test_a_prompt_at_fault_is_named_and_not_the_recipe(prompt):
         source(Odd(), algorithm).next(algorithm)
 
 
-def test_half_precision_scores_again_and_keeps_the_recorded_as_behaviour():
+def test_half_precision_rescores_and_keeps_recorded_logp_as_behaviour():
     algorithm = learner(Grid(), group_size=2, dtype="bfloat16")
     batch = source(Grid(), algorithm).next(algorithm)
     prepared = algorithm._preprocess(batch)
@@ -109,8 +109,8 @@ def test_half_precision_scores_again_and_keeps_the_recorded_as_behaviour():
     assert 0 < float((weight - 1).abs().max()) < 0.1
 
 
-def test_a_penalty_on_moved_decisions_acts_within_an_update():
-    """KL-Cov is 0 with gradient 0 at the first step of a batch; it needs further ones."""
+def test_kl_cov_penalty_acts_within_an_update():
+    """KL-Cov and its gradient are 0 at the first step of a batch; the penalty requires further steps."""
 
     class Odd(Letter):
         def episode(self, seed):
@@ -123,7 +123,7 @@ def test_a_penalty_on_moved_decisions_acts_within_an_update():
     assert found[0] < 1e-6 < 1e-5 < found[1]
 
 
-def test_overlong_messages_can_be_left_out():
+def test_overlong_messages_can_be_masked():
     kept, masked = (learner(Grid(), group_size=2, overlong=overlong) for overlong in ("score", "mask"))
     batch = source(Grid(), kept).next(kept)
     truncated = batch.extra["truncated"]
@@ -132,7 +132,7 @@ def test_overlong_messages_can_be_left_out():
     assert not masked._preprocess(batch).valid()[truncated].any()
 
 
-def test_rollouts_alongside_learning_are_at_most_as_old_as_allowed():
+def test_asynchronous_rollouts_respect_the_staleness_limit():
     algorithm = learner(Grid(), group_size=2, staleness=1)
     feed = AsyncTextRolloutSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
     ages = []
@@ -145,13 +145,13 @@ def test_rollouts_alongside_learning_are_at_most_as_old_as_allowed():
     state = feed.state_dict()
     feed.close()
     again = AsyncTextRolloutSource(TextSim(Grid(), SimOptions(num_envs=1)), algorithm, seed=0)
-    assert not again.load_state_dict(state)  # other rollouts than the uninterrupted run
+    assert not again.load_state_dict(state)  # the rollouts differ from the uninterrupted run
     assert again.next(algorithm).version.min() == algorithm.updates
     again.close()
 
 
-def test_a_batch_without_a_row_to_learn_from_changes_nothing():
-    algorithm = learner(Grid(), group_size=2, recipe="rft")  # successes alone, of which there are none
+def test_batch_without_usable_rows_leaves_the_policy_unchanged():
+    algorithm = learner(Grid(), group_size=2, recipe="rft")  # learns from successes only, and the batch has none
     before = {key: value.clone() for key, value in algorithm.policy.state_dict().items()}
     batch = source(Grid(), algorithm).next(algorithm)
     metrics = algorithm.update(batch.with_fields(reward=torch.zeros_like(batch.logp_old)))
@@ -159,7 +159,7 @@ def test_a_batch_without_a_row_to_learn_from_changes_nothing():
     assert all(torch.equal(value, before[key]) for key, value in algorithm.policy.state_dict().items())
 
 
-def test_an_objective_that_compares_with_nothing_keeps_no_reference():
+def test_objective_without_a_reference_term_stores_no_reference():
     algorithm = learner(Grid(), group_size=4, recipe="gmpo")
     algorithm.update(source(Grid(), algorithm).next(algorithm))
     assert algorithm.reference_policy is None
@@ -180,11 +180,11 @@ def test_solutions_of_several_turns_are_conversations():
     conversation = env.start_conversation(Task(3, payload=3))
     for message in responses[1::2]:
         env.append_message(conversation, message, own=True)
-    taught = env.trajectory_of(conversation).decisions  # tokenised the same way as when playing
+    taught = env.trajectory_of(conversation).decisions  # same tokens as in rollouts
     assert torch.equal(taught.extra["tokens"], record["tokens"]) and torch.equal(taught.mask, record["mask"])
 
 
-def test_text_surrogates_are_those_of_robots():
+def test_text_and_robot_algorithms_share_surrogates():
     from robopolicy.core import surrogates
 
     algorithm = learner(Grid(), group_size=2)
@@ -221,8 +221,8 @@ def test_a_run_learns_evaluates_and_reports(base, tmp_path, capsys):
     assert main(["verify", str(tmp_path / "run" / "checkpoints" / "last")]) == 0
 
 
-@pytest.mark.parametrize("kind", ["sft", "grpo", "both"])
-def test_interrupted_text_runs_resume_with_the_same_bits(kind, base, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["both", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("sft", "grpo"))])
+def test_interrupted_text_runs_resume_bit_identically(kind, base, tmp_path, monkeypatch):
     import os
 
     from robopolicy.training.loggers import JsonlLogger

@@ -1,4 +1,4 @@
-"""Blocks of logits against the whole ones: values, gradients, temperatures, bias."""
+"""Tests of blockwise scoring against the full softmax: values, gradients, temperatures, bias."""
 
 import pytest
 import torch
@@ -37,8 +37,8 @@ def test_blocks_equal_the_whole_softmax_in_value_and_gradient(blocks, biased, mo
         logp, entropy = function(copies[0], copies[1], copies[2] if biased else None, targets, temperature)
         (logp.sum() * 0.3 + (entropy * logp.detach()).sum()).backward()
         found.append([logp, entropy, *(copy.grad for copy in copies)])
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs)
+    for blockwise, reference in zip(*found, strict=True):
+        torch.testing.assert_close(blockwise, reference)
 
 
 @pytest.mark.parametrize("draws", [2, 3])
@@ -50,13 +50,13 @@ def test_collisions_in_blocks_are_sums_of_powers(draws, monkeypatch):
     torch.testing.assert_close(collisions(hidden, weight, bias, temperature, draws), p.pow(draws).sum(1))
 
 
-def test_the_gradient_of_one_output_alone_is_right():
+def test_gradient_of_each_output_is_correct():
     hidden, weight, bias, targets, temperature = case()
     hidden.requires_grad_()
     assert torch.autograd.gradcheck(lambda h: token_scores(h, weight, bias, targets, temperature), hidden)
 
 
-def test_low_precision_is_scored_in_single():
+def test_low_precision_inputs_are_scored_in_float32():
     hidden, weight, _, targets, temperature = case(torch.float32)
     low = [hidden.bfloat16(), weight.bfloat16()]
     logp, _ = token_scores(*low, None, targets, temperature)

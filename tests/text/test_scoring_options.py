@@ -1,4 +1,4 @@
-"""Keys of `rollout` that the learner reads, and that no recipe sets a key which nothing reads."""
+"""Tests of the `rollout` keys: the learner reads every key that a recipe sets."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from robopolicy.training.text_rollout_source import AsyncTextRolloutSource, Text
 from robopolicy_tasks.text.grid import Grid
 
 SPEC = PolicySpec({"text": (Grid.prompt_bytes,)}, Grid.completion_bytes)
-UNREAD: dict[str, str] = {}  # key of rollout -> why a recipe sets it although nothing reads it
+UNREAD: dict[str, str] = {}  # key of rollout -> reason for a recipe to set it although no code reads it
 
 
 def policy(seed=0, width=16):
@@ -54,7 +54,7 @@ def test_every_key_that_a_recipe_sets_is_read():
         ({"score_with": {"a": "b"}}, "Values of rollout.score_with must be teacher, got b"),
     ],
 )
-def test_values_that_make_no_sense_are_told(rollout, message):
+def test_invalid_values_are_refused(rollout, message):
     with pytest.raises(ValueError, match=message):
         scoring_options(rollout)
 
@@ -74,7 +74,7 @@ def test_a_teacher_scores_what_the_policy_wrote(other):
     assert "actor/kl_to" in algorithm.update(batch)
 
 
-def test_play_and_learning_overlap_where_weights_may_be_old():
+def test_staleness_selects_the_asynchronous_source():
     for settings, kind in (({}, TextRolloutSource), ({"staleness": 1}, AsyncTextRolloutSource)):
         algorithm, sim = learner("grpo", group_size=2, **settings)
         source = recipe_source(sim, algorithm, 0)
@@ -82,7 +82,7 @@ def test_play_and_learning_overlap_where_weights_may_be_old():
         source.close()
 
 
-def test_what_is_missing_or_makes_no_sense_raises(other, tmp_path):
+def test_missing_teacher_is_refused(other, tmp_path):
     algorithm, sim = learner("kdrl")
     with pytest.raises(UserError, match=r"requires a teacher; set algorithm\.teacher=CHECKPOINT"):
         recipe_source(sim, algorithm, 0)

@@ -1,4 +1,4 @@
-"""Text tasks on the simulator contract, experts, faults of rewards."""
+"""Tests of text tasks under the simulator contract, their experts, and reward errors."""
 
 import time
 
@@ -20,7 +20,7 @@ NAMES = ["text/arithmetic", "text/countdown", "text/grid", "reasoning_gym/chain_
 
 
 class Faulty(TextTask):
-    """Seed modulo 4: right, raises, hangs, not a number."""
+    """Rewards by seed modulo 4: correct, raises, hangs, not a number."""
 
     name, prompt_bytes, completion_bytes, reward_timeout = "text/faulty", 8, 4, 0.1
 
@@ -36,7 +36,7 @@ class Faulty(TextTask):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_text_tasks_keep_the_contract(name):
+def test_text_tasks_satisfy_the_contract(name):
     def make(count):
         return make_sim(name, SimOptions(num_envs=count))
 
@@ -63,7 +63,7 @@ def test_a_text_policy_is_evaluated_like_any_other(policy):
     assert (few.returns == many.returns).all()
 
 
-def test_reward_errors_are_reported_with_the_prompt_and_fail_alone():
+def test_reward_errors_name_the_prompt_and_fail_only_their_row():
     sim = TextSim(Faulty(), SimOptions(num_envs=4))
     sim.reset(100)
     step = sim.step(pack(["a"] * 4, 4))
@@ -97,7 +97,7 @@ def test_a_reward_that_always_hangs_is_refused(monkeypatch):
         ("\udc80", r"contains U\+DC80 as character 1, half of a surrogate pair"),
     ],
 )
-def test_a_prompt_that_cannot_be_shown_is_refused_by_name(prompt, message):
+def test_invalid_prompt_is_refused_by_name(prompt, message):
     class Odd(Faulty):
         def episode(self, seed):
             return SingleTurn(prompt, float)
@@ -106,7 +106,7 @@ def test_a_prompt_that_cannot_be_shown_is_refused_by_name(prompt, message):
         TextSim(Odd(), SimOptions(num_envs=1)).reset(5)
 
 
-def test_a_reply_that_cannot_be_shown_is_a_fault():
+def test_invalid_reply_is_a_reward_error():
     class Mute(SingleTurn):
         def step(self, completion):
             return Turn(1.0, done=False, reply="a\0")
@@ -119,7 +119,7 @@ def test_a_reply_that_cannot_be_shown_is_a_fault():
     reward_runner.close()
 
 
-def test_conversations_show_both_sides():
+def test_observations_contain_the_messages_of_both_sides():
     sim = make_sim("text/grid", SimOptions(num_envs=1))
     first = unpack(sim.reset(3)["text"])[0]
     step = sim.step(pack(["x"], 3))
@@ -129,12 +129,12 @@ def test_conversations_show_both_sides():
 @pytest.mark.parametrize(
     ("expression", "value"), [("3*5+7", 22), ("3+5*7", 38), ("9-2-3", 4), ("2-3*4", -10), ("3+5", None), ("a", None)]
 )
-def test_expressions_are_read_with_precedence(expression, value):
+def test_expressions_are_evaluated_with_precedence(expression, value):
     found = value_of(expression)
     assert (None if found is None else found[0]) == value
 
 
-def test_calls_behind_one_that_hangs_are_made_once():
+def test_calls_after_a_hanging_call_run_once():
     seen = []
 
     class Listener(SingleTurn):
@@ -152,6 +152,6 @@ def test_calls_behind_one_that_hangs_are_made_once():
     )
     assert [turn is not None for turn in turns] == [True, False, True, False, True]
     assert [error.kind for error in reward_runner.pop_errors()] == ["timed out", "raised"]
-    time.sleep(0.5)  # the one that hung comes back
+    time.sleep(0.5)  # until the hanging call returns
     assert sorted(seen) == sorted(messages)
     reward_runner.close()

@@ -1,4 +1,4 @@
-"""A text task as the environment of the sampling side: rollouts, rows, and what samplers ask of it."""
+"""Tests of text tasks as rollout environments: rollouts, rows, and the capabilities that samplers require."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ def test_the_ratio_of_a_batch_is_one(task, temperature):
     torch.testing.assert_close(out.entropy, batch.entropy, rtol=0, atol=1e-4)
 
 
-def test_only_what_the_policy_wrote_is_a_decision():
+def test_only_tokens_of_the_policy_are_decisions():
     env = env_of(Grid())
     trajectory = Independent().rollout(env, tasks(1, (5,)))[0]
     decisions, conversation = trajectory.decisions, trajectory.record
@@ -64,7 +64,7 @@ def test_calls_and_form_are_measured():
     assert "calls" not in env_of(Arithmetic()).rollout([Task(1, payload=1)])[0].metrics
 
 
-def test_what_was_chosen_stands_alongside_its_decision():
+def test_chosen_tokens_are_aligned_with_their_decisions():
     env = env_of(Arithmetic())
     batch = env.batch(Independent().rollout(env, tasks()))
     for row in range(len(batch)):
@@ -73,7 +73,7 @@ def test_what_was_chosen_stands_alongside_its_decision():
         assert torch.equal(batch.extra["chosen"][row][own], batch.extra["tokens"][row, start : start + count])
 
 
-def test_a_group_reads_its_prompt_once(monkeypatch):
+def test_group_encodes_its_prompt_once(monkeypatch):
     from robopolicy.text import generation
 
     sizes, inner = [], generation.run_body
@@ -98,7 +98,7 @@ class Broken(TextTask):
         return SingleTurn(str(seed), verify, "ok")
 
 
-def test_an_rollout_that_cannot_be_scored_has_no_decisions():
+def test_rollout_with_a_failed_reward_has_no_decisions():
     env = env_of(Broken())
     trajectories = Independent().rollout(env, tasks(2))
     assert [trajectory.metrics["reward_failed"] for trajectory in trajectories] == [0.0, 0.0, 1.0, 1.0]
@@ -137,14 +137,14 @@ def test_branches_keep_the_decisions_before_them():
     torch.testing.assert_close(score(env.policy, batch).logp, batch.logp_old, rtol=0, atol=2e-5)
 
 
-def test_rollouts_survive_a_checkpoint():
+def test_rollouts_round_trip_through_a_checkpoint():
     env = env_of(Grid())
     trajectory = env.rollout(tasks(1, (5,)))[0]
     again = from_dict(to_dict(trajectory))
     assert torch.equal(again.decisions.extra["tokens"], trajectory.decisions.extra["tokens"])
 
 
-def test_what_was_heard_said_and_answered_has_a_number():
+def test_observations_actions_and_answers_have_numbers():
     env = env_of(Grid())
     trajectories = env.rollout(tasks(1, (5, 5, 6)))
     batch = env.batch(trajectories)
@@ -164,7 +164,7 @@ def test_what_was_heard_said_and_answered_has_a_number():
     )
 
 
-def test_gates_are_beginnings_of_messages():
+def test_gates_mark_the_first_tokens_of_messages():
     env = env_of(Calculator())
     trajectory = env.rollout(tasks(1, (5,)))[0]
     decisions = trajectory.decisions
@@ -177,7 +177,7 @@ def test_gates_are_beginnings_of_messages():
     assert trajectory.metrics["malformed"] == 1.0 - trajectory.metrics["format"]
 
 
-def test_problems_have_kinds_and_answers_have_progress():
+def test_problems_have_categories_and_answers_have_progress():
     from robopolicy_tasks.text.countdown import Countdown
 
     arithmetic = Arithmetic()
@@ -194,7 +194,7 @@ def test_problems_have_kinds_and_answers_have_progress():
 
 
 class Instruction(TextEpisode):
-    """Three turns, of which each earns something."""
+    """An episode with a given reward in each turn."""
 
     prompt = "go"
 
@@ -209,7 +209,7 @@ class Instruction(TextEpisode):
 
 
 class Errands(TextTask):
-    """The same instruction for all seeds."""
+    """The same episode for all seeds."""
 
     name, prompt_bytes, completion_bytes, max_turns = "text/errands", 48, 4, 3
 
@@ -220,8 +220,8 @@ class Errands(TextTask):
         return Instruction(self.turn_rewards)
 
 
-def test_answers_are_what_messages_state(tmp_path):
-    """Consistency (Han et al. 2025) compares answers, however they are worded, where the verifier reads them out."""
+def test_answers_are_read_by_the_verifier(tmp_path):
+    """Consistency (Han et al. 2025) compares the answers that the verifier reads, not their wording."""
     file = tmp_path / "x.jsonl"
     file.write_text('{"prompt": "7+7=", "answer": "14", "verify": "number"}\n')
     responses = ["it is 14", "so: 14.0", "13", "none", "none ", "nothing"]
@@ -250,7 +250,7 @@ def test_rewards_stay_with_their_turns():
         assert batch.reward[row].nonzero()[:, 0].tolist() == ends
 
 
-def test_the_reward_of_one_turn_stands_at_its_end():
+def test_reward_of_one_turn_is_at_its_last_token():
     env = env_of(Errands(0.1))
     trajectories = env.rollout(tasks(1))
     composed = [0.3 * trajectories[0].reward - 0.07, trajectories[1].reward]

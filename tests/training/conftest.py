@@ -1,4 +1,4 @@
-"""Small policies and demonstrations of the point mass."""
+"""Fixtures of small policies and of point-mass demonstrations."""
 
 from point_mass_fixtures import clone, demonstrations, make_policy
 

@@ -1,4 +1,4 @@
-"""Runs of the fine-tuners on denoising chains: from a checkpoint, from their own, and after an interrupt."""
+"""Tests of fine-tuning runs on denoising chains: from a clone, from their own checkpoint, and after an interrupt."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def train(capsys: pytest.CaptureFixture[str], *settings: str) -> str:
 
 @pytest.fixture(scope="module")
 def bases(clone: Path, demonstrations: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A cloned policy of the kind that each takes."""
+    """Returns the cloned base policy of each run."""
     out = tmp_path_factory.mktemp("runs")
     settings = ["task=point_mass", "policy=diffusion", "policy.steps=4", "policy.hidden=[32]", "budget.updates=3"]
     settings += ["evaluation.episodes=0", f"dataset={demonstrations}", f"out={out}", "name=diffusion"]
@@ -36,8 +36,10 @@ def bases(clone: Path, demonstrations: Path, tmp_path_factory: pytest.TempPathFa
     return {name: f"init_from={out / 'diffusion' if name == 'dppo' else clone}/checkpoints/last" for name in RUNS}
 
 
-@pytest.mark.parametrize("name", ["dppo", "flow_grpo", "recipe", pytest.param("flow_sde", marks=pytest.mark.slow)])
-def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(
+@pytest.mark.parametrize(
+    "name", ["dppo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("flow_grpo", "recipe", "flow_sde"))]
+)
+def test_interrupted_run_resumes_bit_identically(
     name: str,
     bases: dict[str, str],
     tmp_path: Path,
@@ -83,7 +85,7 @@ def test_a_fine_tuned_diffusion_policy_is_evaluated_and_tuned_again(
     assert "must be at most the newest network's 2 steps" in capsys.readouterr().err
 
 
-def test_runs_that_cannot_be_are_refused_in_one_line(
+def test_invalid_runs_are_refused_in_one_line(
     bases: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for settings, message in (

@@ -1,4 +1,4 @@
-"""Checkpoints are complete or absent, load strictly, and notice every kind of damage."""
+"""Tests of checkpoints: they are complete or absent, load strictly, and detect every kind of damage."""
 
 import json
 import resource
@@ -44,7 +44,7 @@ def edit_manifest(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def edit_model(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-    """Change weights as somebody would who also repairs the hash."""
+    """Changes weights and updates the hash in the manifest."""
     weights = load_file(path / "model.safetensors")
     change(weights)
     save_file(weights, path / "model.safetensors")
@@ -67,21 +67,21 @@ def test_golden_chunk_is_reproduced_exactly(saved):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_saving_leaves_the_mode_of_the_policy_and_keeps_four_observations(tmp_path, make_policy, training):
+def test_saving_keeps_the_training_mode_and_stores_four_observations(tmp_path, make_policy, training):
     policy = make_policy().train(training)
     save_checkpoint(tmp_path / "best", policy, task="toy/point_mass", obs_sample=OBS)
     assert policy.training == training
     assert torch.equal(golden_observations(tmp_path / "best")["state"], OBS["state"][:4])
 
 
-def test_verify_notices_that_the_computation_has_changed(saved, monkeypatch):
+def test_verify_detects_a_changed_computation(saved, monkeypatch):
     monkeypatch.setattr(FlowPolicy, "sampler_step", lambda self, features, x, k: x)
     report = verify_checkpoint(saved)
     assert not report.ok
     assert report.max_error > 0.01
 
 
-def test_verify_notices_that_the_sampler_asks_for_other_noise(saved, monkeypatch):
+def test_verify_detects_a_sampler_with_other_noise(saved, monkeypatch):
     monkeypatch.setattr(FlowPolicy, "integrate", lambda self, features, noise: self.act(OBS))
     monkeypatch.setattr(
         "robopolicy.policies.heads.generative.normal", lambda shape, generator, device: generator.normal((1, 1))
@@ -90,13 +90,13 @@ def test_verify_notices_that_the_sampler_asks_for_other_noise(saved, monkeypatch
         verify_checkpoint(saved)
 
 
-def test_training_state_comes_back(saved):
+def test_training_state_round_trips(saved):
     state = load_training_state(saved)
     assert state["update"] == 3
     assert torch.equal(state["weights"], torch.arange(3))
 
 
-def test_replacing_a_checkpoint_leaves_no_trace_of_the_old_one(saved, make_policy):
+def test_replacing_a_checkpoint_removes_the_old_one(saved, make_policy):
     save_checkpoint(saved, make_policy(), task="toy/other", obs_sample=OBS)
     assert load_policy(saved)[1].task == "toy/other"
     assert [entry.name for entry in saved.parent.iterdir()] == ["best"]
@@ -234,7 +234,7 @@ def test_damaged_checkpoints_are_refused_in_one_line(saved, damage):
     assert "\n" not in str(refusal.value)
 
 
-def test_a_setting_that_an_older_version_did_not_write_takes_its_default(saved):
+def test_setting_missing_in_an_older_checkpoint_takes_its_default(saved):
     edit_manifest(saved, lambda data: data["config"].pop("time_distribution"))
     policy, _ = load_policy(saved)
     assert policy.config.time_distribution == FlowConfig().time_distribution
@@ -278,7 +278,7 @@ def test_policies_that_cannot_be_loaded_again_are_not_saved(tmp_path, make_polic
 
 
 @pytest.mark.parametrize(("task", "missing"), [("gymnasium/Pendulum-v1", ""), ("toy/nowhere", "Unknown task 'toy/now")])
-def test_verify_says_where_a_task_is_missing(tmp_path, make_policy, capsys, task, missing):
+def test_verify_reports_a_missing_task(tmp_path, make_policy, capsys, task, missing):
     save_checkpoint(tmp_path / "ckpt", make_policy(), task=task, obs_sample=OBS)
     assert main(["verify", str(tmp_path / "ckpt")]) == 0
     printed = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Configurations: presets and overrides compose, and every mistake is one clear line."""
+"""Tests of configurations: presets and overrides compose, and every mistake is a one-line error."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from robopolicy.training.compose import compose_config, config_text, read_config
 from robopolicy.training.config import BudgetConfig, TrainConfig, section
 
 
-def test_defaults_are_those_of_the_dataclasses():
+def test_defaults_match_the_dataclasses():
     config = compose_config()
     assert (config.policy["name"], config.algorithm["name"]) == ("flow", "bc")
     assert section("policy", config.policy) == ("flow", POLICIES["flow"].config_class())
@@ -42,7 +42,7 @@ def test_overrides_reach_nested_settings():
     assert (config.algorithm["lr"], config.seed) == (3e-4, 7)
 
 
-def test_a_budget_in_one_unit_replaces_that_of_a_preset_in_the_other():
+def test_budget_in_one_unit_replaces_the_preset_budget_in_the_other():
     preset = compose_config(["experiment=lift_expo"]).budget
     assert (preset.updates > 0, preset.env_steps) == (True, 0)
     assert compose_config(["experiment=lift_expo", "budget.env_steps=2000"]).budget == BudgetConfig(0, 2000)
@@ -64,7 +64,7 @@ def test_optional_numbers_can_be_switched_off():
 
 
 @pytest.mark.parametrize("path", ["a b/c", "x=1,y=2", "${a", "it's", "[0]", "{a}", "c:\\d", "null", "1", "ü", "$x", ""])
-def test_paths_may_hold_any_character(path):
+def test_paths_may_contain_any_character(path):
     assert compose_config([f"dataset={path}"]).dataset == path
 
 
@@ -74,7 +74,7 @@ def test_tasks_can_be_presets_full_names_or_last_parts():
 
 
 @pytest.mark.parametrize("task", [name for name in task_names() if name.startswith("locomotion/")])
-def test_gymnasiums_robots_decide_every_control_step(task: str):
+def test_gymnasium_robots_act_at_every_control_step(task: str):
     config = compose_config([f"task={task.split('/')[1]}"])
     assert config.task.name == task
     assert (config.chunk.horizon, config.chunk.action_horizon) == (1, 1)
@@ -92,7 +92,7 @@ def test_every_preset_composes(group, name):
     check_preset_composes(group, name)
 
 
-def test_config_survives_the_run_folder(tmp_path: Path):
+def test_config_round_trips_through_the_run_folder(tmp_path: Path):
     config = compose_config(["task=point_mass", "algorithm=reinflow", "dataset=it's ${x}", "algorithm.lr=3e-5"])
     file = tmp_path / "config.yaml"
     file.write_text(config_text(config))
@@ -157,13 +157,13 @@ MISTAKES = {
 }
 
 
-def test_a_preset_that_sets_what_another_choice_lacks_is_named():
+def test_preset_with_a_setting_that_the_choice_lacks_is_named():
     with pytest.raises(UserError, match=r"Preset experiment/go1_ppo sets policy\.log_std_init, which the chos"):
         compose_config(["experiment=go1_ppo", "policy=flow"])
 
 
 @pytest.mark.parametrize("override", MISTAKES)
-def test_mistakes_are_one_line_that_names_them(override):
+def test_mistakes_are_named_in_one_line(override):
     with pytest.raises(UserError) as refusal:
         compose_config([override])
     message = str(refusal.value)
@@ -171,7 +171,7 @@ def test_mistakes_are_one_line_that_names_them(override):
     assert "\n" not in message
 
 
-def test_a_starting_policy_brings_its_cameras(tmp_path: Path):
+def test_initial_policy_sets_the_cameras(tmp_path: Path):
     spec = PolicySpec({"state": (3,), "image.front": (3, 24, 24)}, action_dim=8, horizon=2)
     settings = FlowConfig(hidden=(8,), normalization="identity", action_normalization="identity")
     obs = {"state": torch.zeros(1, 1, 3), "image.front": torch.zeros(1, 1, 3, 24, 24, dtype=torch.uint8)}
@@ -194,20 +194,20 @@ def small_ppo(*settings: str):
     return build(resolve_config(compose_config([*start, *settings])))
 
 
-def test_a_new_policy_sees_only_what_it_is_told_to():
+def test_obs_keys_select_the_observations_of_a_new_policy():
     assert set(small_ppo("task.obs_keys=[state]").policy.spec.observation) == {"state"}
     with pytest.raises(UserError, match=r"'stat'.*Did you mean 'state'"):
         small_ppo("task.obs_keys=[stat]")
 
 
-def test_a_critic_sees_what_the_simulator_shows():
+def test_privileged_critic_observations_must_match_the_simulator():
     with pytest.raises(UserError, match=r"requires 'state' of shape \(99,\); toy/point_mass has \("):
         small_ppo("algorithm.critic.privileged_obs.state=99")
     with pytest.raises(UserError, match=r"requires 'goal' of shape .*has no such key"):
         small_ppo("algorithm.critic.privileged_obs.goal=2")
 
 
-def test_networks_start_alike_whatever_their_simulators_draw(monkeypatch: pytest.MonkeyPatch):
+def test_initial_weights_do_not_depend_on_random_numbers_of_simulators(monkeypatch: pytest.MonkeyPatch):
     make = build_module.eval_simulator
 
     def drawing(config):

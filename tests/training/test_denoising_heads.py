@@ -1,4 +1,4 @@
-"""Diffusion, EDM and few-step heads through behaviour cloning: averaging, and checkpoints that verify."""
+"""Tests of diffusion, EDM and few-step heads in behaviour cloning: weight averaging and verified checkpoints."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Several processes learn what one learns from the same experience; what they cannot do is refused."""
+"""Tests of distributed training: several processes match one on the same data; unsupported settings are refused."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def two_processes(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: f"{CASES[n][0]}-{n}")
-def test_two_processes_learn_what_one_learns_from_all_environments(two_processes: Path, number: int):
+def test_two_processes_match_one_process_with_all_environments(two_processes: Path, number: int):
     check_learns_as_one(two_processes, number, CASES[number])
 
 
@@ -44,7 +44,7 @@ def test_gathered_rows_keep_the_order_of_the_processes(two_processes: Path):
         assert flags.flatten().tolist() == [False] * 4 + [True] * 3 and largest == 1
 
 
-def test_one_process_is_left_alone():
+def test_collectives_are_the_identity_in_one_process():
     value = torch.arange(3.0)
     assert distributed.all_reduce_mean(value) is value and distributed.all_gather(value) is value
     assert (distributed.rank(), distributed.world_size(), distributed.all_reduce_max(7)) == (0, 1, 7)
@@ -60,7 +60,7 @@ def test_one_process_is_left_alone():
         (["algorithm=ppo", "algorithm.batch_size=15"], "algorithm.batch_size=15"),
     ],
 )
-def test_what_several_processes_cannot_do_is_refused(monkeypatch, settings: list[str], message: str):
+def test_unsupported_distributed_settings_are_refused(monkeypatch, settings: list[str], message: str):
     monkeypatch.setattr("robopolicy.training.distributed.world_size", lambda: 2)
     with pytest.raises(UserError, match=message):
         resolve_config(compose_config([*SETTINGS, *settings]))
@@ -75,12 +75,12 @@ def test_a_run_of_one_process_is_not_resumed_by_several(monkeypatch, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ALGORITHMS.product())
-def test_every_algorithm_is_shared_out_or_refused(monkeypatch, name: str):
+def test_every_algorithm_is_distributed_or_refused(monkeypatch, name: str):
     check_is_shared_out_or_refused(name, monkeypatch)
 
 
 @pytest.mark.parametrize(("verb", "rest"), [("bench", []), ("train --multirun", ["seed=0,1"]), ("list", ["tasks"])])
-def test_torchrun_is_for_one_training_run(monkeypatch, capsys, verb: str, rest: list[str]):
+def test_torchrun_is_refused_for_other_commands(monkeypatch, capsys, verb: str, rest: list[str]):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main([*verb.split(), *rest]) == 2
     error = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Datasets that fit a task by their shapes and yet are not of it: the run says so and goes on."""
+"""Tests of datasets that fit a task by shape but belong to another task: the run warns and continues."""
 
 import warnings
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from robopolicy.training.compose import compose_config
 
 
 def build_with(data: Path, change: Callable[[Episodes], Episodes], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The warnings of a run of imitation on the changed dataset."""
+    """Returns the warnings of an imitation run on the changed dataset."""
     episodes = change(read_lerobot(data).without_closing_frames())
     builder.load_episodes.cache_clear()
     monkeypatch.setattr(builder, "read_lerobot", lambda _: _Read(episodes))
@@ -34,7 +34,7 @@ class _Read:
         return self.episodes
 
 
-def test_a_dataset_of_the_task_or_of_no_known_one_is_taken(
+def test_dataset_of_the_task_or_of_unknown_tasks_gives_no_warning(
     demonstrations: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not build_with(demonstrations, lambda data: data, monkeypatch)
@@ -44,13 +44,13 @@ def test_a_dataset_of_the_task_or_of_no_known_one_is_taken(
     assert not build_with(demonstrations, mixed, monkeypatch)
 
 
-def test_a_dataset_of_another_task_is_told_of(demonstrations: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_of_another_task_gives_a_warning(demonstrations: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = lambda data: replace(data, tasks=("manipulation/lift",) * len(data.tasks))  # noqa: E731
     (line,) = build_with(demonstrations, other, monkeypatch)
     assert "was recorded on manipulation/lift, and this run uses toy/point_mass" in line
 
 
-def test_actions_beyond_the_bounds_are_told_of(demonstrations: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actions_beyond_the_bounds_give_a_warning(demonstrations: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wild = lambda data: replace(data, arrays={**data.arrays, "action": data.arrays["action"] + 5.0})  # noqa: E731
     (line,) = build_with(demonstrations, wild, monkeypatch)
     assert "100% of the actions" in line and "exceed the bounds of toy/point_mass" in line

@@ -1,4 +1,4 @@
-"""Commands that make policies of other policies leave nothing of them on the CPU while they compute on a GPU."""
+"""Tests of commands that build policies from other policies on a GPU: no tensor stays on the CPU."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +24,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield place
 
 
-@pytest.mark.parametrize("what", MADE)
-def test_what_is_made_of_policies_on_a_gpu_plays_there(
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=() if what == "a selector" else pytest.mark.slow) for what in MADE]
+)
+def test_composed_policies_act_on_the_gpu(
     what: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_plays_on_a_gpu(MADE[what], folder, tmp_path, monkeypatch)

@@ -1,4 +1,4 @@
-"""Nothing of an update, a resume point or a deployed policy is left on the CPU while the networks are on a GPU."""
+"""Tests of GPU paths: updates, resume points and deployed policies have no tensor on the CPU with networks on a GPU."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ def place() -> Iterator[Path]:
         yield folder
 
 
-def test_the_stand_in_refuses_what_a_gpu_would() -> None:
+def test_emulated_gpu_raises_the_errors_of_a_gpu() -> None:
     with emulated_gpu() as gpu:
         numbers = torch.ones(3, device="cuda")
         assert (numbers.device, (numbers + 1).tolist(), numbers.sum().item()) == (GPU, [2.0, 2.0, 2.0], 3.0)
@@ -34,7 +34,7 @@ def test_the_stand_in_refuses_what_a_gpu_would() -> None:
         assert numbers.cpu().numpy().tolist() == [1.0, 1.0, 1.0]
 
 
-def test_the_stand_in_learns_as_the_cpu_does() -> None:
+def test_emulated_gpu_training_matches_the_cpu() -> None:
     def trained(device: torch.device) -> list[float]:
         torch.manual_seed(0)
         network = nn.Sequential(nn.Linear(2, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 1)).to(device)
@@ -52,7 +52,7 @@ def test_the_stand_in_learns_as_the_cpu_does() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS.product() if allowed(name)])
-def test_an_algorithm_learns_on_a_gpu_goes_on_from_its_resume_point_and_acts(
+def test_algorithm_trains_resumes_and_acts_on_a_gpu(
     name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_learns_on_a_gpu(name, place, tmp_path, monkeypatch)

@@ -1,4 +1,4 @@
-"""Guard rails: divergence names its tensor, a collapse goes back to the best policy."""
+"""Tests of guards: divergence names its tensor, and a collapse restores the best policy."""
 
 import copy
 import re
@@ -27,26 +27,26 @@ PPO_RUN = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gau
 QUICK = ["algorithm.num_steps=8", "evaluation.episodes=10", "evaluation.every=1", "logging.every=1"]
 
 
-def test_best_is_success_then_return_then_the_earlier():
+def test_best_is_by_success_then_return_then_earlier_update():
     assert is_better(summary(0.5), None)
     assert is_better(summary(0.6, ret=-5), summary(0.5, ret=9))
     assert is_better(summary(0.5, ret=2), summary(0.5, ret=1))
     assert not is_better(summary(0.5), summary(0.5))
 
 
-def test_best_is_the_return_where_no_success_is_defined():
+def test_best_is_by_return_without_a_success_definition():
     assert is_better(summary(None, ret=2), summary(None, ret=1))
 
 
-def test_breaking_the_simulation_is_no_way_to_end_costs():
+def test_policy_that_diverges_to_avoid_costs_is_not_better():
     honest, escaping = summary(None, ret=-20.0, n=20), summary(None, ret=0.0, n=20) | {"diverged": 20}
     assert not is_better(escaping, honest) and is_better(honest, escaping)
-    rare = summary(None, ret=-10.0, n=20) | {"diverged": 2}  # which may be chance
+    rare = summary(None, ret=-10.0, n=20) | {"diverged": 2}  # two diverged episodes may be chance
     assert is_better(rare, honest)
-    assert is_better(summary(0.9, n=20) | {"diverged": 3}, summary(0.5, n=20))  # success judges those by itself
+    assert is_better(summary(0.9, n=20) | {"diverged": 3}, summary(0.5, n=20))  # success accounts for divergence
 
 
-def test_collapse_needs_intervals_that_do_not_touch():
+def test_collapse_requires_disjoint_intervals():
     best = summary(0.8, low=0.7, high=0.9)
     assert has_collapsed(summary(0.5, low=0.4, high=0.6), best)
     assert not has_collapsed(summary(0.6, low=0.5, high=0.71), best)
@@ -70,7 +70,7 @@ def run(tmp_path, *settings):
 
 
 def run_of_a_wrapper(tmp_path, monkeypatch):
-    """Two updates from a checkpoint, by an algorithm that deploys another policy than it was given."""
+    """Returns a run of two updates from a checkpoint; its algorithm deploys a copy of its policy."""
     run(tmp_path, "budget.updates=1", "name=base", "evaluation.episodes=0").train()
     settings = [setting for setting in PPO_RUN if not setting.startswith("policy=")]
     start = f"init_from={tmp_path}/base/checkpoints/last"
@@ -81,7 +81,7 @@ def run_of_a_wrapper(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_a_bad_weight_is_named(tmp_path, value):
+def test_non_finite_weight_is_named(tmp_path, value):
     trainer = run(tmp_path, "budget.updates=1")
     next(iter(trainer.algorithm.policy.parameters())).data.view(-1)[0] = value
     name = "policy." + next(name for name, _ in trainer.algorithm.policy.named_parameters())
@@ -118,7 +118,7 @@ def test_divergence_ends_with_one_line_and_intact_checkpoints(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("diverges", [True, False])
-def test_a_new_run_that_has_learned_nothing_leaves_no_folder(diverges, tmp_path, monkeypatch, refused):
+def test_new_run_that_fails_before_its_first_update_leaves_no_folder(diverges, tmp_path, monkeypatch, refused):
     def fail(self, batch):
         if diverges:
             return {"actor/loss": float("nan")}
@@ -158,8 +158,8 @@ def test_a_collapse_restores_the_best_state(tmp_path, monkeypatch):
 
     monkeypatch.setattr(trainer.algorithm, "load_state_dict", spy)
     report = trainer.train()
-    assert states == [2]  # not at 0.75, which may be chance
-    assert trainer.algorithm.reward_normalizer.running is None  # the rewards so far were those of other episodes
+    assert states == [2]  # not at 0.75: that drop may be chance
+    assert trainer.algorithm.reward_normalizer.running is None  # its running returns belong to other episodes
     assert (report["num_restores"], report["final"]["success"], report["best"]["update"]) == (1, 0.9, 2)
     assert [
         row["train/restores"] for row in read_jsonl(trainer.folder / "metrics.jsonl") if "train/restores" in row
@@ -172,25 +172,25 @@ def test_the_guard_can_be_switched_off(tmp_path, monkeypatch):
     assert (report["num_restores"], report["final"]["success"]) == (0, 0.2)
 
 
-def play_duel(monkeypatch, base, best):
-    """Replace the rounds of the last word by episodes of given outcomes; returns the seeds that were played."""
+def fake_duel(monkeypatch, base, best):
+    """Replaces the episodes of the final comparison with given outcomes; returns the first seed of each round."""
     starts = []
 
-    def play(policy, sim, seeds):
+    def fake_run_episodes(policy, sim, seeds):
         starts.append(seeds[0])
         outcomes, n = best if len(starts) % 2 == 0 else base, len(seeds)
         wins = np.resize(np.asarray(outcomes, dtype=np.bool_), n)
         cost = Cost(1, 1, 1, 1, 1.0)
         return EvalResult("t", np.array(seeds), wins.astype(np.float64), np.ones(n, np.int64), wins, cost)
 
-    monkeypatch.setattr(duels, "run_episodes", play)
+    monkeypatch.setattr(duels, "run_episodes", fake_run_episodes)
     return starts
 
 
-def test_a_run_that_falls_short_of_its_base_keeps_the_base(tmp_path, monkeypatch, capsys):
+def test_run_worse_than_its_base_reverts_to_the_base(tmp_path, monkeypatch, capsys):
     trainer = run_of_a_wrapper(tmp_path, monkeypatch)
-    play_scores(monkeypatch, [0.5, 0.2, 0.6, 0.45])  # the best of them came out above the base by chance
-    starts = play_duel(monkeypatch, base=[True] * 6 + [False] * 4, best=[True] * 3 + [False] * 7)
+    play_scores(monkeypatch, [0.5, 0.2, 0.6, 0.45])  # the best score exceeds the base by chance
+    starts = fake_duel(monkeypatch, base=[True] * 6 + [False] * 4, best=[True] * 3 + [False] * 7)
     capsys.readouterr()
     report = trainer.train()
     assert (report["base"]["success"], report["best"]["success"], report["best"]["update"]) == (0.5, 0.5, 0)
@@ -199,14 +199,14 @@ def test_a_run_that_falls_short_of_its_base_keeps_the_base(tmp_path, monkeypatch
     assert all(torch.equal(a, b) for a, b in zip(kept.parameters(), started.parameters(), strict=True))
     against = report["vs_base"]
     assert (against["wins"], against["losses"], against["difference"]["estimate"]) == (0, 6, -0.3)
-    assert starts == [10_010, 10_010, 10_020, 10_020]  # fresh episodes, the same for both, until beyond doubt
+    assert starts == [10_010, 10_010, 10_020, 10_020]  # fresh episodes, the same for both, until significant
     assert "below its base, which checkpoints/best now contains: success -30 points [" in capsys.readouterr().out
 
 
-def test_a_run_level_with_its_base_keeps_what_it_learned(tmp_path, monkeypatch, capsys):
+def test_run_equal_to_its_base_keeps_its_policy(tmp_path, monkeypatch, capsys):
     trainer = run_of_a_wrapper(tmp_path, monkeypatch)
     play_scores(monkeypatch, [0.6, 0.2, 0.5, 0.45])
-    starts = play_duel(monkeypatch, base=[True, False], best=[False, True])
+    starts = fake_duel(monkeypatch, base=[True, False], best=[False, True])
     capsys.readouterr()
     report = trainer.train()
     assert (report["best"]["success"], report["reverted_to_base"]) == (0.5, False)
@@ -215,24 +215,24 @@ def test_a_run_level_with_its_base_keeps_what_it_learned(tmp_path, monkeypatch, 
 
 
 def test_returns_of_few_episodes_do_not_end_the_duel(monkeypatch):
-    def play(policy, sim, seeds):
+    def fake_run_episodes(policy, sim, seeds):
         returns = np.full(len(seeds), float(policy))
         return EvalResult("t", np.array(seeds), returns, np.ones(len(seeds), np.int64), None, Cost(1, 1, 1, 1, 1.0))
 
-    monkeypatch.setattr(duels, "run_episodes", play)
+    monkeypatch.setattr(duels, "run_episodes", fake_run_episodes)
     rounds: list[int] = []
     base, best, sim = cast(list[Any], [1, 0, None])
     outcome = duels.compare_with_base(base, best, sim, episodes=4, seed=0, before_round=lambda: rounds.append(1))
     assert (outcome.difference.estimate, outcome.difference.n, len(rounds)) == (-1.0, 12, 3)
 
 
-def test_the_base_itself_is_not_played_against(tmp_path, monkeypatch):
+def test_base_is_not_compared_with_itself(tmp_path, monkeypatch):
     run(tmp_path, "budget.updates=1", "name=base", "evaluation.episodes=0").train()
     settings = [setting for setting in PPO_RUN if not setting.startswith("policy=")]
     start = f"init_from={tmp_path}/base/checkpoints/last"
     trainer = start_run(compose_config([*settings, *QUICK, f"out={tmp_path}", "name=run", "budget.updates=1", start]))
     play_scores(monkeypatch, [0.6, 0.6])
-    starts = play_duel(monkeypatch, base=[True], best=[False])
+    starts = fake_duel(monkeypatch, base=[True], best=[False])
     report = trainer.train()
     assert (starts, report["vs_base"], report["best"]["update"]) == ([], None, 0)
 

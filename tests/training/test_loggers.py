@@ -1,4 +1,4 @@
-"""Metrics files: complete, resumable, readable without any service."""
+"""Tests of metrics files and console output: complete, resumable, readable without any service."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ def table(file):
         return list(csv.DictReader(stream))
 
 
-def test_rows_are_on_disk_at_once(tmp_path):
+def test_rows_are_on_disk_immediately(tmp_path):
     logger = JsonlLogger(tmp_path / "m.jsonl")
     logger.log(1, {"loss": 0.1 + 0.2})
     assert read_jsonl(tmp_path / "m.jsonl") == [{"update": 1, "loss": 0.1 + 0.2}]
@@ -37,7 +37,7 @@ def test_csv_grows_columns(tmp_path):
 
 
 @pytest.mark.parametrize("kind, suffix", [(JsonlLogger, "jsonl"), (CsvLogger, "csv")])
-def test_resume_drops_what_came_after_the_resume_point(tmp_path, kind, suffix):
+def test_resume_drops_rows_after_the_resume_point(tmp_path, kind, suffix):
     file = tmp_path / f"m.{suffix}"
     first = kind(file)
     for update in (1, 2, 3):
@@ -53,9 +53,9 @@ def test_resume_drops_what_came_after_the_resume_point(tmp_path, kind, suffix):
 
 
 @pytest.mark.parametrize("kind, suffix", [(JsonlLogger, "jsonl"), (CsvLogger, "csv")])
-def test_a_run_that_begins_again_writes_its_first_row_anew(tmp_path, kind, suffix):
+def test_restarted_run_replaces_its_first_row(tmp_path, kind, suffix):
     file = tmp_path / f"m.{suffix}"
-    for x in (1, 2):  # killed before its first resume point, then begun again
+    for x in (1, 2):  # killed before its first resume point, then restarted
         logger = kind(file)
         logger.log(0, {"x": x})
         logger.close()
@@ -90,7 +90,7 @@ def test_tensorboard_events_are_written(tmp_path):
     assert [file for file in tmp_path.iterdir() if file.name.startswith("events") and file.stat().st_size]
 
 
-def test_wandb_is_offline_unless_the_user_says_otherwise(tmp_path, monkeypatch):
+def test_wandb_is_offline_unless_the_environment_sets_a_mode(tmp_path, monkeypatch):
     calls = []
 
     class Wandb:
@@ -116,7 +116,7 @@ def test_plain_output_is_one_line_per_row():
     assert text.getvalue().count("\n") == 1
 
 
-def test_steps_and_critic_are_shown_and_the_clock_goes_on_after_a_resume():
+def test_steps_and_critic_are_shown_and_the_clock_continues_after_a_resume():
     text = io.StringIO()
     console = RunConsole("run", 10, done=5, console=Console(file=text, soft_wrap=True))
     console.seconds_before = 60.0
@@ -128,7 +128,7 @@ def test_steps_and_critic_are_shown_and_the_clock_goes_on_after_a_resume():
     assert second.startswith("run  update 6/10  loss 1  60 s, ")
 
 
-def test_a_terminal_that_is_gone_ends_nothing():
+def test_closed_terminal_raises_no_error():
     class Gone(io.StringIO):
         def write(self, text):
             raise OSError(5, "Input/output error")

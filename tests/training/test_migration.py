@@ -1,4 +1,4 @@
-"""Configurations and manifests of earlier versions are read as the present ones."""
+"""Tests of migration: configurations and manifests of earlier versions are read in the current format."""
 
 import json
 from functools import reduce
@@ -18,7 +18,7 @@ NONE = {"stock": 0.0, "descriptor": False, "message": "", "message_size": 2, "sk
 RUN = ["task=point_mass", "policy=gaussian", "algorithm=ppo", "budget.updates=1"]
 
 
-def test_a_run_from_before_wrappers_had_a_list_is_read(tmp_path: Path) -> None:
+def test_config_without_a_wrapper_list_is_read(tmp_path: Path) -> None:
     content = to_dict(compose_config(RUN))
     del content["task"]["wrappers"]
     content["task"] |= NONE
@@ -42,7 +42,7 @@ def test_a_run_from_before_wrappers_had_a_list_is_read(tmp_path: Path) -> None:
         ("subpo", {"place.entries": [0]}, {"place.indices": [0]}),
     ],
 )
-def test_settings_of_algorithms_are_read_under_their_present_names(
+def test_renamed_algorithm_settings_are_read(
     tmp_path: Path, algorithm: str, old: dict[str, Any], new: dict[str, Any]
 ) -> None:
     content: Any = to_dict(compose_config([*RUN[:2], f"algorithm={algorithm}", RUN[3]]))
@@ -59,13 +59,13 @@ def test_settings_of_algorithms_are_read_under_their_present_names(
     assert found == new
 
 
-def test_present_configurations_stay_as_they_are() -> None:
+def test_current_configurations_are_unchanged() -> None:
     content = to_dict(compose_config(RUN))
     assert migrate_config(content) == content
     assert migrate_config("no mapping") == "no mapping"
 
 
-def test_settings_of_a_policy_move_in_its_checkpoints_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policy_settings_also_move_in_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moves = (Move(("policy.layers",), "policy.net.hidden"), Move(("seed",), "seed", lambda old: old["seed"] + 1))
     monkeypatch.setattr(migration, "MOVES", moves)
     config = {"policy": {"layers": [8], "name": "gaussian"}, "seed": 1}
@@ -90,8 +90,6 @@ def test_settings_of_a_policy_move_in_its_checkpoints_as_well(tmp_path: Path, mo
         ("tscac", {"signals": ["energy"]}, {"aux_rewards": ["control_cost"]}),
     ],
 )
-def test_settings_of_replay_algorithms_have_their_present_names(
-    algorithm: str, old: dict[str, Any], new: dict[str, Any]
-) -> None:
+def test_renamed_replay_settings_are_migrated(algorithm: str, old: dict[str, Any], new: dict[str, Any]) -> None:
     content = {"algorithm": {"name": algorithm, **old}}
     assert migrate_config(content) == {"algorithm": {"name": algorithm, **new}}

@@ -1,4 +1,4 @@
-"""Runs whose checkpoints hold another policy than they train: how they resume, and what begins at their weights."""
+"""Tests of runs whose checkpoints contain a different policy than they train: resume and initialisation."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from robopolicy.policies.wrappers.best_of_n import BestOfNPolicy
 from robopolicy.training.checkpoint import load_policy
 
 RUN = ["task=point_mass", *QUICK, "algorithm.batch_size=16", "algorithm.critic.hidden=[16]"]
-PLAYERS = {
+BEST_OF_N = {
     "qc": ["algorithm.candidates=3"],
     "dqc": ["algorithm.candidates=3", "algorithm.n_step=8"],
     "expo": ["algorithm.candidates=2", "algorithm.edits=1"],
@@ -19,7 +19,7 @@ PLAYERS = {
 }
 
 
-def test_a_resumed_teacher_keeps_the_steps_that_its_student_has_not(
+def test_resumed_teacher_keeps_its_steps_and_the_student_has_one(
     clone: Path, demonstrations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = [*RUN, "algorithm=fql", f"init_from={clone}/checkpoints/last", f"dataset={demonstrations}"]
@@ -28,7 +28,7 @@ def test_a_resumed_teacher_keeps_the_steps_that_its_student_has_not(
     assert student.nfe == 1  # type: ignore[attr-defined]
 
 
-def test_a_student_is_no_teacher(
+def test_student_is_refused_as_a_teacher(
     clone: Path, demonstrations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = [*RUN, "algorithm=fql", f"dataset={demonstrations}", "budget.updates=1", f"out={tmp_path}"]
@@ -37,14 +37,16 @@ def test_a_student_is_no_teacher(
     assert "flow of several steps" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", PLAYERS)
-def test_a_run_that_begins_with_a_player_trains_the_policy_inside(
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("qc", "expo") else pytest.mark.slow) for name in BEST_OF_N]
+)
+def test_run_from_a_best_of_n_policy_trains_its_base(
     name: str, clone: Path, demonstrations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = [*RUN, f"algorithm={name}", *PLAYERS[name], f"dataset={demonstrations}"]
+    settings = [*RUN, f"algorithm={name}", *BEST_OF_N[name], f"dataset={demonstrations}"]
     first = [f"init_from={clone}/checkpoints/last", "budget.updates=1", f"out={tmp_path}", "name=first"]
     assert main(["train", *settings, *first]) == 0
     settings += [f"init_from={tmp_path}/first/checkpoints/last"]
     assert_interruption_changes_nothing(settings, tmp_path, monkeypatch, updates=4)
-    player, _ = load_policy(tmp_path / "whole/checkpoints/last")
-    assert isinstance(player, BestOfNPolicy) and not isinstance(player.base, BestOfNPolicy)
+    loaded, _ = load_policy(tmp_path / "whole/checkpoints/last")
+    assert isinstance(loaded, BestOfNPolicy) and not isinstance(loaded.base, BestOfNPolicy)

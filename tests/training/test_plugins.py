@@ -1,4 +1,4 @@
-"""Algorithms of installed packages: found by name, configured and trained as ours are."""
+"""Tests of algorithms from installed packages: found by name, configured and trained like the built-in ones."""
 
 import subprocess
 import sys
@@ -39,12 +39,12 @@ class Timid(PPO):
 
 
 class Shy(Timid):
-    """States nothing of its own."""
+    """Sets no class attribute of its own."""
 
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes an entry point known for the time of a test."""
+    """Registers an entry point for the duration of a test."""
     found = dict(plugins.installed("algorithms"))
     original = plugins.installed
     monkeypatch.setattr(plugins, "installed", lambda kind: found if kind == "algorithms" else original(kind))
@@ -60,7 +60,7 @@ def settings(*more: str) -> list[str]:
     return ["task=locomotion/hopper", "policy=gaussian", "algorithm=timid", "budget.updates=1", *small, *more]
 
 
-def test_an_algorithm_of_another_package_trains_and_is_configured_as_ours(install: Any, tmp_path: Any) -> None:
+def test_algorithm_of_another_package_is_configured_and_trained(install: Any, tmp_path: Any) -> None:
     install("timid", f"{__name__}:Timid")
     assert "timid" in list(ALGORITHMS)
     assert ALGORITHMS.summary("timid") == "PPO under another name."
@@ -72,7 +72,7 @@ def test_an_algorithm_of_another_package_trains_and_is_configured_as_ours(instal
         compose_config(settings("algorithm.courage=-1"))
 
 
-def test_an_entry_point_that_cannot_be_imported_is_named_when_it_is_chosen(install: Any) -> None:
+def test_entry_point_that_cannot_be_imported_is_named_on_use(install: Any) -> None:
     install("timid", "missing_package.timid:Timid")
     assert "timid" in ALGORITHMS  # listing names imports nothing
     with pytest.raises(
@@ -81,7 +81,7 @@ def test_an_entry_point_that_cannot_be_imported_is_named_when_it_is_chosen(insta
         compose_config(settings())
 
 
-def test_a_name_is_taken_once() -> None:
+def test_duplicate_names_are_refused() -> None:
     with pytest.raises(ValueError, match="algorithms 'ppo' is already registered"):
         ALGORITHMS.register("ppo", PPO)
 
@@ -96,14 +96,14 @@ def test_summaries_are_read_without_importing(monkeypatch: pytest.MonkeyPatch) -
     assert all(row["data"].endswith(".") for row in listed_algorithms())
 
 
-def test_a_constant_of_a_class_may_be_one_of_its_bases() -> None:
+def test_class_attributes_are_inherited_from_bases() -> None:
     assert plugins.class_attribute(f"{__name__}:Shy", "name") == "timid"
     assert plugins.class_attribute(f"{__name__}:Shy", "heads") == PPO.heads
     with pytest.raises(ValueError, match="set no constant 'courage'"):
         plugins.class_attribute(f"{__name__}:Shy", "courage")
 
 
-def test_a_run_imports_no_algorithm_but_its_own() -> None:
+def test_training_loop_imports_no_algorithm() -> None:
     program = "import sys, robopolicy.training.loop; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     packages = {"robopolicy.algorithms", "robopolicy.algorithms.common"}

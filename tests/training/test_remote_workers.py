@@ -1,4 +1,4 @@
-"""Players in other processes: they play what they are sent, with the weights they were sent, and failures are heard."""
+"""Tests of remote rollout workers: rollouts use the weights that were sent, and failures raise errors."""
 
 import importlib.util
 import sys
@@ -36,8 +36,8 @@ from robopolicy.training.workers import (
 from robopolicy_tasks.text.arithmetic import Arithmetic
 
 
-class Here(WorkerHandle):
-    """To a worker in this process, which starts at once."""
+class InProcessHandle(WorkerHandle):
+    """A handle whose worker runs in this process."""
 
     def __init__(self, role):
         self.player = Worker(role)
@@ -61,8 +61,8 @@ def source(**settings):
     return algorithm, AsyncTextRolloutSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), algorithm, seed=0)
 
 
-def plays(line, policy):
-    """Tasks come back as rollouts, drawn with the weights that were sent."""
+def check_rollouts(line, policy):
+    """Checks that tasks return as rollouts sampled with the weights that were sent."""
     home = TextEnv(policy, Arithmetic(), torch.Generator())
     env = RemoteRolloutEnv(line, home)
     try:
@@ -77,7 +77,7 @@ def plays(line, policy):
         env.close()
 
 
-def test_trees_of_tensors_survive_as_arrays():
+def test_tensor_trees_round_trip_through_arrays():
     tree = {"a": [torch.arange(3), {"b": torch.tensor([True])}], "c": ("text", 1, None)}
     again = arrays_to_tensors(tensors_to_arrays(tree))
     assert torch.equal(again["a"][0], tree["a"][0]) and torch.equal(again["a"][1]["b"], tree["a"][1]["b"])
@@ -86,11 +86,11 @@ def test_trees_of_tensors_survive_as_arrays():
 
 def test_a_process_plays_with_the_weights_it_was_sent():
     policy = small(seed=3)
-    plays(ProcessHandle(WorkerSpec.of(policy, "text/arithmetic", seed=1)), policy)
+    check_rollouts(ProcessHandle(WorkerSpec.of(policy, "text/arithmetic", seed=1)), policy)
 
 
 class FakeRay(SimpleNamespace):
-    """What of Ray's interface we use, in this process."""
+    """The part of Ray's interface that the worker handle uses, in this process."""
 
     exceptions = SimpleNamespace(RayError=ValueError)
 
@@ -124,24 +124,24 @@ class FakeRay(SimpleNamespace):
         self.killed.append(actor)
 
 
-def test_ray_is_asked_for_an_actor(monkeypatch):
+def test_ray_handle_starts_and_kills_one_actor(monkeypatch):
     ray, policy = FakeRay(), small(seed=3)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    plays(RayHandle(WorkerSpec.of(policy, "text/arithmetic", seed=1)), policy)
+    check_rollouts(RayHandle(WorkerSpec.of(policy, "text/arithmetic", seed=1)), policy)
     assert len(ray.started) == 1 == len(ray.killed)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
-def test_ray_plays_with_the_weights_it_was_sent():
+def test_ray_rollouts_use_the_weights_that_were_sent():
     policy = small(seed=3)
-    plays(RayHandle(WorkerSpec.of(policy, "text/arithmetic", seed=1)), policy)
+    check_rollouts(RayHandle(WorkerSpec.of(policy, "text/arithmetic", seed=1)), policy)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 def test_workers_are_on_different_nodes_of_a_cluster(monkeypatch):
-    """Three nodes with stores of their own, on one machine: the head has no core, the others have one each."""
+    """Three nodes with separate stores run on one machine: the head has no core, the others have one each."""
     ray, policy, store = import_module("ray"), small(seed=3), {"object_store_memory": 80_000_000}
-    ray.shutdown()  # what an earlier test has started
+    ray.shutdown()  # an earlier test may have started it
     head = {"num_cpus": 0, "include_dashboard": False, **store}
     cluster = import_module("ray.cluster_utils").Cluster(initialize_head=True, head_node_args=head)
     try:
@@ -153,20 +153,20 @@ def test_workers_are_on_different_nodes_of_a_cluster(monkeypatch):
         for line in lines:  # while the other one holds the core of its node
             line.call("load", packed_weights(policy))
         for line in lines:
-            plays(line, policy)
+            check_rollouts(line, policy)
     finally:
         ray.shutdown()
         cluster.shutdown()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
-def test_without_ray_the_extra_is_named():
+def test_missing_ray_names_the_extra():
     with pytest.raises(UserError, match=r"pip install 'robopolicy\[ray\]'"):
         RayHandle(WorkerSpec.of(small(), "text/arithmetic", seed=1))
 
 
 def test_two_workers_share_the_groups_and_stay_within_the_bound(monkeypatch):
-    monkeypatch.setitem(WORKER_HANDLES, "process", Here)
+    monkeypatch.setitem(WORKER_HANDLES, "process", InProcessHandle)
     algorithm, feed = source(staleness=1, num_workers=2)
     try:
         for _ in range(4):
@@ -180,14 +180,14 @@ def test_two_workers_share_the_groups_and_stay_within_the_bound(monkeypatch):
 
 
 class Continued(Independent):
-    """Goes on from the middle of rollouts."""
+    """Branches from the middle of rollouts."""
 
     def rollout(self, env, tasks):
         return [require_capability(env, "branch")(trajectory, 1) for trajectory in super().rollout(env, tasks)]
 
 
-def test_what_workers_cannot_do_raises(monkeypatch):
-    monkeypatch.setitem(WORKER_HANDLES, "process", Here)
+def test_unsupported_worker_requests_raise(monkeypatch):
+    monkeypatch.setitem(WORKER_HANDLES, "process", InProcessHandle)
     monkeypatch.setitem(STRATEGIES._rows, "independent", Continued)
     algorithm, feed = source(num_workers=1)
     with pytest.raises(UserError, match="capability 'branch', which RemoteRolloutEnv lacks"):

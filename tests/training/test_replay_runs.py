@@ -1,4 +1,4 @@
-"""Runs that learn from replay: schedules from offline to online, budgets, resume, guards, and refused settings."""
+"""Tests of replay runs: schedules from offline to online, budgets, resume, guards, and refused settings."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_sac_runs_from_the_command_line(tmp_path: Path) -> None:
     assert {"critic/loss", "actor/temperature", "rollout/return"} <= {key for row in rows for key in row}
 
 
-def test_play_begins_with_a_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollouts_begin_with_a_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = spy(monkeypatch)
     run = trainer(tmp_path, *SAC_RUN, "budget.updates=3", "algorithm.utd=2", "algorithm.num_steps=3")
     run.train()
@@ -63,14 +63,14 @@ def test_learning_goes_from_offline_to_online(
     assert [float(batch.online.float().mean()) for batch in batches] == [0.0] * 4 + [0.75] * 5
 
 
-def test_offline_learning_plays_nothing(tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_learning_takes_no_steps(tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = spy(monkeypatch)
     settings = [*SAC_RUN, f"dataset={demonstrations}", "budget.updates=5", "replay.offline_updates=5"]
     run = trainer(tmp_path, *settings)
     report = run.train()
     assert report["env_steps"] == 0 and run.parts.eval_sim is None
     assert not any(batch.online.any() for batch in batches)
-    # Actions reach to the bounds of the task, not of the dataset.
+    # The task sets the action bounds, not the dataset.
     assert run.algorithm.policy.action_normalizer.scale.tolist() == [1.0, 1.0]
 
 
@@ -92,7 +92,7 @@ def test_the_task_may_come_from_the_dataset(tmp_path: Path, demonstrations: Path
     assert (tmp_path / "point_mass_gaussian_sac_seed0").exists()
 
 
-def test_prioritised_replay_learns_from_its_own_errors(tmp_path: Path, demonstrations: Path) -> None:
+def test_prioritised_replay_updates_its_priorities(tmp_path: Path, demonstrations: Path) -> None:
     settings = [*RLPD_RUN, f"dataset={demonstrations}", "budget.updates=4", "replay.prioritized=0.7"]
     run = trainer(tmp_path, *settings)
     run.train()
@@ -100,14 +100,16 @@ def test_prioritised_replay_learns_from_its_own_errors(tmp_path: Path, demonstra
     source._update_priorities()
     for memory in (source.offline, source.sampler.replay):
         leaves = memory.priorities.tree[memory.priorities.leaves :]
-        assert len(set(leaves[leaves > 0].round(9))) > 5  # no longer all the same
+        assert len(set(leaves[leaves > 0].round(9))) > 5  # the priorities differ
 
 
 # Resume and guards.
 
 
-@pytest.mark.parametrize("kind", ["sac", "rlpd", "prioritized", "offline"])
-def test_an_interrupted_run_ends_with_the_same_bits(
+@pytest.mark.parametrize(
+    "kind", ["prioritized", "offline", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("sac", "rlpd"))]
+)
+def test_interrupted_run_resumes_bit_identically(
     kind: str, tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = f"dataset={demonstrations}"
@@ -127,7 +129,7 @@ def test_a_killed_run_resumes_bit_identically(tmp_path: Path, demonstrations: Pa
     assert_identical(tmp_path / "whole", kill_and_resume(settings, tmp_path))
 
 
-def test_backends_without_saved_state_keep_their_memory(
+def test_backends_without_saved_state_keep_the_replay_buffer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(PointMassSim, "state_dict", VectorSim.state_dict)

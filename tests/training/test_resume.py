@@ -1,4 +1,4 @@
-"""A run that was killed and resumed ends with the same bits as one that was not."""
+"""Tests of resume: a killed and resumed run ends bit-identical to an uninterrupted run."""
 
 import fcntl
 import json
@@ -78,15 +78,15 @@ def test_interrupt_saves_a_resume_point_and_ends_with_130(task, tmp_path, monkey
     assert losses[0] == losses[1]
 
 
-def test_a_resumed_run_goes_back_to_the_best_of_then(tmp_path, monkeypatch):
-    scores = {2: 0.5, 4: 0.6, 6: 0.1, 8: 0.9, 10: 0.85, 12: 0.88}  # after 8 updates better, but that is not known yet
+def test_resumed_run_restores_the_best_of_its_resume_point(tmp_path, monkeypatch):
+    scores = {2: 0.5, 4: 0.6, 6: 0.1, 8: 0.9, 10: 0.85, 12: 0.88}  # update 8 is after the resume point
 
-    def played(trainer, policy):
+    def fake_evaluate(trainer, policy):
         rate = scores[trainer.update]
         ends = {"low": rate - 0.05, "high": rate + 0.05, "return_low": rate - 0.05, "return_high": rate + 0.05}
         return {"success": rate, "return_mean": rate, "n": 100, **ends}
 
-    monkeypatch.setattr(Trainer, "_evaluate_policy", played)
+    monkeypatch.setattr(Trainer, "_evaluate_policy", fake_evaluate)
     shape = ["task=point_mass", "task.reward=shaped", "policy=gaussian", "policy.hidden=[8]", "algorithm=ppo"]
     sizes = ["algorithm.critic.hidden=[8]", "sim.num_envs=2", "algorithm.num_steps=7", f"out={tmp_path}"]
     pace = ["budget.updates=12", "evaluation.every=2", "checkpoint_every=5"]
@@ -120,7 +120,7 @@ def test_a_run_whose_terminal_is_closed_saves_a_resume_point(tmp_path):
 
 
 def own_terminal(terminal: int) -> None:
-    """Make `terminal` what decides the life of this process, as a login does."""
+    """Makes `terminal` the controlling terminal of this process, as a login does."""
     os.setsid()
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
@@ -129,7 +129,7 @@ GROUPS = ["task=point_mass", "algorithm=flow_grpo", "sim.num_envs=8", "algorithm
 
 
 @pytest.mark.parametrize("kind", ["rollout", "group"])
-def test_episodes_that_no_row_has_reported_yet_are_counted_after_a_resume(kind, clone, tmp_path, monkeypatch):
+def test_unreported_episodes_are_counted_after_a_resume(kind, clone, tmp_path, monkeypatch):
     settings = PPO if kind == "rollout" else [*GROUPS, f"init_from={clone}/checkpoints/last"]
     settings = [*settings, "evaluation.episodes=0", "logging.every=2", "checkpoint_every=3", "budget.updates=4"]
     whole = start_run(compose_config([*settings, f"out={tmp_path}", "name=whole"]))
@@ -150,7 +150,7 @@ def test_episodes_that_no_row_has_reported_yet_are_counted_after_a_resume(kind, 
     assert counted[0] == counted[1] and counted[0]["rollout/episodes"] > 0
 
 
-def test_a_run_whose_configuration_was_changed_does_not_go_on(tmp_path, monkeypatch):
+def test_run_with_a_changed_configuration_is_not_resumed(tmp_path, monkeypatch):
     trainer = start_run(compose_config([*PPO, "budget.updates=4", f"out={tmp_path}", "name=run"]))
     trainer.total = 3
     monkeypatch.setattr(trainer, "_finish", dict)
@@ -163,7 +163,7 @@ def test_a_run_whose_configuration_was_changed_does_not_go_on(tmp_path, monkeypa
         resume_run(tmp_path / "run")
 
 
-def test_a_resumed_run_keeps_its_environments_and_its_settings_in_range(tmp_path, monkeypatch):
+def test_resume_refuses_a_changed_num_envs_and_invalid_settings(tmp_path, monkeypatch):
     trainer = start_run(compose_config([*PPO, "budget.updates=4", f"out={tmp_path}", "name=run"]))
     trainer.total = 3
     monkeypatch.setattr(trainer, "_finish", dict)
@@ -179,7 +179,7 @@ def test_a_resumed_run_keeps_its_environments_and_its_settings_in_range(tmp_path
             resume_run(tmp_path / "run")
 
 
-def test_a_run_killed_before_its_first_resume_point_starts_again_and_says_so(tmp_path, capsys):
+def test_run_killed_before_its_first_resume_point_restarts_with_a_message(tmp_path, capsys):
     settings = [*PPO, "budget.updates=2", f"out={tmp_path}"]
     start_run(compose_config([*settings, "name=dead"])).close()
     assert main(["train", "--resume", str(tmp_path / "dead")]) == 0
@@ -194,15 +194,15 @@ def test_backends_without_saved_state_resume_with_fresh_episodes(tmp_path, monke
     trainer.total = 3
     monkeypatch.setattr(trainer, "_finish", dict)
     trainer.train()
-    played, steps = trainer.source.sim.sim.episode_seed.max(), trainer.source.env_steps
+    last_seed, steps = trainer.source.sim.sim.episode_seed.max(), trainer.source.env_steps
     resumed = resume_run(tmp_path / "run")
     assert "starts new episodes" in capsys.readouterr().out
     assert resumed.source.env_steps == steps > 0
-    assert resumed.source.sim.sim.episode_seed.min() > played
+    assert resumed.source.sim.sim.episode_seed.min() > last_seed
     assert resumed.train()["env_steps"] > steps
 
 
-def test_seeds_decide_the_result(tmp_path):
+def test_seeds_determine_the_result(tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         assert main(["train", *PPO, "budget.updates=2", f"out={tmp_path}", f"name={name}", f"seed={seed}"]) == 0
     assert_identical(tmp_path / "a", tmp_path / "b")

@@ -1,4 +1,4 @@
-"""A resume point lies on the CPU; what it holds goes back to where the run computes. `meta` stands in for a GPU."""
+"""Tests of resume devices: a CPU resume point moves to the device of the run. `meta` stands in for a GPU."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from robopolicy.sim.chunk import ChunkedSim
 
 
 @pytest.mark.filterwarnings("ignore:.*non-meta parameter")
-def test_what_an_algorithm_remembers_of_its_play() -> None:
+def test_algorithm_state_moves_to_the_device() -> None:
     scale = RewardNormalizer()
     scale.moments.observe = lambda values: None  # type: ignore[method-assign]
     scale.load_state_dict({"running": torch.zeros(3), "moments": scale.moments.state_dict()})
@@ -26,7 +26,7 @@ def test_what_an_algorithm_remembers_of_its_play() -> None:
     assert decoder.chunk is not None and decoder.chunk.device == decoder.obs["state"].device == GPU
 
 
-def test_what_a_sampler_and_a_simulator_remember_of_running_episodes() -> None:
+def test_sampler_and_simulator_state_moves_to_the_device() -> None:
     stats = EpisodeStats(Elsewhere())
     numbers = torch.zeros(3)
     stats.load_state_dict({"return": numbers, "length": numbers.long(), "sums": {"return": (numbers[0], numbers[1])}})

@@ -1,4 +1,4 @@
-"""Training state survives the disk bit by bit, without pickle."""
+"""Tests of the state tree: training state is restored from disk bit by bit, without pickle."""
 
 import math
 import random
@@ -15,7 +15,7 @@ def roundtrip(tmp_path, tree):
     return load_tree(tmp_path)
 
 
-def test_numbers_strings_and_containers_come_back_with_their_types(tmp_path):
+def test_numbers_strings_and_containers_keep_their_types(tmp_path):
     tree = {"a": [1, 2.5, None, True, "x"], "b": (1, (2, [3])), "": {}, "big": 2**200 + 1, "neg": -(2**70)}
     assert roundtrip(tmp_path, tree) == tree
     assert isinstance(roundtrip(tmp_path, tree)["b"][1], tuple)
@@ -38,7 +38,7 @@ def test_tensors_keep_values_and_types(tmp_path, dtype):
     assert back["empty"].shape == (0, 2)
 
 
-def test_arrays_come_back_as_arrays(tmp_path):
+def test_arrays_stay_arrays(tmp_path):
     array = np.arange(5, dtype=np.uint64) + 2**63
     back = roundtrip(tmp_path, {"a": array, "f": np.asfortranarray(np.eye(3)[:, :2])})
     assert isinstance(back["a"], np.ndarray)

@@ -1,4 +1,4 @@
-"""Runs of DSRL and GoRL from the command line: they train, resume bit-identically in any stage, and verify."""
+"""Tests of DSRL and GoRL runs from the command line: they train, resume bit-identically in any stage, and verify."""
 
 from pathlib import Path
 
@@ -21,13 +21,17 @@ GORL += ["algorithm.decoder_steps=3", "budget.updates=9"]
 
 @pytest.fixture
 def base(clone: Path) -> Path:
-    """The policy that is steered."""
+    """Returns the checkpoint of the policy to steer."""
     return clone / "checkpoints" / "last"
 
 
 @pytest.mark.parametrize(
     "algorithm",
-    [["algorithm=dsrl_na"], ["algorithm=dsrl_sac"], ["algorithm=dsrl_sac", "algorithm.noise_space.kind=repeat"]],
+    [
+        ["algorithm=dsrl_na"],
+        pytest.param(["algorithm=dsrl_sac"], marks=pytest.mark.slow),
+        pytest.param(["algorithm=dsrl_sac", "algorithm.noise_space.kind=repeat"], marks=pytest.mark.slow),
+    ],
 )
 def test_a_steered_run_resumes_bit_identically(
     algorithm: list[str], base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -43,7 +47,7 @@ def test_a_steered_run_resumes_bit_identically(
     assert all(torch.equal(value, policy.base.state_dict()[key]) for key, value in before.items())
 
 
-def test_steering_replays_demonstrations_where_actions_suffice(
+def test_dsrl_na_accepts_demonstrations_and_dsrl_sac_refuses_them(
     base: Path, demonstrations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = [*DSRL, f"init_from={base}", f"dataset={demonstrations}", f"out={tmp_path}"]
@@ -55,7 +59,10 @@ def test_steering_replays_demonstrations_where_actions_suffice(
     assert "which datasets lack" in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("update", [1, 3, 5])  # in stage 0, while a decoder is trained, in stage 1
+@pytest.mark.parametrize(
+    "update",  # in stage 0, while a decoder is trained, in stage 1
+    [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(5, marks=pytest.mark.slow)],
+)
 def test_gorl_resumes_bit_identically_in_the_middle_of_a_stage(
     update: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,7 +73,7 @@ def test_gorl_resumes_bit_identically_in_the_middle_of_a_stage(
     assert [row["train/stage"] for row in rows if "train/stage" in row] == [0, 0, 0, 1, 1, 1, 1, 2, 2]
 
 
-@pytest.mark.parametrize("update", [1, 5])
+@pytest.mark.parametrize("update", [pytest.param(1, marks=pytest.mark.slow), 5])
 def test_gorl_from_an_imitated_policy_resumes_bit_identically(
     update: int, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""`robopolicy train --multirun`: which runs a sweep has, and that Hydra's launchers train them."""
+"""Tests of `robopolicy train --multirun`: the runs of a sweep, and training with Hydra's launchers."""
 
 import json
 from dataclasses import replace
@@ -20,11 +20,11 @@ POLICIES = [*(word for word in QUICK if not word.startswith("policy=")), "policy
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """Launchers write to the working folder."""
+    """Changes to a temporary working folder, since launchers write there."""
     monkeypatch.chdir(tmp_path)
 
 
-def test_every_combination_is_a_run_named_after_what_differs():
+def test_every_combination_is_a_run_named_after_its_changes():
     words = [*POLICIES, "algorithm=ppo", "seed=range(0,2)", "hydra/launcher=joblib"]
     configs, launcher = combinations(words)
     assert launcher == ["hydra/launcher=joblib"]
@@ -63,13 +63,13 @@ def test_nothing_is_trained_when_one_run_is_wrong(tmp_path, capsys, wrong):
         (["policy=gaussian", "algorithm=ppo", "device=cpu,meta"], "Device 'meta' cannot be used"),
     ],
 )
-def test_what_policy_and_algorithm_refuse_is_said_before_the_first_run(tmp_path, refused, sweep, message):
+def test_refusals_of_policy_and_algorithm_come_before_the_first_run(tmp_path, refused, sweep, message):
     settings = [text for text in QUICK if not text.startswith(("policy", "algorithm"))]
     assert message in refused("train", "--multirun", *settings, *sweep, f"out={tmp_path}/out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_rehearsal_builds_no_simulator_unless_the_stand_in_is_refused(monkeypatch):
+def test_validation_builds_no_simulator_unless_the_dummy_spec_is_refused(monkeypatch):
     built = []
     monkeypatch.setattr(many_runs, "build", lambda config: built.append(config) or RunComponents(*[Mock()] * 6))
     settings = [*QUICK, "algorithm=ppo", "task.obs_keys=[state]", "seed=0,1"]
@@ -81,7 +81,7 @@ def test_a_rehearsal_builds_no_simulator_unless_the_stand_in_is_refused(monkeypa
     assert built == configs[:1]  # the seeds differ only
 
 
-def test_a_sweep_that_is_stopped_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+def test_stopped_sweep_reports_how_to_continue(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("robopolicy.training.many_runs.launch", Mock(side_effect=KeyboardInterrupt))
     assert main(["train", "--multirun", *QUICK, "algorithm=ppo", f"out={tmp_path}"]) == 130
     assert "run the same command again to continue" in capsys.readouterr().err
@@ -104,7 +104,7 @@ def test_launchers_that_are_missing_or_set_wrongly_are_named(capsys, choice, mes
     assert message in error and error.count("\n") == 1
 
 
-def test_the_basic_launcher_trains_all_and_keeps_what_is_finished(tmp_path, capsys):
+def test_basic_launcher_trains_all_runs_and_keeps_finished_ones(tmp_path, capsys):
     words = ["train", "--multirun", *POLICIES, "algorithm=ppo", f"out={tmp_path / 'out'}"]
     assert main(words) == 0
     reports = [tmp_path / f"out/policy={name}/report.json" for name in ("gaussian", "mixture")]

@@ -1,4 +1,4 @@
-"""The world-model contract: what it refuses, and how films branch, leave and return."""
+"""Tests of the world-model contract: refused inputs, and branching and merging of world states."""
 
 import json
 from dataclasses import replace
@@ -13,35 +13,35 @@ from robopolicy.worldmodel.contract import WorldSpec, WorldState, check_actions,
 SPEC = WorldSpec(("front", "wrist"), size=8, fps=10.0, action_dim=2, proprio_dim=3, context=2, action_names=("x", "y"))
 
 
-def films(rows: int) -> WorldState:
-    """Films that remember their own index."""
+def make_states(rows: int) -> WorldState:
+    """Returns world states that store their own row index."""
     index = torch.arange(rows)
     return WorldState(index + 100, index * 0, {"latent": index[:, None].float().expand(-1, 4)})
 
 
 def frames(spec: WorldSpec, rows: int = 2) -> dict[str, torch.Tensor]:
-    """Black frames of every camera."""
+    """Returns black frames of every camera."""
     shape = (rows, spec.context, 3, spec.size, spec.size)
     return {camera: torch.zeros(shape, dtype=torch.uint8) for camera in spec.cameras}
 
 
-def test_a_spec_survives_json():
+def test_spec_round_trips_through_json():
     assert from_dict(WorldSpec, json.loads(json.dumps(to_dict(SPEC))), "spec") == SPEC
 
 
 @pytest.mark.parametrize(
     "change", [{"cameras": ()}, {"cameras": ("a", "a")}, {"size": 0}, {"fps": 0.0}, {"proprio_dim": -1}, {"context": 0}]
 )
-def test_a_spec_refuses_nonsense(change):
+def test_invalid_specs_are_refused(change):
     with pytest.raises(UserError):
         replace(SPEC, **change)
 
 
-def test_films_branch_and_return_without_touching_the_old_state():
-    state = films(3)
+def test_select_and_put_leave_the_old_state_unchanged():
+    state = make_states(3)
     branched = state.select(torch.tensor([2, 2, 0]))
     assert branched.seeds.tolist() == [102, 102, 100]
-    merged = state.put(torch.tensor([False, True, False]), films(3).select(torch.tensor([2])))
+    merged = state.put(torch.tensor([False, True, False]), make_states(3).select(torch.tensor([2])))
     assert merged.seeds.tolist() == [100, 102, 102]
     assert merged.memory["latent"][:, 0].tolist() == [0.0, 2.0, 2.0]
     assert state.seeds.tolist() == [100, 101, 102]
@@ -54,7 +54,7 @@ def test_the_first_frame_fills_the_context():
     assert padded["wrist"].shape == (2, 2, 3, 8, 8) and bool((padded["wrist"] == 7).all())
 
 
-def test_wrong_frames_are_refused_with_what_was_expected():
+def test_wrong_frames_are_refused_with_the_expected_layout():
     images, proprio = frames(SPEC), torch.zeros(2, 2, 3)
     check_inputs(SPEC, images, proprio, torch.zeros(2, 1, 2))
     with pytest.raises(UserError, match=r"cameras \['front', 'wrist'\], got \['front'\]"):
@@ -72,6 +72,6 @@ def test_wrong_frames_are_refused_with_what_was_expected():
 @pytest.mark.parametrize("shape", [(3, 4, 2), (2, 3, 2), (2, 4, 1), (2, 0, 2), (2, 2)])
 def test_wrong_actions_are_refused(shape):
     spec = replace(SPEC, frames_per_call=2)
-    check_actions(spec, films(2), torch.zeros(2, 4, 2))
+    check_actions(spec, make_states(2), torch.zeros(2, 4, 2))
     with pytest.raises(UserError, match=r"must have shape \(2, a multiple of 2, 2\)"):
-        check_actions(spec, films(2), torch.zeros(shape))
+        check_actions(spec, make_states(2), torch.zeros(shape))

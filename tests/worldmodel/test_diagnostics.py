@@ -1,4 +1,4 @@
-"""Action-following tests: worlds whose answer is known, and models that must not pass."""
+"""Tests of action following: world models with known answers, and models that must fail."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ from robopolicy_tasks.toy.push import push, render_tables
 
 
 class TrueWorld:
-    """The pushing toy itself as a world model; `deafness` is multiplied to what it is told."""
+    """The pushing toy itself as a world model; `hearing` scales the actions it receives."""
 
     device = torch.device("cpu")
 
@@ -46,26 +46,26 @@ class TrueWorld:
 
 
 @pytest.fixture(scope="module")
-def films() -> VideoDataset:
+def videos() -> VideoDataset:
     return small_films(16)
 
 
-def test_psnr_is_that_of_the_definition():
+def test_psnr_matches_its_definition():
     real = torch.zeros(1, 1, 3, 2, 2, dtype=torch.uint8)
     assert frame_psnr({"top": real + 255}, {"top": real}).item() == pytest.approx(0.0)
     assert frame_psnr({"top": real + 51}, {"top": real}).item() == pytest.approx(13.979, abs=1e-3)  # 20 log10(5)
 
 
-def test_the_true_world_passes(films):
-    following = measure_action_following(TrueWorld(films.spec), films, horizon=5, windows=16)
+def test_the_true_world_passes(videos):
+    following = measure_action_following(TrueWorld(videos.spec), videos, horizon=5, windows=16)
     assert following.gap() > 10 and following.gap("zero") > 10
     assert following.directions == dict.fromkeys(ACTIONS, 1.0)
-    assert check_gates(following, failures=failure_fraction(films)).passed
+    assert check_gates(following, failures=failure_fraction(videos)).passed
     assert [row[0] for row in table(following)[1]] == ["true", "shuffled", "zero"]
 
 
-def test_a_model_that_ignores_actions_is_refused(films):
-    following = measure_action_following(TrueWorld(films.spec, hearing=0.0), films, horizon=5, windows=16)
+def test_a_model_that_ignores_actions_is_refused(videos):
+    following = measure_action_following(TrueWorld(videos.spec, hearing=0.0), videos, horizon=5, windows=16)
     assert following.gap() == following.gap("zero") == 0.0
     verdict = check_gates(following, failures=0.5)
     assert not verdict.passed
@@ -75,41 +75,43 @@ def test_a_model_that_ignores_actions_is_refused(films):
         verdict.require("MODEL")
 
 
-def test_a_model_that_moves_the_wrong_way_is_refused(films):
-    following = measure_action_following(TrueWorld(films.spec, hearing=-1.0), films, horizon=5, windows=16)
+def test_a_model_that_moves_the_wrong_way_is_refused(videos):
+    following = measure_action_following(TrueWorld(videos.spec, hearing=-1.0), videos, horizon=5, windows=16)
     assert following.directions == dict.fromkeys(ACTIONS, 0.0)
     reasons = check_gates(following, failures=0.5).reasons
     assert any("'gripper_vx [m/s]' has the wrong direction from 100% of the frames" in reason for reason in reasons)
 
 
-def test_an_action_is_not_credited_with_what_another_does_at_the_same_time():
+def test_slopes_separate_the_effects_of_correlated_actions():
     generator = torch.Generator().manual_seed(0)
     lift = torch.randn(2000, generator=generator)
-    close = 0.8 * lift + 0.6 * torch.randn(2000, generator=generator)  # whoever lifts holds on
-    width = -0.4 * close + torch.randn(2000, generator=generator)  # fingers stop at what they hold
+    close = 0.8 * lift + 0.6 * torch.randn(2000, generator=generator)  # lifting coincides with closing
+    width = -0.4 * close + torch.randn(2000, generator=generator)  # the grasped object limits the width
     slopes = standardized_slopes(torch.stack([lift, close], 1), torch.stack([lift, width, torch.zeros(2000)], 1))
     assert slopes[0].abs().argmax() == 0 and slopes[1].abs().argmax() == 1 and slopes[1, 1] < -0.3
     assert slopes[1, 0].abs() < 1e-4 and not slopes[:, 2].any()
 
 
-def test_a_model_that_was_trained_on_successes_alone_is_refused(films):
+def test_a_model_that_was_trained_on_successes_alone_is_refused(videos):
     wins = push_films(6, size=16, failures=False)
     share = failure_fraction(VideoDataset(infer_spec(wins), wins))
     assert share == 0.0
-    verdict = check_gates(measure_action_following(TrueWorld(films.spec), films, horizon=5, windows=16), failures=share)
+    verdict = check_gates(
+        measure_action_following(TrueWorld(videos.spec), videos, horizon=5, windows=16), failures=share
+    )
     assert not verdict.passed and "trained on successes: 0% of its episodes failed" in verdict.reasons[0]
 
 
-def test_worlds_without_a_state_vector_are_judged_by_their_frames(films):
-    episodes = films.episodes
+def test_worlds_without_a_state_vector_are_evaluated_by_their_frames(videos):
+    episodes = videos.episodes
     spec = infer_spec(episodes, proprio=())
     assert spec.proprio_dim == 0
 
     class Blind(TrueWorld):
-        """Knows the state from elsewhere."""
+        """Reads the state from the dataset instead of the proprioception."""
 
         def reset(self, images, proprio, *, seeds, actions=None, text=""):
-            state = films.proprio[films.starts(5, 16)] if len(seeds) == 16 else torch.zeros(len(seeds), 4)
+            state = videos.proprio[videos.starts(5, 16)] if len(seeds) == 16 else torch.zeros(len(seeds), 4)
             return WorldState(seeds, torch.zeros_like(seeds), {"state": state})
 
     following = measure_action_following(Blind(spec), VideoDataset(spec, episodes), horizon=5, windows=16)

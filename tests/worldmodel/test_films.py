@@ -1,4 +1,4 @@
-"""Films: what is refused, how they are split, and what a window holds."""
+"""Tests of video datasets: refused data, splits, and the content of a window."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def episodes() -> Episodes:
     return push_films(8, size=16)
 
 
-def test_the_spec_is_read_off_the_data(episodes):
+def test_spec_is_inferred_from_the_data(episodes):
     spec = infer_spec(episodes)
     assert spec.cameras == ("top",) and spec.size == 16 and spec.fps == pytest.approx(10.0)
     assert spec.proprio == ("gripper", "block") and spec.proprio_dim == 4 and spec.action_dim == 2
@@ -43,12 +43,12 @@ def test_the_spec_is_read_off_the_data(episodes):
         ({"proprio_dim": 3}, "have 4 entries, expected 3"),
     ],
 )
-def test_other_worlds_are_refused_with_what_was_expected(episodes, change, message):
+def test_data_of_another_spec_is_refused_with_the_expected_value(episodes, change, message):
     with pytest.raises(UserError, match=message):
         check_videos(replace(infer_spec(episodes), **change), episodes, "DATA")
 
 
-def test_names_and_rate_are_those_of_the_dataset_and_others_are_refused(episodes, tmp_path):
+def test_names_and_rate_come_from_the_dataset_and_others_are_refused(episodes, tmp_path):
     names = {**episodes.names, "gripper": ("x [m]", "y [m]"), "block": ("block x [m]", "block y [m]")}
     write_lerobot(replace(episodes, names=names), tmp_path / "films", video=False)
     spec = infer_spec(again := read_lerobot(tmp_path / "films"))
@@ -58,7 +58,7 @@ def test_names_and_rate_are_those_of_the_dataset_and_others_are_refused(episodes
     swapped = replace(again, names={**names, "action": ACTIONS[::-1]})
     with pytest.raises(UserError, match=r"Actions of DATA are gripper_vy .*; expected gripper_vx .*, gripper_vy"):
         check_videos(spec, swapped, "DATA")
-    check_videos(spec, replace(again, names={}), "DATA")  # where nothing is named, nothing contradicts
+    check_videos(spec, replace(again, names={}), "DATA")  # missing names contradict nothing
     with pytest.raises(UserError, match="cannot be joined"):
         Episodes.concat([again, swapped])
     with pytest.raises(UserError, match="State vectors of toy/push are"):
@@ -82,14 +82,14 @@ def test_a_corrupt_video_is_refused_in_one_line(episodes, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_behaviours_survive_the_dataset_format(episodes, tmp_path):
+def test_behaviours_round_trip_through_the_dataset_format(episodes, tmp_path):
     write_lerobot(episodes, tmp_path / "films", video=False)
     again = read_lerobot(tmp_path / "films")
     assert again.behaviours == episodes.behaviours
     assert all(np.array_equal(again.arrays[key], episodes.arrays[key]) for key in episodes.arrays)
 
 
-def test_a_split_holds_back_whole_episodes_and_whole_behaviours(episodes):
+def test_split_holds_out_whole_episodes_and_whole_behaviours(episodes):
     train, validation = split_episodes(episodes, share=0.5, held_out=["random"])
     assert "random" not in train.behaviours and validation.behaviours.count("random") == 2
     assert not set(train.seeds) & set(validation.seeds)
@@ -101,31 +101,31 @@ def test_a_split_holds_back_whole_episodes_and_whole_behaviours(episodes):
 
 
 def test_a_window_repeats_the_first_frame_with_zero_actions(episodes):
-    films = VideoDataset(infer_spec(episodes), episodes)
+    videos = VideoDataset(infer_spec(episodes), episodes)
     start = int(episodes.starts[1])
-    frames, actions, whole = films.window(torch.tensor([start + 2]), horizon=2)
+    frames, actions, whole = videos.window(torch.tensor([start + 2]), horizon=2)
     assert frames[0].tolist() == [start, start, start, start + 1, start + 2, start + 3]
     assert bool((actions[0, :2] == 0).all())
-    assert torch.equal(actions[0, 2:], films.actions[start : start + 3]) and bool(whole.all())
+    assert torch.equal(actions[0, 2:], videos.actions[start : start + 3]) and bool(whole.all())
     last = int(episodes.ends[1]) - 1
-    assert films.window(torch.tensor([last]), horizon=2)[2].tolist() == [[True, False]]
+    assert videos.window(torch.tensor([last]), horizon=2)[2].tolist() == [[True, False]]
 
 
-def test_success_shows_in_the_frame_after_the_step(episodes):
-    films = VideoDataset(infer_spec(episodes), episodes)
+def test_success_labels_the_frame_after_the_step(episodes):
+    videos = VideoDataset(infer_spec(episodes), episodes)
     end = int(episodes.ends[0])
-    assert episodes.success[0] and films.ends_on_success
-    assert films.success[end - 1] == 1 and films.success[end - 2] == 0
-    assert films.progress[end - 1] == 1 and films.progress[end - 2] == pytest.approx(0.95)
-    assert films.progress[int(episodes.starts[4]) : int(episodes.ends[4])].sum() == 0 or episodes.success[4]
+    assert episodes.success[0] and videos.ends_on_success
+    assert videos.success[end - 1] == 1 and videos.success[end - 2] == 0
+    assert videos.progress[end - 1] == 1 and videos.progress[end - 2] == pytest.approx(0.95)
+    assert videos.progress[int(episodes.starts[4]) : int(episodes.ends[4])].sum() == 0 or episodes.success[4]
 
 
-def test_sampling_goes_on_where_it_was(episodes):
-    films = VideoDataset(infer_spec(episodes), episodes)
-    sampler = FrameSampler(films, seed=1)
+def test_restored_sampler_continues_the_same_sequence(episodes):
+    videos = VideoDataset(infer_spec(episodes), episodes)
+    sampler = FrameSampler(videos, seed=1)
     sampler.targets(8)
     state = sampler.state_dict()
     expected = sampler.frames(8), sampler.targets(8)
-    other = FrameSampler(films, seed=2)
+    other = FrameSampler(videos, seed=2)
     other.load_state_dict(state)
     assert torch.equal(other.frames(8), expected[0]) and torch.equal(other.targets(8), expected[1])

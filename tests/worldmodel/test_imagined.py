@@ -1,4 +1,4 @@
-"""Imagination before acting: what is chosen where the model is right, where it knows nothing, and in films."""
+"""Tests of imagined rollouts before acting: the chosen chunks with a true model, a blind model and a video model."""
 
 from itertools import pairwise
 from typing import Any
@@ -16,7 +16,7 @@ from robopolicy.worldmodel.imagined import FunctionDynamics, ImaginedPolicy, Sho
 
 
 class Guessing(Policy):
-    """Plays standard normal actions around its own wish, which is to stand still where it is certain."""
+    """Samples standard normal actions; its deterministic action is zero."""
 
     name = "guessing"
 
@@ -31,13 +31,13 @@ class Guessing(Policy):
 
 
 def move(obs: dict[str, Tensor], action: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """s' = s + a pays -(s' - 1)^2."""
+    """Moves to s' = s + a with reward -(s' - 1)^2."""
     state = obs["state"] + action
     return {"state": state}, -(state[:, 0] - 1).square()
 
 
 def blind(obs: dict[str, Tensor], action: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    """Nothing is known."""
+    """Returns the same observation and zero reward."""
     return obs, torch.zeros(len(action))
 
 
@@ -54,7 +54,7 @@ def seeded() -> torch.Generator:
 
 
 def true_return(state: Tensor, chunk: Tensor, still: int = 0) -> Tensor:
-    """Of playing `chunk` `(..., H)` from `state` and then standing still."""
+    """Returns the reward of executing `chunk` `(..., H)` from `state`, then of `still` zero actions."""
     path = state + chunk.cumsum(-1)
     return -(path - 1).square().sum(-1) - still * (path[..., -1] - 1).square()
 
@@ -65,11 +65,11 @@ def test_with_the_true_model_the_best_candidate_is_played(depth):
     found = policy.propose(obs, generator=seeded())
     expected = true_return(obs["state"], found.chunks[..., 0], still=2 * (depth - 1))
     torch.testing.assert_close(found.values, expected)
-    played = policy.act(obs, generator=seeded())
-    torch.testing.assert_close(played, found.chunks[torch.arange(5), expected.argmax(1)])
+    executed = policy.act(obs, generator=seeded())
+    torch.testing.assert_close(executed, found.chunks[torch.arange(5), expected.argmax(1)])
 
 
-def test_discounts_and_executed_actions_alone_count():
+def test_imagined_return_discounts_executed_actions_only():
     policy = planner(base=Guessing(horizon=3, action_horizon=2), candidates=2, discount=0.5)
     value = policy.imagine({"state": torch.zeros(1, 1, 1)}, torch.tensor([[1.0, 2, 9], [0, 0, 5]]).view(1, 2, 3, 1))
     torch.testing.assert_close(value, torch.tensor([[-0.0 - 0.5 * 4, -1.0 - 0.5]]))
@@ -93,8 +93,8 @@ def test_one_candidate_is_the_base_policy():
 
 def test_a_model_that_knows_nothing_plays_what_the_base_policy_would():
     obs = {"state": torch.zeros(4000, 1, 1)}
-    played = planner(blind, candidates=4).act(obs, generator=seeded())
-    assert abs(float(played.mean())) < 0.05 and float(played.std()) == pytest.approx(1.0, abs=0.05)
+    executed = planner(blind, candidates=4).act(obs, generator=seeded())
+    assert abs(float(executed.mean())) < 0.05 and float(executed.std()) == pytest.approx(1.0, abs=0.05)
 
 
 def test_more_candidates_and_rounds_never_lower_the_imagined_return():
@@ -110,7 +110,7 @@ def test_more_candidates_and_rounds_never_lower_the_imagined_return():
     assert float(best[0].mean()) > float(single.mean())
 
 
-def test_refined_chunks_stay_among_those_proposed():
+def test_refined_chunks_stay_within_the_range_of_proposals():
     found = planner(candidates=4, rounds=3).propose(states(8), generator=seeded())
     first, later = found.chunks[:, :4], found.chunks[:, 4:]
     assert bool((later <= first.amax(1, keepdim=True)).all() & (later >= first.amin(1, keepdim=True)).all())
@@ -124,47 +124,47 @@ def test_a_row_has_its_own_noise():
 
 
 def test_films_are_imagined_and_judged():
-    films = small_films()
-    world = small_world(films)
+    videos = small_films()
+    world = small_world(videos)
     spec = world.spec
-    shapes = {key: films.episodes.arrays[key].shape[1:] for key in spec.proprio}
+    shapes = {key: videos.episodes.arrays[key].shape[1:] for key in spec.proprio}
     dynamics = VideoDynamics(world, world.judge, shapes)
     base = Guessing(horizon=2, action_horizon=2)
     base.spec = PolicySpec({f"image.{spec.cameras[0]}": (3, spec.size, spec.size)}, spec.action_dim, 2, 2)
     policy = ImaginedPolicy(base, dynamics, ShootingConfig(candidates=3, depth=2), dynamics.observation)
-    frame = films.episodes
+    frame = videos.episodes
     obs = {key: torch.from_numpy(frame.arrays[key][:2])[:, None] for key in policy.spec.observation}
     found = policy.propose(obs, generator=seeded())
     assert found.values.shape == (2, 3) and len(found.values[0].unique()) > 1
     torch.testing.assert_close(policy.propose(obs, generator=seeded()).values, found.values)
-    played = policy.act(obs, generator=seeded())
-    assert torch.equal(played, found.best()) and set(policy.spec.observation) == set(dynamics.observation)
+    executed = policy.act(obs, generator=seeded())
+    assert torch.equal(executed, found.best()) and set(policy.spec.observation) == set(dynamics.observation)
 
 
-def test_a_film_pays_what_success_and_progress_have_gained():
-    films = small_films(4)
-    world, told = small_world(films), []
+def test_video_reward_is_the_gain_in_success_and_progress():
+    videos = small_films(4)
+    world, shown = small_world(videos), []
     answers = iter([(0.2, 0.1, False), (0.5, 0.2, False), (0.9, 0.3, True), (0.6, 0.3, False)])
 
     def judge(images: Any, proprio: Tensor) -> Judgement:
-        told.append(tuple(images["top"].shape[:2]))
+        shown.append(tuple(images["top"].shape[:2]))
         success, progress, uncertain = next(answers)
         return Judgement(torch.tensor([success]), torch.tensor([progress]), torch.tensor([uncertain]))
 
-    shapes = {key: films.episodes.arrays[key].shape[1:] for key in world.spec.proprio}
+    shapes = {key: videos.episodes.arrays[key].shape[1:] for key in world.spec.proprio}
     dynamics = VideoDynamics(world, judge, shapes)
-    state = dynamics.begin({key: torch.from_numpy(films.episodes.arrays[key][:1]) for key in dynamics.observation})
+    state = dynamics.begin({key: torch.from_numpy(videos.episodes.arrays[key][:1]) for key in dynamics.observation})
     paid = []
     for _ in range(3):
         state, _, rewards = dynamics.step(state, torch.zeros(1, 2, 2))
         paid.append(rewards[0].tolist())
-    # Worth 0.3, then 0.7, then 0.3, as the judge is unsure of the success, then 0.9.
+    # The values are 0.3, 0.7, 0.3 (the judge is uncertain of the success) and 0.9.
     assert [row[0] for row in paid] == [0.0, 0.0, 0.0]
     assert [row[1] for row in paid] == pytest.approx([0.4, -0.4, 0.6])
-    assert told == [(1, 1), (1, 2), (1, 2), (1, 2)]
+    assert shown == [(1, 1), (1, 2), (1, 2), (1, 2)]
 
 
-def test_what_cannot_be_imagined_is_refused():
+def test_unpredicted_observations_are_refused_beyond_depth_1():
     with pytest.raises(UserError, match="does not predict 'state', which the policy needs; set depth 1"):
         ImaginedPolicy(Guessing(), FunctionDynamics(move), ShootingConfig(depth=2), {"image.top": (3, 8, 8)})
     ImaginedPolicy(Guessing(), FunctionDynamics(move), ShootingConfig(), {"image.top": (3, 8, 8)})

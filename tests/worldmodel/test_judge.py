@@ -1,4 +1,4 @@
-"""Learned judges on films of the pushing toy: what they read, how sure they are, and what they refuse."""
+"""Tests of learned judges on videos of the pushing toy: predictions, calibration, abstention, and refused inputs."""
 
 from dataclasses import replace
 
@@ -36,14 +36,14 @@ def solved(state: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def blurred(images: Images) -> Images:
-    """What an autoencoder does to frames."""
+    """Blurs frames like an autoencoder."""
     small = {camera: F.avg_pool2d(frames.float(), 2) for camera, frames in images.items()}
     return {camera: F.interpolate(x, scale_factor=2.0).round().to(torch.uint8) for camera, x in small.items()}
 
 
 @pytest.fixture(scope="module")
 def examples() -> tuple[Examples, Examples]:
-    """Films to learn from and held-out ones, as filmed and blurred."""
+    """Returns training and held-out examples, with original and blurred frames."""
     episodes = push_films(60, size=24)
     spec = infer_spec(episodes)
     train, held_out = (VideoDataset(spec, part) for part in split_episodes(episodes, share=0.3))
@@ -68,32 +68,32 @@ def every(examples: Examples, view: int = 0) -> tuple[Images, torch.Tensor]:
 def test_the_classifier_recognises_success_on_real_and_blurred_frames(classifier, examples, view):
     judgement = classifier(*every(examples[1], view))
     truth = examples[1].videos.success.bool()
-    judged = judgement.success >= classifier.threshold
-    assert (judged == truth)[truth].float().mean() > 0.8 and (judged == truth)[~truth].float().mean() > 0.9
+    predicted = judgement.success >= classifier.threshold
+    assert (predicted == truth)[truth].float().mean() > 0.8 and (predicted == truth)[~truth].float().mean() > 0.9
     progress = examples[1].videos.progress
     assert np.corrcoef(judgement.progress.numpy(), progress.numpy())[0, 1] > 0.4
     assert judgement.uncertain.float().mean() < 0.15
 
 
-def test_the_probability_means_what_it_says_although_training_was_balanced(classifier, examples):
+def test_probability_is_calibrated_despite_balanced_training(classifier, examples):
     rate = float(examples[0].videos.success.mean())
     assert classifier.offset == pytest.approx(np.log(rate / (1 - rate))) and classifier.offset < -2
     probability = classifier(*every(examples[1])).success
     assert reliability(probability, examples[1].videos.success.numpy()).error < 0.03
 
 
-def test_the_probe_reads_the_state_and_calls_success_what_the_task_calls_success(probe, examples):
-    films = examples[1].videos
+def test_probe_predicts_the_state_and_matches_the_success_of_the_task(probe, examples):
+    videos = examples[1].videos
     clips, proprio = every(examples[1], 1)
     read = probe.predict_state(clips)
-    block = torch.from_numpy(films.episodes.arrays["block"])
-    assert (read["block"] - block).norm(dim=1).mean() < 0.05  # [m], of a table of 1 m
+    block = torch.from_numpy(videos.episodes.arrays["block"])
+    assert (read["block"] - block).norm(dim=1).mean() < 0.05  # [m], on a table of 1 m
     judgement = probe(clips, proprio)
-    assert ((judgement.success >= 0.5) == films.success.bool()).float().mean() > 0.93
-    assert solved({"block": block})[films.success.bool()].all()  # the predicate is the simulator's
+    assert ((judgement.success >= 0.5) == videos.success.bool()).float().mean() > 0.93
+    assert solved({"block": block})[videos.success.bool()].all()  # the predicate equals the simulator's
 
 
-def test_an_empty_table_divides_the_members_and_a_limit_makes_them_abstain(classifier, probe, examples):
+def test_members_disagree_on_an_empty_table_and_the_spread_limit_sets_abstention(classifier, probe, examples):
     clips, proprio = every(examples[1])
     empty = {"top": torch.full_like(clips["top"], 217)}
     usual, strange = (disagreement(probe.ensemble.predict(frames)).mean() for frames in (clips, empty))
@@ -105,8 +105,8 @@ def test_an_empty_table_divides_the_members_and_a_limit_makes_them_abstain(class
 
 
 def test_confusions_of_frames_and_episodes_on_both_kinds_of_frames(classifier, examples):
-    films = examples[1].videos
-    for confusions, count in ((frame_confusions, len(films)), (episode_confusions, films.episodes.num_episodes)):
+    videos = examples[1].videos
+    for confusions, count in ((frame_confusions, len(videos)), (episode_confusions, videos.episodes.num_episodes)):
         found = confusions(classifier, examples[1], classifier.threshold)
         assert list(found) == ["as filmed", "as reconstructed"]
         for confusion in found.values():
@@ -114,17 +114,17 @@ def test_confusions_of_frames_and_episodes_on_both_kinds_of_frames(classifier, e
             assert sum(parts) + confusion.true_negatives + confusion.abstained == count
             assert confusion.sensitivity is not None and confusion.sensitivity.estimate > 0.7
     sure = episode_confusions(replace(classifier, spread=-1.0), examples[1], classifier.threshold)["as filmed"]
-    assert sure.true_positives == 0 and sure.abstained >= films.episodes.success.sum()  # nothing but doubt
+    assert sure.true_positives == 0 and sure.abstained >= videos.episodes.success.sum()  # the judge abstains everywhere
 
 
-def test_a_judgement_does_not_depend_on_neighbours_or_on_frames_before_the_last(classifier, examples):
+def test_judgement_depends_only_on_the_last_frame_of_its_row(classifier, examples):
     clips, proprio = every(examples[1])
     whole = classifier(clips, proprio)
     alone = classifier({"top": clips["top"][5:6, -1:]}, proprio[5:6])
     assert alone.success[0] == pytest.approx(float(whole.success[5]), abs=1e-5)
 
 
-def test_a_judge_survives_its_folder(classifier, probe, examples, tmp_path):
+def test_judge_round_trips_through_its_folder(classifier, probe, examples, tmp_path):
     clips, proprio = every(examples[1])
     save_judge(tmp_path / "classifier", classifier)
     loaded = load_classifier(tmp_path / "classifier")
@@ -140,14 +140,14 @@ def test_a_judge_survives_its_folder(classifier, probe, examples, tmp_path):
         load_probe(tmp_path / "probe", solved)
 
 
-def test_fitting_is_a_function_of_its_seed(examples):
+def test_fitting_is_deterministic_for_a_seed(examples):
     quick = replace(FIT, steps=2)
     first, second = (fit_classifier(*examples, CONFIG, quick) for _ in range(2))
     states = zip(first.ensemble.state_dict().values(), second.ensemble.state_dict().values(), strict=True)
     assert all(torch.equal(a, b) for a, b in states)
 
 
-def test_what_cannot_be_judged_is_refused(classifier, examples):
+def test_unsuitable_frames_and_data_are_refused(classifier, examples):
     clips, proprio = every(examples[1])
     with pytest.raises(UserError, match="camera 'top' with 24x24 pixels"):
         classifier({"side": clips["top"]}, proprio)
@@ -161,10 +161,10 @@ def test_what_cannot_be_judged_is_refused(classifier, examples):
         fit_classifier(Examples.from_videos(losers), examples[1], CONFIG, FIT)
 
 
-def test_a_world_model_is_judged_by_its_own_head_on_its_own_frames():
-    films = small_films()
-    model = small_world(films)
-    examples = Examples.from_videos(films, lambda frames: model.decode(model.encode(frames)))
+def test_world_model_head_judges_its_reconstructed_frames():
+    videos = small_films()
+    model = small_world(videos)
+    examples = Examples.from_videos(videos, lambda frames: model.decode(model.encode(frames)))
     shown = examples.clips(torch.arange(5), 3, view=1)["top"]
     assert shown.shape == (5, 3, 3, 16, 16) and shown.dtype == torch.uint8
     for confusion in frame_confusions(model.judge, examples).values():
@@ -175,16 +175,16 @@ def test_a_world_model_is_judged_by_its_own_head_on_its_own_frames():
     assert found.sets[1] > 0 and found.frames["SSIM"][1].estimate < 1
 
 
-def test_temperature_undoes_a_scale_and_keeps_the_order():
+def test_temperature_recovers_a_scale_of_the_logits():
     rng = np.random.default_rng(0)
     logits = rng.normal(size=20_000) * 2
     labels = rng.random(20_000) < 1 / (1 + np.exp(-logits))
     assert fit_temperature(logits, labels) == pytest.approx(1, abs=0.05)
     assert fit_temperature(3 * logits, labels) == pytest.approx(3, abs=0.15)
-    assert fit_temperature([-4.0, -2.0, 2.0, 4.0], [0, 0, 1, 1]) > 0.5  # no errors, yet not infinitely sure
+    assert fit_temperature([-4.0, -2.0, 2.0, 4.0], [0, 0, 1, 1]) > 0.5  # no errors, but finite confidence
 
 
-def test_reliability_by_hand():
+def test_reliability_equals_hand_computed_values():
     found = reliability([0.05, 0.15, 0.95, 0.95, 1.0], [0, 0, 1, 0, 1], bins=2)
     assert found.confidence == pytest.approx([0.1, 2.9 / 3]) and found.frequency == pytest.approx([0, 2 / 3])
     assert found.count.tolist() == [2, 3] and found.error == pytest.approx((2 * 0.1 + 3 * 0.3) / 5)

@@ -1,4 +1,4 @@
-"""The latent world model by numbers worked out by hand: noise levels, Euler steps, what is added to what, memory."""
+"""Tests of the latent world model by hand-computed numbers: noise levels, Euler steps, frame changes, memory."""
 
 import pytest
 import torch
@@ -13,22 +13,22 @@ CONTEXT, CELL = 4, (4, 2, 2)  # frames, and channels, height and width of a late
 
 
 @pytest.fixture(scope="module")
-def films() -> VideoDataset:
+def videos() -> VideoDataset:
     return small_films(4)
 
 
 @pytest.fixture
-def model(films: VideoDataset) -> LatentWorldModel:
-    return small_world(films)
+def model(videos: VideoDataset) -> LatentWorldModel:
+    return small_world(videos)
 
 
-def begin(model: LatentWorldModel, films: VideoDataset, seeds: list[int]) -> WorldState:
+def begin(model: LatentWorldModel, videos: VideoDataset, seeds: list[int]) -> WorldState:
     rows = list(range(len(seeds)))
-    images, proprio = first_frames(films.spec, {"top": films.images["top"][rows]}, films.proprio[rows])
+    images, proprio = first_frames(videos.spec, {"top": videos.images["top"][rows]}, videos.proprio[rows])
     return model.reset(images, proprio, seeds=torch.tensor(seeds))
 
 
-def test_noise_levels_are_seen_as_a_quarter_of_their_logarithm(model: LatentWorldModel) -> None:
+def test_noise_levels_are_embedded_as_a_quarter_of_their_logarithm(model: LatentWorldModel) -> None:
     seen: list[torch.Tensor] = []
     model.denoiser.noise.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     sigma = torch.tensor([4.0, -4.0]).exp()  # a quarter of the logarithm: 1 and -1
@@ -40,8 +40,8 @@ def test_noise_levels_are_seen_as_a_quarter_of_their_logarithm(model: LatentWorl
     assert torch.allclose(seen[0], expected, atol=1e-3)
 
 
-def test_three_euler_steps_of_what_is_known_of_unit_gaussian_data(model: LatentWorldModel) -> None:
-    """A fresh denoiser says x / (1 + s^2), so that every number on the way down 5, 1, 0.2, 0 can be worked out."""
+def test_three_euler_steps_match_hand_computed_values(model: LatentWorldModel) -> None:
+    """A new denoiser returns x / (1 + s^2), so every value at the noise levels 5, 1, 0.2 and 0 has a closed form."""
     assert LatentWorldModelConfig().sigmas == (5.0, 1.0, 0.2)
     empty = torch.zeros(1, CONTEXT, *CELL), torch.zeros(1, CONTEXT, 4), torch.zeros(1, CONTEXT, 2)
     change, _ = model.sample(torch.ones(1, *CELL), *empty)
@@ -67,34 +67,34 @@ def test_the_change_is_added_to_the_newest_frame_in_its_own_units(
 
 
 def test_the_memory_holds_the_newest_frames_and_the_actions_between_them(
-    model: LatentWorldModel, films: VideoDataset, monkeypatch: pytest.MonkeyPatch
+    model: LatentWorldModel, videos: VideoDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[torch.Tensor] = []
+    shown: list[torch.Tensor] = []
     draw = model.draw
     monkeypatch.setattr(
-        model, "draw", lambda s, g, p, actions: (told.append(actions[0, :, 0]), draw(s, g, p, actions))[1]
+        model, "draw", lambda s, g, p, actions: (shown.append(actions[0, :, 0]), draw(s, g, p, actions))[1]
     )
     actions = torch.arange(1.0, 7.0)[None, :, None].expand(1, 6, 2)
-    state, frames = model.step(begin(model, films, [5]), actions)
-    assert [row.tolist() for row in told[:2]] == [[0, 0, 0, 1], [0, 0, 1, 2]] and told[5].tolist() == [3, 4, 5, 6]
+    state, frames = model.step(begin(model, videos, [5]), actions)
+    assert [row.tolist() for row in shown[:2]] == [[0, 0, 0, 1], [0, 0, 1, 2]] and shown[5].tolist() == [3, 4, 5, 6]
     assert state.memory["actions"][0, :, 0].tolist() == [4, 5, 6] and state.steps.tolist() == [6]
     assert torch.equal(state.memory["proprio"], frames.proprio[:, -CONTEXT:])
     assert state.memory["latents"].shape == (1, CONTEXT, *CELL)
 
 
-def test_a_film_has_other_noise_than_the_policy_that_plays_in_it(
-    model: LatentWorldModel, films: VideoDataset, monkeypatch: pytest.MonkeyPatch
+def test_world_model_noise_differs_from_policy_noise(
+    model: LatentWorldModel, videos: VideoDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn: list[torch.Tensor] = []
+    sampled: list[torch.Tensor] = []
     sample = model.sample
-    monkeypatch.setattr(model, "sample", lambda noise, *given: (drawn.append(noise[1]), sample(noise, *given))[1])
-    model.step(begin(model, films, [5]), torch.zeros(1, 2, 2))
-    for step, noise in enumerate(drawn):
+    monkeypatch.setattr(model, "sample", lambda noise, *given: (sampled.append(noise[1]), sample(noise, *given))[1])
+    model.step(begin(model, videos, [5]), torch.zeros(1, 2, 2))
+    for step, noise in enumerate(sampled):
         assert torch.equal(noise, PerRowGenerator([5], [step + (1 << 40)]).normal((1, *CELL))[0])
         assert not torch.equal(noise, PerRowGenerator([5], [step]).normal((1, *CELL))[0])
 
 
-def test_what_never_changes_is_left_in_its_units(model: LatentWorldModel) -> None:
+def test_constant_dimensions_keep_their_units(model: LatentWorldModel) -> None:
     model.fit_vectors(action=torch.tensor([[1.0, 7.0], [3.0, 7.0]]))
     assert model.action_mean.tolist() == [2.0, 7.0]
     assert model.action_std.tolist() == [pytest.approx(2**0.5), 1.0]

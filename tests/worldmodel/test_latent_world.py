@@ -1,4 +1,4 @@
-"""The latent world model: closed forms of its denoiser, rows that are alone, seeds, chunks and uncertainty."""
+"""Tests of the latent world model: closed forms of its denoiser, independent rows, seeds, chunks and uncertainty."""
 
 from dataclasses import replace
 
@@ -14,22 +14,22 @@ from robopolicy.worldmodel.videos import VideoDataset
 
 
 @pytest.fixture(scope="module")
-def films() -> VideoDataset:
+def videos() -> VideoDataset:
     return small_films()
 
 
 @pytest.fixture(scope="module")
-def model(films) -> LatentWorldModel:
-    """Untrained, but with an output layer that says something."""
-    world = small_world(films)
+def model(videos) -> LatentWorldModel:
+    """Returns an untrained model with random output layers."""
+    world = small_world(videos)
     for parameter in (world.denoiser.out.weight, *world.denoiser.state[2].parameters()):
         torch.nn.init.normal_(parameter, std=0.1)
     return world
 
 
-def begin(model: LatentWorldModel, films: VideoDataset, rows: list[int], seeds: list[int]) -> WorldState:
-    """Films that start at the frames `rows`."""
-    images, proprio = first_frames(films.spec, {"top": films.images["top"][rows]}, films.proprio[rows])
+def begin(model: LatentWorldModel, videos: VideoDataset, rows: list[int], seeds: list[int]) -> WorldState:
+    """Returns a world state that starts at the frames `rows`."""
+    images, proprio = first_frames(videos.spec, {"top": videos.images["top"][rows]}, videos.proprio[rows])
     return model.reset(images, proprio, seeds=torch.tensor(seeds))
 
 
@@ -39,33 +39,33 @@ def test_the_denoiser_is_the_identity_without_noise(model):
     assert torch.allclose(clean, change, atol=1e-3)
 
 
-def test_a_fresh_denoiser_expects_what_unit_gaussian_data_implies(films):
+def test_new_denoiser_is_exact_for_unit_gaussian_data(videos):
     noisy, sigma = torch.randn(3, 4, 2, 2), torch.tensor([0.2, 1.0, 5.0])
     zeros = torch.zeros(3, 4, 4, 2, 2), torch.zeros(3, 4, 4), torch.zeros(3, 4, 2)
-    clean, state = small_world(films).denoise(noisy, sigma, *zeros)
+    clean, state = small_world(videos).denoise(noisy, sigma, *zeros)
     assert torch.allclose(clean, noisy / (1 + sigma**2)[:, None, None, None])
     assert bool((state == 0).all())
 
 
-def test_pictures_survive_the_change_of_units():
+def test_images_round_trip_through_floats():
     picture = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16)
     assert torch.equal(to_uint8(to_float(picture)), picture)
 
 
-def test_a_film_does_not_depend_on_its_neighbours(model, films):
+def test_a_film_does_not_depend_on_its_neighbours(model, videos):
     actions = torch.randn(6, 5, 2)
-    alone = model.step(begin(model, films, [40], [13]), actions[2:3])[1]
+    alone = model.step(begin(model, videos, [40], [13]), actions[2:3])[1]
     order = [0, 7, 40, 80, 3, 2]
-    among = model.step(begin(model, films, order, [3, 9, 13, 5, 17, 1]), actions)[1]
+    among = model.step(begin(model, videos, order, [3, 9, 13, 5, 17, 1]), actions)[1]
     assert torch.equal(among.images["top"][2:3], alone.images["top"])
     assert torch.equal(among.proprio[2:3], alone.proprio)
 
 
-def test_the_seed_decides_and_chunks_do_not(model, films):
+def test_frames_depend_on_the_seed_and_not_on_chunking(model, videos):
     actions = torch.randn(2, 6, 2)
-    first = model.step(begin(model, films, [0, 0], [1, 2]), actions)[1].images["top"]
+    first = model.step(begin(model, videos, [0, 0], [1, 2]), actions)[1].images["top"]
     assert not torch.equal(first[0], first[1])
-    state, parts = begin(model, films, [0, 0], [1, 2]), []
+    state, parts = begin(model, videos, [0, 0], [1, 2]), []
     for chunk in actions.split(2, 1):
         state, shown = model.step(state, chunk)
         parts.append(shown.images["top"])
@@ -73,48 +73,48 @@ def test_the_seed_decides_and_chunks_do_not(model, films):
     assert state.steps.tolist() == [6, 6]
 
 
-def test_an_old_state_can_be_continued_again(model, films):
-    state, actions = begin(model, films, [5], [4]), torch.randn(1, 3, 2)
+def test_an_old_state_can_be_continued_again(model, videos):
+    state, actions = begin(model, videos, [5], [4]), torch.randn(1, 3, 2)
     first = model.step(state, actions)[1]
     model.step(state, -actions)
     assert torch.equal(model.step(state, actions)[1].images["top"], first.images["top"])
 
 
-def test_samples_measure_uncertainty_and_leave_the_film_alone(model, films):
-    several = LatentWorldModel(replace(CONFIG, samples=3), films.spec).eval()
+def test_samples_measure_uncertainty_without_changing_frames(model, videos):
+    several = LatentWorldModel(replace(CONFIG, samples=3), videos.spec).eval()
     several.load_state_dict(model.state_dict())
     actions = torch.randn(2, 2, 2)
-    single = model.step(begin(model, films, [0, 9], [1, 2]), actions)[1]
-    shown = several.step(begin(several, films, [0, 9], [1, 2]), actions)[1]
+    single = model.step(begin(model, videos, [0, 9], [1, 2]), actions)[1]
+    shown = several.step(begin(several, videos, [0, 9], [1, 2]), actions)[1]
     assert torch.equal(shown.images["top"], single.images["top"])
     assert bool((shown.uncertainty > 0).all()) and bool((single.uncertainty == 0).all())
 
 
-def test_places_are_those_of_the_seeds_and_rows_that_meet_take_turns():
+def test_slots_follow_the_seeds_and_colliding_rows_use_separate_calls():
     calls = assign_slots([5, 1, 2], 4)
     assert [call.members for call in calls] == [[0, 0, 2, 0], [1, 1, 1, 1]]
     assert [call.places for call in calls] == [[1, 2], [1]]
     assert [call.seated for call in calls] == [[0, 2], [1]]
 
 
-def test_judgements_are_probabilities(model, films):
+def test_judgements_are_probabilities(model, videos):
     judgement = model.judge(
-        {"top": films.images["top"][:6].unflatten(0, (2, 3))}, films.proprio[:6].unflatten(0, (2, 3))
+        {"top": videos.images["top"][:6].unflatten(0, (2, 3))}, videos.proprio[:6].unflatten(0, (2, 3))
     )
     assert judgement.success.shape == judgement.progress.shape == (2,) and not judgement.uncertain.any()
     assert bool(((judgement.success > 0) & (judgement.success < 1)).all())
 
 
 @pytest.mark.parametrize(("name", "millions"), [("smoke", 0.2), ("tiny", 1.4), ("small", 8.6), ("base", 29.0)])
-def test_presets_have_the_sizes_that_they_claim(films, name, millions):
+def test_presets_have_their_stated_sizes(videos, name, millions):
     with torch.device("meta"):
-        model = LatentWorldModel(PRESETS[name], replace(films.spec, size=128 if name == "base" else 64))
+        model = LatentWorldModel(PRESETS[name], replace(videos.spec, size=128 if name == "base" else 64))
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.1)
 
 
-def test_sizes_that_do_not_fit_are_refused(films):
+def test_sizes_that_do_not_fit_are_refused(videos):
     with pytest.raises(UserError, match="multiple of 8 pixels, got 20"):
-        LatentWorldModel(CONFIG, replace(films.spec, size=20))
+        LatentWorldModel(CONFIG, replace(videos.spec, size=20))
     with pytest.raises(UserError, match="sigmas must be a non-empty falling list"):
         LatentWorldModelConfig(sigmas=(1.0, 2.0))
     with pytest.raises(UserError, match="multiple of 8"):

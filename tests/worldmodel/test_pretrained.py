@@ -1,4 +1,4 @@
-"""Pretrained world models on tiny instances of diffusers' classes: actions, rows that are alone, caches, refusals."""
+"""Tests of pretrained world models on tiny diffusers classes: actions, independent rows, caches, refusals."""
 
 import json
 import shutil
@@ -39,17 +39,17 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def world(folder) -> PretrainedWorldModel:
-    """Whose actions say something."""
+    """Returns a model with random action conditioning."""
     torch.manual_seed(0)
     model = open_pretrained(folder, SPEC, SMALL)
-    speak(model.told)
+    randomize_conditioning(model.told)
     for parameter in model.state.parameters():
         nn.init.normal_(parameter, std=0.1)
     return model
 
 
-def speak(told: ActionConditionedTransformer) -> None:
-    nn.init.normal_(told.told[-1].weight, std=0.5)
+def randomize_conditioning(conditioned: ActionConditionedTransformer) -> None:
+    nn.init.normal_(conditioned.told[-1].weight, std=0.5)
 
 
 def transformer(name: str, how: str) -> ActionConditionedTransformer:
@@ -57,37 +57,37 @@ def transformer(name: str, how: str) -> ActionConditionedTransformer:
     return ActionConditionedTransformer(tiny.build(tiny.TRANSFORMERS[name]), how, action_dim=2, width=16).eval()
 
 
-def film() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Latents, times of frames, and actions."""
+def model_inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns latents, frame times, and actions."""
     torch.manual_seed(1)
     return torch.randn(2, 4, 4, 8, 8), torch.rand(2, 4), torch.randn(2, 4, 2)
 
 
 def begin(model: PretrainedWorldModel, rows: list[int], seeds: list[int]):
-    """Films that start with the pictures `rows` of eight."""
+    """Returns a world state that starts with the pictures `rows` of eight."""
     pictures = torch.randint(0, 256, (8, 2, 3, 16, 16), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
     return model.reset({"top": pictures[rows]}, torch.zeros(len(rows), 2, 3), seeds=torch.tensor(seeds))
 
 
 @pytest.mark.parametrize(("name", "how"), ENTRIES)
-def test_an_action_moves_its_own_frame_and_nothing_before_training(name, how):
-    told, (x, time, actions) = transformer(name, how), film()
-    before = told.velocity(x, time, actions, given=2)
-    assert torch.allclose(before, told.velocity(x, time, None, given=2), atol=2e-6)
+def test_action_changes_mainly_its_own_frame_and_nothing_before_training(name, how):
+    conditioned, (x, time, actions) = transformer(name, how), model_inputs()
+    before = conditioned.velocity(x, time, actions, given=2)
+    assert torch.allclose(before, conditioned.velocity(x, time, None, given=2), atol=2e-6)
     before.pow(2).mean().backward()
-    assert told.told[-1].weight.grad.abs().sum() > 0
-    speak(told)
+    assert conditioned.told[-1].weight.grad.abs().sum() > 0
+    randomize_conditioning(conditioned)
     changed = actions.clone()
     changed[:, 2] += 1
     with torch.no_grad():
-        moved = told.velocity(x, time, changed, given=2) - told.velocity(x, time, actions, given=2)
+        moved = conditioned.velocity(x, time, changed, given=2) - conditioned.velocity(x, time, actions, given=2)
     others, own = moved[:, [0, 1, 3]].abs().mean(), moved[:, 2].abs().mean()
     assert own > 3 * others
-    assert not any(module._forward_hooks for module in told.network.modules())
+    assert not any(module._forward_hooks for module in conditioned.network.modules())
 
 
-def called(name: str, x: torch.Tensor, time: float) -> torch.Tensor:
-    """Output of diffusers' own call, in which all frames share a time and the text is one word of zeros."""
+def diffusers_output(name: str, x: torch.Tensor, time: float) -> torch.Tensor:
+    """Returns the output of diffusers' own call, with one time for all frames and one zero text embedding."""
     network = tiny.build(tiny.TRANSFORMERS[name])
     timestep, text = torch.full((len(x),), (1 - time) * (1.0 if name == "cosmos" else 1000.0)), torch.zeros(2, 1, 8)
     if name == "ltx":
@@ -99,33 +99,33 @@ def called(name: str, x: torch.Tensor, time: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["wan", "skyreels", "ltx", "cosmos"])
 @torch.no_grad()
-def test_the_velocity_is_that_of_diffusers_turned_round(name):
-    x, _, actions = film()
+def test_velocity_is_the_negative_diffusers_output(name):
+    x, _, actions = model_inputs()
     velocity = transformer(name, "modulation").velocity(x, torch.full((2, 4), 0.3), actions)
-    assert torch.allclose(velocity, -called(name, x, 0.3), atol=2e-6)
+    assert torch.allclose(velocity, -diffusers_output(name, x, 0.3), atol=2e-6)
 
 
 @torch.no_grad()
-def test_channels_are_those_of_a_widened_patch_embedding():
-    told, (x, time, actions) = transformer("wan", "channels"), film()
-    speak(told)
-    features, last = told.told[:-1](actions), told.told[-1]  # (B, T, 16)
-    narrow = told.network.patch_embedding
+def test_channels_match_a_widened_patch_embedding():
+    conditioned, (x, time, actions) = transformer("wan", "channels"), model_inputs()
+    randomize_conditioning(conditioned)
+    features, last = conditioned.told[:-1](actions), conditioned.told[-1]  # (B, T, 16)
+    narrow = conditioned.network.patch_embedding
     wide = nn.Conv3d(4 + 16, narrow.out_channels, narrow.kernel_size, narrow.stride)
     cells = narrow.kernel_size[1] * narrow.kernel_size[2]
     shared = last.weight[:, :, None, None, None].expand(-1, -1, *narrow.kernel_size) / cells
     wide.weight.copy_(torch.cat([narrow.weight, shared], 1))
     wide.bias.copy_(narrow.bias + last.bias)
-    expected = told.velocity(x, time, actions)
-    told.network.patch_embedding = wide
+    expected = conditioned.velocity(x, time, actions)
+    conditioned.network.patch_embedding = wide
     maps = features[..., None, None].expand(-1, -1, -1, 8, 8)
-    assert torch.allclose(told.velocity(torch.cat([x, maps], 2), time, None), expected, atol=1e-5)
+    assert torch.allclose(conditioned.velocity(torch.cat([x, maps], 2), time, None), expected, atol=1e-5)
 
 
 @torch.no_grad()
-def test_masks_of_cosmos_say_what_is_given_and_that_nothing_is_padded():
-    masked, (x, time, _) = transformer("cosmos_masks", "modulation"), film()
-    weight = masked.network.patch_embed.proj.weight.unflatten(1, (6, 4))  # four latents, given or not, padding
+def test_cosmos_masks_mark_given_frames_and_no_padding():
+    masked, (x, time, _) = transformer("cosmos_masks", "modulation"), model_inputs()
+    weight = masked.network.patch_embed.proj.weight.unflatten(1, (6, 4))  # four latents, given mask, padding mask
     one, two = (masked.velocity(x, time, None, given=given) for given in (1, 2))
     assert not torch.equal(one, two)
     weight[:, 5] += 1.0
@@ -135,7 +135,7 @@ def test_masks_of_cosmos_say_what_is_given_and_that_nothing_is_padded():
     assert torch.equal(one, two)
 
 
-def test_euler_steps_end_where_a_straight_path_leads(world, monkeypatch):
+def test_euler_steps_reach_the_end_of_a_straight_path(world, monkeypatch):
     target, given = torch.randn(2, 2, 4, 8, 8), torch.randn(2, 2, 4, 8, 8)
 
     def straight(seen, time, actions):
@@ -147,7 +147,7 @@ def test_euler_steps_end_where_a_straight_path_leads(world, monkeypatch):
     assert torch.allclose(world.sample(torch.randn(2, 2, 4, 8, 8), given, torch.zeros(2, 3, 2)), target, atol=1e-5)
 
 
-def test_a_film_does_not_depend_on_its_neighbours(world):
+def test_rows_do_not_depend_on_their_neighbours(world):
     actions = torch.randn(5, 4, 2)
     alone = world.step(begin(world, [4], [13]), actions[2:3])[1]
     among = world.step(begin(world, [0, 7, 4, 2, 4], [3, 9, 13, 5, 6]), actions)[1]
@@ -156,7 +156,7 @@ def test_a_film_does_not_depend_on_its_neighbours(world):
     assert alone.images["top"].shape == (1, 4, 3, 16, 16) and alone.proprio.shape == (1, 4, 3)
 
 
-def test_the_seed_decides_and_chunks_do_not(world):
+def test_frames_depend_on_the_seed_and_not_on_chunking(world):
     actions = torch.randn(2, 4, 2)
     start = begin(world, [0, 0], [1, 2])
     whole = world.step(start, actions)[1]
@@ -177,7 +177,7 @@ def test_a_context_of_one_frame_and_several_samples(folder):
 
 
 @pytest.mark.parametrize("name", tiny.AUTOENCODERS)
-def test_cameras_are_encoded_apart_and_scaled(name):
+def test_cameras_are_encoded_separately_and_scaled(name):
     network = tiny.build(tiny.AUTOENCODERS[name])
     codec = FrameCodec(network, ("left", "right"), 16)
     torch.manual_seed(0)
@@ -208,7 +208,7 @@ def test_latents_are_computed_once(tmp_path, monkeypatch):
 
 
 def batch(seed: int = 0, size: int = 8) -> VideoLatentBatch:
-    """Films whose latents grow by the action: a model that ignores it cannot predict them."""
+    """Returns videos whose latents grow by the action: a model that ignores actions cannot predict them."""
     generator = torch.Generator().manual_seed(seed)
     actions = torch.randn(size, 3, 2, generator=generator)
     height = functional.pad(actions[..., 0].cumsum(1), (1, 0))[..., None, None, None]
@@ -220,14 +220,14 @@ def batch(seed: int = 0, size: int = 8) -> VideoLatentBatch:
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_training_lowers_the_loss_and_leaves_what_is_frozen(folder, rank):
+def test_training_lowers_the_loss_and_keeps_frozen_weights(folder, rank):
     torch.manual_seed(0)
     model = open_pretrained(folder, SPEC, replace(SMALL, lora_rank=rank))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     learner = PretrainedLearner(PretrainedLearnerConfig(updates=1000, lr=1e-2), model)
     noise = learner.generator.get_state()
     losses = []
-    for _ in range(8):  # of one batch, with the same noise
+    for _ in range(8):  # on one batch, with the same noise
         learner.generator.set_state(noise)
         losses.append(learner.update(batch()))
     assert losses[1]["flow/loss"] < losses[0]["flow/loss"] and losses[-1]["flow/loss"] < losses[1]["flow/loss"]
@@ -240,19 +240,19 @@ def test_training_lowers_the_loss_and_leaves_what_is_frozen(folder, rank):
 
 
 @torch.no_grad()
-def test_frames_that_were_not_filmed_do_not_count(world, monkeypatch):
+def test_padding_frames_do_not_affect_the_loss(world, monkeypatch):
     monkeypatch.setattr(world, "velocity", lambda latents, time, actions: torch.zeros_like(latents))
-    films, losses = batch(), []
+    videos, losses = batch(), []
     for value in (0.0, 50.0):
-        latents, proprio = films.latents.clone(), films.proprio.clone()
+        latents, proprio = videos.latents.clone(), videos.proprio.clone()
         latents[0, 3], proprio[0, 3] = value, value
-        changed = replace(films, latents=latents, proprio=proprio)
+        changed = replace(videos, latents=latents, proprio=proprio)
         losses.append(flow_loss(world, changed, torch.Generator().manual_seed(0), 0.1)[0])
     assert losses[0] == losses[1]
 
 
-def test_a_trained_model_needs_its_actions(folder):
-    """Three seeds gave 4.4 to 6.4 times the loss to the actions of other films; tokens 2.4 to 3.0."""
+def test_trained_model_depends_on_its_actions(folder):
+    """With three seeds, actions of other videos gave 4.4 to 6.4 times the loss; tokens 2.4 to 3.0."""
     torch.manual_seed(0)
     config = PretrainedLearnerConfig(updates=120, lr=1e-2)
     learner = PretrainedLearner(config, open_pretrained(folder, SPEC, SMALL))
@@ -263,11 +263,11 @@ def test_a_trained_model_needs_its_actions(folder):
     with torch.no_grad():
         noise = [torch.Generator().manual_seed(0) for _ in range(2)]
         pairs = zip((held, others), noise, strict=True)
-        true, wrong = (flow_loss(learner.model, films, draws, 0.0)[1]["flow/loss"] for films, draws in pairs)
+        true, wrong = (flow_loss(learner.model, videos, draws, 0.0)[1]["flow/loss"] for videos, draws in pairs)
     assert wrong > 2 * true
 
 
-def test_training_goes_on_with_the_same_bits(folder):
+def test_training_resumes_bit_identically(folder):
     def fresh() -> PretrainedLearner:
         torch.manual_seed(0)
         return PretrainedLearner(PretrainedLearnerConfig(updates=10), open_pretrained(folder, SPEC, SMALL), seed=3)
@@ -290,7 +290,7 @@ def test_training_goes_on_with_the_same_bits(folder):
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_an_interrupted_run_ends_with_the_same_bits_and_needs_its_folder_no_more(tmp_path, rank):
+def test_interrupted_run_resumes_bit_identically_and_loads_without_its_base(tmp_path, rank):
     base = tiny.write(tmp_path / "base", "wan", "wan")
     adapter = replace(SMALL, conditioning="tokens", steps=1, rows=4)
     learner = PretrainedLearnerConfig(updates=6, batch_size=2)
@@ -317,10 +317,10 @@ def test_an_interrupted_run_ends_with_the_same_bits_and_needs_its_folder_no_more
 
 
 @pytest.mark.parametrize("name", tiny.TRANSFORMERS)
-def test_every_family_is_built_again_from_its_configuration(tmp_path, name):
+def test_every_family_is_rebuilt_from_its_configuration(tmp_path, name):
     torch.manual_seed(0)
     model = open_pretrained(tiny.write(tmp_path, name), SPEC, SMALL)
-    speak(model.told)
+    randomize_conditioning(model.told)
     again = PretrainedWorldModel(model.config, SPEC).eval()
     again.load_state_dict(model.state_dict())
     actions = torch.randn(1, 2, 2)
@@ -333,7 +333,7 @@ def edit(folder, part: str, **changes) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def test_what_does_not_fit_is_refused(tmp_path, folder, world):
+def test_mismatched_settings_and_files_are_refused(tmp_path, folder, world):
     with pytest.raises(UserError, match=r"no transformer/config\.json"):
         open_pretrained(tmp_path / "nothing", SPEC)
     with pytest.raises(UserError, match="is not hub:OWNER/NAME"):

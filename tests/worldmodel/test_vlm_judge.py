@@ -1,4 +1,4 @@
-"""A vision-language model as judge: what it is shown and asked, how votes count, and its backends."""
+"""Tests of a vision-language model as judge: prompts and frames, vote counts, and backends."""
 
 import base64
 import io
@@ -34,7 +34,7 @@ def clips(rows: int = 1, length: int = 45) -> dict[str, torch.Tensor]:
 
 
 class Scripted:
-    """Gives prepared answers in turn, from the start again after the last one, and remembers what it was shown."""
+    """Returns prepared answers in a cycle, and records the prompts and frame counts."""
 
     def __init__(self, answers: Sequence[str]) -> None:
         self.answers = answers
@@ -45,17 +45,17 @@ class Scripted:
         return self.answers[(len(self.shown) - 1) % len(self.answers)]
 
 
-def judged(answers: list[str], **options) -> tuple[float, float, bool]:
+def judge_clips(answers: list[str], **options) -> tuple[float, float, bool]:
     found = VLMJudge(Scripted(answers), "push the block", **options)(clips(), torch.zeros(1, 45, 0))
     return round(float(found.success[0]), 4), round(float(found.progress[0]), 4), bool(found.uncertain[0])
 
 
-def test_the_first_and_the_last_frame_are_always_shown():
+def test_first_and_last_frame_are_always_included():
     assert frame_indices(45, 20) == [0, 20, 40, 44] and frame_indices(41, 20) == [0, 20, 40]
     assert frame_indices(1, 20) == [0] and frame_indices(2, 20) == [0, 1]
 
 
-def test_cameras_stand_side_by_side():
+def test_cameras_are_placed_side_by_side():
     (clip,) = pictures(clips(length=3))
     assert clip[2].shape == (8, 16, 3) and clip[2][0, 0, 0] == 2 and clip[2][0, 15, 0] == 253
 
@@ -72,10 +72,10 @@ def test_votes_are_counted_and_the_prompt_names_the_task():
 
 
 def test_a_split_vote_or_too_few_answers_abstain():
-    assert judged([YES]) == (1.0, 0.9, False)
-    assert judged([YES, YES, NO, NO, YES]) == (0.6, 0.66, True)
-    assert judged([YES, "hm", "hm", "hm", "hm"])[2]
-    assert judged(["I cannot see the video."]) == (0.5, 0.0, True)
+    assert judge_clips([YES]) == (1.0, 0.9, False)
+    assert judge_clips([YES, YES, NO, NO, YES]) == (0.6, 0.66, True)
+    assert judge_clips([YES, "hm", "hm", "hm", "hm"])[2]
+    assert judge_clips(["I cannot see the video."]) == (0.5, 0.0, True)
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_a_split_vote_or_too_few_answers_abstain():
         ("", None),
     ],
 )
-def test_answers_are_understood_or_not_counted(answer, expected):
+def test_answers_are_parsed_or_rejected(answer, expected):
     assert parse_answer(answer) == expected
 
 
-def test_settings_that_make_no_sense_are_refused():
+def test_invalid_settings_are_refused():
     for options in ({"votes": 0}, {"stride": 0}, {"agreement": 0.3}):
         with pytest.raises(UserError, match="agreement"):
             VLMJudge(Scripted([YES]), "", **options)
@@ -102,7 +102,7 @@ def test_settings_that_make_no_sense_are_refused():
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers like a server of chat completions and keeps what it was asked."""
+    """Answers like a server of chat completions and records the requests."""
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -129,7 +129,7 @@ def server():
     thread.join()
 
 
-def test_a_served_model_is_asked_in_the_words_of_the_protocol(server):
+def test_served_model_receives_chat_completion_requests(server):
     url = f"http://127.0.0.1:{server.server_port}/v1/"
     judge = VLMJudge(ServedVLM(url, "tiny-vlm", token="secret"), "push the block", votes=2)
     assert judge(clips(), torch.zeros(1, 45, 0)).success.tolist() == [1.0]
@@ -145,7 +145,7 @@ def test_a_served_model_is_asked_in_the_words_of_the_protocol(server):
 @pytest.mark.parametrize(
     ("answer", "message"), [((500, b""), "status 500"), ((200, b"{}"), "no answer"), ((200, b"<html>"), "no answer")]
 )
-def test_a_server_that_answers_something_else_is_reported(server, answer, message):
+def test_invalid_server_answers_are_reported(server, answer, message):
     server.answer = answer
     backend = ServedVLM(f"http://127.0.0.1:{server.server_port}/v1", "m")
     with pytest.raises(UserError, match=message):
@@ -167,7 +167,7 @@ class Batch(dict):
         return self
 
 
-def test_a_local_model_is_loaded_without_the_network_and_asked_with_its_own_template(monkeypatch):
+def test_local_model_loads_offline_and_uses_its_own_chat_template(monkeypatch):
     calls = {}
 
     class Processor:

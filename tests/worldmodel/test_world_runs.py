@@ -1,4 +1,4 @@
-"""Training runs of world models: exact resume, strict checkpoints, and (slow) a model that follows its actions."""
+"""Tests of world-model training runs: exact resume, strict checkpoints, and (slow) a model that follows its actions."""
 
 import json
 from dataclasses import replace
@@ -17,7 +17,7 @@ from robopolicy.worldmodel.learner import LearnerConfig
 
 
 def weights(folder):
-    """Weights and statistics of a checkpoint."""
+    """Returns the weights and statistics of a checkpoint."""
     return load_world(folder)[0].state_dict()
 
 
@@ -38,7 +38,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, stop):
     assert [json.loads(row) for row in rows[0]] == [json.loads(row) for row in rows[1]]
 
 
-def test_a_checkpoint_says_what_the_model_achieved_and_is_strict(tmp_path):
+def test_checkpoint_records_the_gate_and_loads_strictly(tmp_path):
     start_world(small_run(tmp_path)).train()
     folder = tmp_path / "run" / "checkpoints" / "last"
     _, manifest = load_world(folder)
@@ -56,7 +56,7 @@ def test_a_checkpoint_says_what_the_model_achieved_and_is_strict(tmp_path):
         load_world(folder)
 
 
-def test_runs_that_cannot_be_are_refused(tmp_path):
+def test_invalid_runs_are_refused(tmp_path):
     config = small_run(tmp_path)
     with pytest.raises(UserError, match="No videos are given"):
         start_world(replace(config, dataset=""))

@@ -1,4 +1,4 @@
-"""World models in use: judges by name, ensembles, searches and fine-tuning in them that the simulator checks."""
+"""Tests of world models in use: judges by name, ensembles, searches and fine-tuning checked by the simulator."""
 
 import json
 
@@ -23,7 +23,7 @@ NO = "SUCCESS: no\nPROGRESS: 25"
 
 
 @pytest.mark.parametrize("kind", ["classifier", "probe"])
-def test_judges_are_trained_measured_and_called_by_their_folder(folder, kind, capsys):
+def test_judges_are_trained_evaluated_and_loaded_by_folder(folder, kind, capsys):
     judge, model = str(folder / kind), str(folder / "world0")
     size = ["--steps", "3", "--members", "2", "--frames", "2", "--kind", kind]
     assert main(["worldmodel", "judge", model, str(folder / "films"), *size, "--out", judge, "--json"]) == 0
@@ -39,7 +39,7 @@ def test_judges_are_trained_measured_and_called_by_their_folder(folder, kind, ca
     assert main(["worldmodel", "rank", model, *ranked, "--out", str(folder / f"rank_{kind}")]) == 0
 
 
-def test_a_vision_language_model_sees_the_film_every_twentieth_step(folder, monkeypatch):
+def test_vision_language_judge_receives_every_twentieth_frame(folder, monkeypatch):
     shown: list[int] = []
 
     class Watching:
@@ -54,7 +54,7 @@ def test_a_vision_language_model_sees_the_film_every_twentieth_step(folder, monk
     sim = world(folder, judge="vlm:name@http://127.0.0.1:1/v1", steps=25)
     sim.reset(0)
     done = [sim.step(torch.zeros(3, 2)) for _ in range(25)]
-    assert shown == [2] * 15 + [3] * 15  # five votes on three films: frames 0 and 20, then 0, 20 and 25
+    assert shown == [2] * 15 + [3] * 15  # five votes on three rows: frames 0 and 20, then 0, 20 and 25
     assert float(done[19].info["progress"][0]) == 0.25 and bool(done[-1].truncated.all())
 
 
@@ -68,7 +68,7 @@ def test_an_ensemble_is_uncertain_where_its_members_differ(folder):
     start = sim.starts([4, 5])
     state = model.reset(start.images, start.proprio, seeds=torch.tensor([4, 5]))
     after, frames = model.step(state, torch.ones(2, 3, 2))
-    for row, member in enumerate(model.members):  # seed 4 shows the first, seed 5 the second
+    for row, member in enumerate(model.members):  # seed 4 uses the first member, seed 5 the second
         alone = member.reset(start.images, start.proprio, seeds=torch.tensor([4, 5]))
         assert torch.equal(member.step(alone, torch.ones(2, 3, 2))[1].images["top"][row], frames.images["top"][row])
     assert bool((frames.uncertainty > 0).all()) and after.steps.tolist() == [3, 3]
@@ -77,7 +77,7 @@ def test_an_ensemble_is_uncertain_where_its_members_differ(folder):
     assert not twins.step(state, torch.ones(2, 3, 2))[1].uncertainty.any()
 
 
-def test_short_rollouts_start_within_films_and_end_where_the_models_differ(folder):
+def test_short_rollouts_start_within_videos_and_end_on_disagreement(folder):
     sim = world(folder, "world0,world1", films=str(folder / "films"), steps=5, max_uncertainty=1e-9, penalty=2.0)
     sim.reset(0)
     step = sim.step(torch.zeros(3, 2))
@@ -96,7 +96,7 @@ def test_short_rollouts_start_within_films_and_end_where_the_models_differ(folde
         ({"support": "nowhere"}, "No LeRobot dataset at nowhere"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(folder, settings, message):
+def test_invalid_settings_are_refused(folder, settings, message):
     with pytest.raises(UserError, match=message):
         world(folder, **settings)
 
@@ -128,9 +128,9 @@ def test_weights_found_in_a_world_model_are_reported_on_in_the_simulator(folder,
     assert set(found["results"]) == set(found["predicted"]) and len(found["results"]) == 3
     report = json.loads((folder / "both" / "report" / "report.json").read_text())
     assert report["predicted"] == found["predicted"]
-    played = [json.loads(line) for line in (folder / "both" / "search.jsonl").read_text().splitlines()[1:]]
-    assert sum(row["who"].endswith("in the world model") for row in played) == 3
-    real = next(row["result"] for row in played if row["who"] == "policy use0/policy0" or "policy0" in row["who"])
+    searched = [json.loads(line) for line in (folder / "both" / "search.jsonl").read_text().splitlines()[1:]]
+    assert sum(row["who"].endswith("in the world model") for row in searched) == 3
+    real = next(row["result"] for row in searched if row["who"] == "policy use0/policy0" or "policy0" in row["who"])
     words = [policies[0], "--episodes", "4", "--seed", "30000", "--video", "0", "--out", str(folder / "own"), "--json"]
     assert main(["eval", *words]) == 0
     evaluated = json.loads(capsys.readouterr().out)["results"]
@@ -154,7 +154,7 @@ def test_fine_tuning_in_a_world_model_is_judged_by_the_simulator(folder, capsys)
     words = ["--episodes", "4", "--video", "0", "--out", str(folder / "check"), "--json"]
     assert main(["eval", str(folder / "tuned" / "checkpoints" / "last"), *words]) == 0
     (real,) = json.loads(capsys.readouterr().out)["results"].values()
-    assert found["success"] == real["success"]  # of the simulator; the model, untrained, sees none
+    assert found["success"] == real["success"]  # from the simulator; the untrained model predicts no success
     rows = [json.loads(row) for row in (folder / "tuned" / "metrics.jsonl").read_text().splitlines()]
     lengths = [row[key] for row in rows for key in row if "length" in key and "eval" not in key]
     assert lengths and max(lengths) <= 6

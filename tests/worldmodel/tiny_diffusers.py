@@ -1,4 +1,4 @@
-"""Tiny instances of the classes of diffusers, with random weights, saved as it saves pipelines."""
+"""Tiny instances of diffusers classes with random weights, saved in the layout of diffusers pipelines."""
 
 from pathlib import Path
 from typing import Any
@@ -65,14 +65,14 @@ AUTOENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def build(which: tuple[str, dict[str, Any]], seed: int = 0) -> Any:
-    """One network."""
+    """Returns one network."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return getattr(diffusers, which[0])(**which[1]).eval()
 
 
 def write(folder: Path, transformer: str = "wan", autoencoder: str = "tiny") -> Path:
-    """A folder that holds both."""
+    """Saves a transformer and an autoencoder, and returns their folder."""
     build(TRANSFORMERS[transformer]).save_pretrained(folder / "transformer")
     build(AUTOENCODERS[autoencoder], 1).save_pretrained(folder / "vae")
     return folder

@@ -1,4 +1,4 @@
-"""Compression: the reward of N2N, its two stages, what cannot be built, and the random baseline."""
+"""Tests of compression: the N2N reward, its two stages, invalid searches and the random baseline."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_violated_limit_costs_more_from_round_to_round():
     assert found == sorted(found, reverse=True)
 
 
-def played(search, reward, rounds):
+def run_search(search, reward, rounds):
     tried = []
     for _ in range(rounds):
         asked = search.ask()
@@ -48,9 +48,9 @@ def played(search, reward, rounds):
     return tried
 
 
-def test_layers_are_removed_first_and_shrunk_then():
+def test_layers_are_removed_before_they_are_shrunk():
     search = Controllers(ControllersConfig(removal_rounds=5, population=3), TEACHER, seed=1)
-    tried = played(search, lambda widths: 1.0 - len(widths) / 4 if widths else -1.0, 8)
+    tried = run_search(search, lambda widths: 1.0 - len(widths) / 4 if widths else -1.0, 8)
     removed, shrunk = tried[:15], tried[15:]
     assert all(set(widths) <= {64} and len(widths) <= 4 for widths in removed)
     depth = min(len(widths) for widths in removed if widths)
@@ -63,35 +63,35 @@ def test_controllers_learn_what_pays(stage):
     torch.manual_seed(0)
     rounds = 40 if stage == "removal" else 0
     search = Controllers(ControllersConfig(removal_rounds=rounds, population=16, lr=0.02), (64, 48, 32, 16), seed=0)
-    if stage == "removal":  # the last layer is worth its keep, the others are not
-        tried = played(search, lambda widths: float(16 in widths) - 0.25 * len(widths), 40)
+    if stage == "removal":  # only the last layer is worth its cost
+        tried = run_search(search, lambda widths: float(16 in widths) - 0.25 * len(widths), 40)
         right = [widths == (16,) for widths in tried]
         assert sum(right[-64:]) > 48 > 16 > sum(right[:64])
     else:
-        tried = played(search, lambda widths: -sum(widths) / 160, 40)
+        tried = run_search(search, lambda widths: -sum(widths) / 160, 40)
         first, last = (sum(map(sum, part)) / len(part) for part in (tried[:64], tried[-64:]))
         assert last < 0.5 * first
 
 
-def test_a_search_goes_on_where_it_was():
+def test_a_restored_search_continues_identically():
     settings = ControllersConfig(removal_rounds=3, population=2)
 
     def worth(widths):
         return sum(widths) / 256
 
     whole, first, second = (Controllers(settings, TEACHER, seed=5) for _ in range(3))
-    wanted = played(whole, worth, 6)
-    begun = played(first, worth, 4)
+    expected = run_search(whole, worth, 6)
+    started = run_search(first, worth, 4)
     second.load_state_dict(first.state_dict())
-    assert begun + played(second, worth, 2) == wanted
-    chance, again = RandomWidths(TEACHER, seed=5), RandomWidths(TEACHER, seed=6)
-    chance.ask()
-    again.load_state_dict(chance.state_dict())
-    assert again.ask() == chance.ask()
+    assert started + run_search(second, worth, 2) == expected
+    original, restored = RandomWidths(TEACHER, seed=5), RandomWidths(TEACHER, seed=6)
+    original.ask()
+    restored.load_state_dict(original.state_dict())
+    assert restored.ask() == original.ask()
 
 
-def test_chance_covers_depths_and_widths():
-    tried = played(RandomWidths(TEACHER, population=50, seed=0), len, 4)
+def test_random_search_covers_all_depths_and_widths():
+    tried = run_search(RandomWidths(TEACHER, population=50, seed=0), len, 4)
     assert {len(widths) for widths in tried} == {0, 1, 2, 3, 4}
     assert {width for widths in tried for width in widths} == {max(1, round(64 * share)) for share in SHARES}
 

@@ -1,4 +1,4 @@
-"""Students: what they learn from, what they keep of their teacher, and `robopolicy compress`."""
+"""Tests of policy compression: distillation data, student quality, and `robopolicy compress`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def sim():
 
 @pytest.fixture(scope="module")
 def teacher(sim):
-    """A wide Gaussian policy that has learned the controller of the point mass."""
+    """A wide Gaussian policy distilled from a controller of the point mass."""
     torch.manual_seed(0)
     policy = GaussianPolicy(GaussianConfig(hidden=(128, 128), normalization="meanstd"), SPEC)
     bounds = {"min": -torch.ones(2), "max": torch.ones(2)}
@@ -59,7 +59,7 @@ def seen(teacher, sim):
     return record(teacher, sim, range(41_000, 41_048))
 
 
-def test_a_record_holds_every_situation_once_with_the_undisturbed_answer(teacher, seen):
+def test_a_record_holds_each_observation_once_with_the_noise_free_action(teacher, seen):
     assert len(seen) > 300 and len({tuple(row) for row in seen.obs["state"].flatten(1).tolist()}) == len(seen)
     found = teacher.act(seen.obs, deterministic=True)
     assert torch.allclose(found, seen.chunk, atol=1e-5)
@@ -74,7 +74,7 @@ def test_a_small_student_keeps_most_of_the_score(teacher, seen, sim):
     assert score(student) > 0.85 * score(teacher)
 
 
-def test_students_share_normalisers_and_repeat(teacher, seen):
+def test_students_copy_normalizers_and_training_is_reproducible(teacher, seen):
     first, second = (distil(student_of(teacher, (8,), seed=3), seen, updates=5, seed=1) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     own = student_of(teacher, (8,))
@@ -124,7 +124,7 @@ QUICK += ["--report-episodes", "16", "--removal-rounds", "1", "--shrink-rounds",
 
 
 @pytest.mark.parametrize(("removes", "shrinks"), [(True, True), (True, False), (False, True)])
-def test_a_limit_is_refused_only_where_no_student_of_a_search_keeps_it(teacher, removes, shrinks):
+def test_a_limit_is_refused_only_if_no_student_satisfies_it(teacher, removes, shrinks):
     architectures = smallest((12, 30), removes=removes, shrinks=shrinks)
     least = min(parameters_of(student_of(teacher, widths)) for widths in architectures)
     check_reachable(teacher, architectures, least)
@@ -139,7 +139,7 @@ def test_a_limit_is_refused_only_where_no_student_of_a_search_keeps_it(teacher, 
             search.tell([1.0] * len(asked))
 
 
-def test_students_that_cannot_be_built_are_refused_before_anything_is_played(checkpoint, refused, monkeypatch):
+def test_impossible_students_are_refused_before_recording(checkpoint, refused, monkeypatch):
     monkeypatch.setattr("robopolicy.contrib.compression.compression.record", None)
     compress = ["compress", checkpoint, "--out", "small"]
     assert "No student has at most 1 parameters" in refused(*compress, *QUICK, "--max-parameters", "1")
@@ -161,7 +161,7 @@ def widths_of_config(policy: Any):
     return policy.config.hidden
 
 
-def test_an_interrupted_search_goes_on_without_training_again(checkpoint, capsys, monkeypatch):
+def test_an_interrupted_search_resumes_without_retraining(checkpoint, capsys, monkeypatch):
     import robopolicy.contrib.compression.compression as compression
 
     real, trained = compression.distil, []
@@ -197,6 +197,6 @@ def test_an_interrupted_search_goes_on_without_training_again(checkpoint, capsys
         (["--widths", "8", "--episodes", "4"], "has no effect with --widths"),
     ],
 )
-def test_a_command_that_cannot_run_is_refused_in_one_line(words, complaint, checkpoint, capsys):
+def test_invalid_commands_are_refused_in_one_line(words, complaint, checkpoint, capsys):
     assert main(["compress", checkpoint, "--out", "small", *QUICK, *words]) == 2
     assert complaint in capsys.readouterr().err.splitlines()[-1]

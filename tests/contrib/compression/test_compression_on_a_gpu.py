@@ -1,4 +1,4 @@
-"""`robopolicy compress` leaves nothing of a policy on the CPU while it computes on a GPU."""
+"""Test that `robopolicy compress` keeps no part of a policy on the CPU when it runs on a GPU."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 from gpu_commands import check_plays_on_a_gpu, policies
 
 
-def test_a_smaller_network_plays_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compressed_policy_runs_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with policies(tmp_path, ("gaussian",)) as folder:
         sizes = ["--widths", "4", "--teacher-episodes", "2", "--final-updates", "2"]
         words = ["compress", "runs/gaussian/checkpoints/last", *sizes]

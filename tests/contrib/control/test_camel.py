@@ -1,4 +1,4 @@
-"""CAMEL: actions within their band, no mask is no change, how the mask fades, resume, and what a script is good for."""
+"""Tests of CAMEL: masked actions stay in their band, the mask decays, and a scripted prior helps exploration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OBS = {"state": torch.rand(200, 1, 2, generator=torch.Generator().manual_seed(0)
 
 
 def lean(obs: dict[str, Tensor]) -> Tensor:
-    """A prior on the bandit: towards the first number it sees."""
+    """A prior on the bandit whose action is the first number of the state."""
     return obs["state"][:, -1:, :1]
 
 
@@ -43,7 +43,7 @@ def learner(name: str, seed: int = 0, mask: MaskConfig | None = None, **config: 
     return make_algorithm(name, ALGORITHMS[name].config_class(**settings), gaussian(), total_updates=100)
 
 
-def played() -> Any:
+def random_batch() -> Any:
     return batch(torch.rand(64, 2, 1) * 2 - 1, lambda action: 1 - (action.squeeze(1) - 0.4).square(), discount=0.9)
 
 
@@ -60,7 +60,7 @@ def test_masked_actions_lie_in_the_band_around_the_prior(name: str) -> None:
         assert float((chunk - low).abs().min()) < 0.02 and float((chunk - high).abs().min()) < 0.02
 
 
-def test_the_band_spans_all_that_the_policy_asks_for_in_action_units() -> None:
+def test_mask_maps_the_whole_action_range_into_the_band() -> None:
     spec = PolicySpec({"state": (2,)}, action_dim=1)
     normalizer = make_normalizer(1, "minmax")
     normalizer.fit({"min": [-2.0], "max": [6.0]})  # one unit is 4
@@ -81,14 +81,14 @@ def test_without_masking_it_is_the_unmasked_run_bit_for_bit(name: str) -> None:
             one, two = (getattr(a, verb)(OBS, generator=g) for a, g in zip((plain, masked), generators, strict=True))
             assert torch.equal(one.chunk, two.chunk)
         torch.manual_seed(seed)
-        data = played()
+        data = random_batch()
         plain.update(data)
         masked.update(data)
-    for mine, theirs in zip(plain.policy.parameters(), masked.policy.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
+    for expected, found in zip(plain.policy.parameters(), masked.policy.parameters(), strict=True):
+        assert torch.equal(expected, found)
 
 
-def test_a_share_of_the_decisions_is_masked() -> None:
+def test_initial_sets_the_fraction_of_masked_decisions() -> None:
     algorithm: CAMELSAC = learner("camel_sac", mask=MaskConfig("lean", 0.01, MaskSchedule(initial=0.3)))
     obs = {"state": torch.rand(4000, 1, 2) * 2 - 1}
     chunk = algorithm.warmup_action(obs, generator=torch.Generator().manual_seed(0)).chunk
@@ -108,22 +108,22 @@ def test_the_mask_fades_faster_where_the_policy_is_preferred_and_ends() -> None:
 
 
 @pytest.mark.parametrize(("better", "share"), [(1.0, 1.0), (-1.0, 0.0)])
-def test_the_critic_says_which_action_is_preferred(better: float, share: float) -> None:
+def test_critic_decides_which_action_is_preferred(better: float, share: float) -> None:
     algorithm: CAMELSAC = learner("camel_sac", mask=MaskConfig("lean", 0.2, MaskSchedule(decay=0.1)))
     prior = lean(OBS)
 
-    def min_q(obs: Any, chunk: Tensor) -> Tensor:  # likes to be far from the prior, or near it
+    def min_q(obs: Any, chunk: Tensor) -> Tensor:  # increases or decreases with the distance to the prior
         return better * (chunk - lean(obs)).abs().sum((1, 2))
 
     algorithm.critic.min_q = min_q  # type: ignore[method-assign]
     algorithm.policy.mode = lambda obs: -lean(obs).sign()  # type: ignore[method-assign]
     assert bool(prior.abs().max() <= 1)
-    assert algorithm.update(played())["mask/policy_preferred_fraction"] == share
+    assert algorithm.update(random_batch())["mask/policy_preferred_fraction"] == share
 
 
 def successes(prior: str) -> int:
-    """Episodes of the point mass, of 40 steps, that end at the goal in 4,000 steps of play before any learning."""
-    sim = make_sim("toy/point_mass", SimOptions(num_envs=20))  # brings its prior
+    """Number of 40-step point-mass episodes that reach the goal in 4,000 warm-up steps."""
+    sim = make_sim("toy/point_mass", SimOptions(num_envs=20))  # registers the prior
     spec = PolicySpec({"state": (6,)}, action_dim=2)
     config = GaussianConfig(squash=True, normalization="identity", action_normalization="minmax")
     policy = GaussianPolicy(config, spec)
@@ -140,8 +140,8 @@ def test_play_around_a_script_finds_a_reward_that_blind_play_does_not() -> None:
     assert successes("point_mass_pd") > 50 > 5 * successes("")
 
 
-def test_the_prior_of_another_task_is_named() -> None:
-    make_sim("toy/point_mass", SimOptions(num_envs=1))  # brings its prior
+def test_a_prior_for_another_task_is_refused() -> None:
+    make_sim("toy/point_mass", SimOptions(num_envs=1))  # registers the prior
     for obs in ({"state": torch.zeros(2, 1, 39)}, {"image.front": torch.zeros(2, 1, 3, 8, 8)}):
         spec = PolicySpec({key: tuple(value.shape[2:]) for key, value in obs.items()}, 2)
         prior = CallablePolicy(CallableConfig(function="point_mass_pd", noise=False), spec)
@@ -149,7 +149,7 @@ def test_the_prior_of_another_task_is_named() -> None:
             prior.act(obs)
 
 
-def test_what_it_cannot_use_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(UserError, match="squashed"):
         CAMELSAC(CAMELSACConfig(), flow(), total_updates=1)
     with pytest.raises(UserError, match="'nothing'"):

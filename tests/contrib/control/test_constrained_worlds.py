@@ -1,4 +1,4 @@
-"""A constraint bounds how far a policy leaves the films that a world model knows."""
+"""Test of a cost constraint on leaving the training data of a world model."""
 
 import json
 

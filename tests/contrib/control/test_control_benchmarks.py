@@ -1,4 +1,4 @@
-"""The rows of this theme in the tables of benchmarks."""
+"""Tests of the benchmark rows of the control theme."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_row_on_the_pendulum_can_be_built(name: str) -> None:
     check_pendulum_row_can_be_built(name)
 
 
-def test_claims_are_about_rows() -> None:
+def test_claims_refer_to_existing_rows() -> None:
     assert {row for claim in CLAIMS for row in (claim.row, claim.against)} <= set(ROWS)
 
 
@@ -35,5 +35,5 @@ def test_stac_has_the_published_dropout_of_actor_and_critic() -> None:
     assert STACConfig().critic.dropout == 0.01
 
 
-def test_what_would_be_plain_ppo_or_climbs_something_else_is_not_ranked() -> None:
+def test_ppo_lagrangian_and_subpo_are_not_ranked() -> None:
     assert {"ppo_lagrangian", "subpo"} <= set(LEFT_OUT)

@@ -1,4 +1,4 @@
-"""The heads and the backbone of this theme as bundles: the same chunks as in torch."""
+"""Tests of exported heads and backbones of the control theme: bundles return the same chunks as torch."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ EXPORTED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("kind", EXPORTED)
-def test_a_bundle_plays_what_evaluation_plays(kind: str, tmp_path: Path) -> None:
+def test_a_bundle_returns_the_chunks_of_evaluation(kind: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     check_plays_what_evaluation_plays(EXPORTED[kind](), tmp_path)

@@ -1,4 +1,4 @@
-"""The on-policy learners of this theme in two processes."""
+"""Tests of the on-policy learners of the control theme in two processes."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: CASES[n][0])
-def test_two_processes_learn_what_one_learns_from_all_environments(two_processes: Path, number: int) -> None:
+def test_two_processes_match_one_process_with_all_environments(two_processes: Path, number: int) -> None:
     check_learns_as_one(two_processes, number, CASES[number])

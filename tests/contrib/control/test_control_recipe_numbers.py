@@ -1,4 +1,4 @@
-"""The numbers that the source gives for a method are those of its recipe, and its loss is the clipped one."""
+"""Tests that recipes use the hyperparameters of their source and the clipped loss."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NUMBERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_a_recipe_of_control_has_the_numbers_of_its_source(name: str) -> None:
+def test_recipe_hyperparameters_match_the_source(name: str) -> None:
     check_numbers(name, NUMBERS[name])
 
 
-def test_the_clipped_loss_of_sets() -> None:
+def test_polychromic_recipe_uses_the_clipped_loss() -> None:
     check_clipped_loss("polychromic", 0.2, 0.2, math.inf, "sequence_mean")

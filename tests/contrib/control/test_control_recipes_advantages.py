@@ -1,4 +1,4 @@
-"""Recipes of advantages: every one against its written formula or its limiting cases."""
+"""Tests of advantage recipes against hand-computed values and limiting cases."""
 
 from __future__ import annotations
 

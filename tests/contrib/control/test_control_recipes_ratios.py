@@ -1,4 +1,4 @@
-"""Recipes of ratios against their written formulas, and the limits in which they are something simpler."""
+"""Tests of ratio recipes against their formulas and simpler limiting cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of the learners from replay of this theme: killed ones resume with the same bits, and what does not fit."""
+"""Tests of off-policy runs of the control theme: bit-identical resume after a kill, and refused settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FROM_SCRATCH = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FROM_SCRATCH)
-def test_what_learns_from_scratch_resumes_with_the_same_bits(name: str, tmp_path: Path) -> None:
+def test_from_scratch_runs_resume_bit_identically(name: str, tmp_path: Path) -> None:
     settings = [*COMMON, f"algorithm={name}", *FROM_SCRATCH[name]]
     settings = [*settings, "budget.updates=8", "checkpoint_every=3", f"out={tmp_path}", "replay.capacity=300"]
     assert main(["train", *settings, "name=whole"]) == 0

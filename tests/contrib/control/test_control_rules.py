@@ -1,4 +1,4 @@
-"""The rules of the product's families over what the theme control adds to them."""
+"""The shared rules of each family, applied to the control theme."""
 
 from theme_rules import (
     AlgorithmRules,

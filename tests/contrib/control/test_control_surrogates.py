@@ -1,4 +1,4 @@
-"""Drifts and target ratios: value, gradient and the rules of every surrogate."""
+"""Tests of drift and target-ratio surrogates: values, gradients and the shared surrogate rules."""
 
 import pytest
 import torch
@@ -25,19 +25,19 @@ NAMES = parts_of("control", "surrogate")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_gradient_of_a_control_surrogate_is_that_of_its_value(name):
+def test_surrogate_gradients_match_finite_differences(name):
     check_finite_differences(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_control_surrogate_starts_as_a_policy_gradient(decisions, shift, name):
+def test_surrogates_start_as_the_policy_gradient(decisions, shift, name):
     check_ratio_one(name)
     check_broadcast(name, decisions, shift)
     check_fresh_data(name, decisions)
     check_extreme_ratios(name, decisions)
 
 
-def test_values():
+def test_values_equal_the_formulas():
     ratio, gain = Z.exp(), torch.where(A < 0, A * Z, A * (Z.exp() - 1))
     width = torch.where(A < 0, 0.6, 2.0)
     away = (gain - width * (gain / width).tanh()).clamp(min=0)
@@ -70,14 +70,14 @@ def test_narrow_widths_take_back_all_gain_and_wide_ones_none():
     torch.testing.assert_close(drift(Z, A, LOW, HIGH, alpha=1e-9, beta=1e-9).loss, free + gain)
 
 
-def test_widths_of_a_drift_are_units_of_the_advantage():
+def test_drift_widths_scale_with_the_advantage():
     scaled = discovered_drift(Z, A, 0.3 * 2.0, 0.3 * 0.6)
     torch.testing.assert_close(scaled, 0.3 * discovered_drift(Z, A / 0.3))
 
 
-def test_a_drift_turns_a_decision_back_where_it_says_so():
+def test_clipped_marks_decisions_whose_gradient_opposes_the_advantage():
     turned = drift(Z, A, LOW, HIGH, beta=0.1).clipped
-    back = A * slope(drift, Z, A, beta=0.1) > 0  # the loss falls against the advantage
+    back = A * slope(drift, Z, A, beta=0.1) > 0  # the loss decreases against the advantage
     assert torch.equal(turned, back) and bool(turned.any()) and not bool(turned[A > 0].any())
 
 
@@ -85,7 +85,7 @@ def test_target_ratio_in_the_limit_is_ppo_within_the_bounds_and_pulls_back_beyon
     gradient, plain = slope(bounded_ratio, Z, A, temperature=1e-9), slope(clip, Z, A)
     beyond = clip(Z, A, LOW, HIGH).clipped
     torch.testing.assert_close(gradient[~beyond], plain[~beyond])
-    torch.testing.assert_close(gradient[beyond], (A * Z.exp())[beyond])  # the opposite of the push
+    torch.testing.assert_close(gradient[beyond], (A * Z.exp())[beyond])  # opposite to the policy gradient
     assert bool((plain[beyond] == 0).all())
 
 

@@ -1,4 +1,4 @@
-"""Learners from replay of this theme swing a pendulum up; `benchmarks.pendulum` plays the same at full size."""
+"""Test that off-policy learners solve the pendulum swing-up; `benchmarks.pendulum` runs the task at full size."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from swing_up import check_swings_up_and_holds
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["dsac_t", "stac"])
-def test_the_pendulum_is_swung_up_and_held(tmp_path: Path, algorithm: str) -> None:
+def test_learners_swing_up_and_balance_the_pendulum(tmp_path: Path, algorithm: str) -> None:
     check_swings_up_and_holds(algorithm, tmp_path)

@@ -1,4 +1,4 @@
-"""DSAC-T, STAC and off-policy MDPO: closed forms of their values and spreads, and what ties them to SAC."""
+"""Tests of DSAC-T, STAC and off-policy MDPO: closed forms of values and spreads, and relations to SAC."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def peak(action: Tensor) -> Tensor:
 
 
 class Peak(nn.Module):
-    """A critic that knows `peak`."""
+    """A critic whose value is `peak`."""
 
     def min_q(self, obs: Any, chunk: Tensor) -> Tensor:
         return peak(chunk[:, 0])
 
 
 def loop(rows: int = 128) -> Any:
-    """A task that never ends and pays 1 with noise, whatever is done."""
+    """A task without termination in which every action has reward 1 plus noise."""
     reward = lambda action: 1 + NOISE * torch.randn(len(action))  # noqa: E731
     return batch(torch.rand(rows, 2, 1) * 2 - 1, reward, discount=GAMMA)
 
@@ -73,7 +73,7 @@ class Crossing(nn.Module):
 
 
 @pytest.mark.parametrize("backup_entropy", [True, False])
-def test_both_targets_of_dsac_t_are_the_soft_value_of_the_least_mean_under_the_slow_policy(
+def test_dsac_t_targets_use_the_minimum_mean_under_the_target_policy(
     backup_entropy: bool,
 ) -> None:
     algorithm: DSACT = learner("dsac_t", temperature=0.3, backup_entropy=backup_entropy)
@@ -92,7 +92,7 @@ def test_both_targets_of_dsac_t_are_the_soft_value_of_the_least_mean_under_the_s
     torch.testing.assert_close(sampled, data.reward + GAMMA * (value + spread * z))
 
 
-def test_the_actor_of_dsac_t_climbs_the_least_mean() -> None:
+def test_dsac_t_actor_maximises_the_minimum_mean() -> None:
     algorithm: DSACT = learner("dsac_t", temperature=0.3)
     data, generator = loop(), seeded(algorithm)
     loss, _, _ = algorithm.actor_loss(data, algorithm.temperature.value)
@@ -102,7 +102,7 @@ def test_the_actor_of_dsac_t_climbs_the_least_mean() -> None:
     torch.testing.assert_close(loss, (0.3 * logp - mean.min(0).values).mean())
 
 
-def test_the_slow_policy_of_dsac_t_follows_by_tau() -> None:
+def test_dsac_t_target_policy_follows_by_tau() -> None:
     algorithm: DSACT = learner("dsac_t", policy_delay=1, tau=0.25)
     before = [weights.clone() for weights in algorithm.target_policy.parameters()]
     algorithm.update(loop())
@@ -141,7 +141,7 @@ def test_a_spread_learned_by_the_whole_square_is_unbiased() -> None:
     assert nn.functional.softplus(raw[1]).item() == pytest.approx(3.0, rel=0.03)
 
 
-def test_the_mean_of_dsac_t_moves_by_its_error_times_the_weight_as_in_the_public_code() -> None:
+def test_dsac_t_mean_gradient_is_the_weighted_error_of_the_public_code() -> None:
     mean = torch.tensor([[0.0, 1.0]], requires_grad=True)
     std, target, config = torch.full((1, 2), 2.0), torch.tensor([3.0, -1.0]), DSACTConfig()
     loss = distribution_loss(mean, std, target, target, torch.full((1, 1), 2.0), config)
@@ -149,17 +149,17 @@ def test_the_mean_of_dsac_t_moves_by_its_error_times_the_weight_as_in_the_public
     torch.testing.assert_close(gradient, torch.tensor([[-3.0, 2.0]]) * 4 / 4.1)
 
 
-def test_the_spread_of_dsac_t_moves_by_its_formula_and_the_weight_of_a_row_is_bounded() -> None:
+def test_dsac_t_spread_gradient_matches_the_formula_with_bounded_weights() -> None:
     std = torch.tensor([[0.01, 2.0, 100.0]], requires_grad=True)
     mean, target, sampled = torch.zeros(1, 3, requires_grad=True), torch.ones(3), torch.full((3,), 3.0)
     loss = distribution_loss(mean, std, target, sampled, torch.full((1, 1), 2.0), DSACTConfig())
     of_mean, of_std = torch.autograd.grad(loss.sum(), [mean, std])
-    weight = torch.tensor([[10.0, 4 / 4.1, 0.1]])  # of 4 / (std^2 + 0.1), between 0.1 and 10
+    weight = torch.tensor([[10.0, 4 / 4.1, 0.1]])  # 4 / (std^2 + 0.1), clamped to [0.1, 10]
     torch.testing.assert_close(of_mean, -weight)
     torch.testing.assert_close(of_std, weight * (std.detach().square() - 9) / (std.detach() + 0.1))
 
 
-def test_each_member_of_dsac_t_clips_by_its_own_average_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_dsac_t_member_clips_by_its_own_average_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm: DSACT = learner("dsac_t", tau=1.0)
     limits: list[Tensor] = []
 
@@ -186,7 +186,7 @@ def test_larger_rewards_leave_the_weight_of_dsac_t_and_grow_its_gradient_in_prop
     torch.testing.assert_close(gradient(100.0) / gradient(10.0), torch.full((1, 64), 10.0), rtol=0.01, atol=0)
 
 
-def test_sampled_targets_far_away_move_the_spread_no_further_than_the_clip() -> None:
+def test_outlying_sampled_targets_are_clipped_in_the_spread_gradient() -> None:
     mean, average = torch.zeros(1, 1), torch.ones(1, 1)
     slopes = []
     for sampled in (3.0, 1000.0, -1000.0):
@@ -197,7 +197,7 @@ def test_sampled_targets_far_away_move_the_spread_no_further_than_the_clip() -> 
     assert slopes[0] < 0  # towards a larger spread
 
 
-def test_the_average_spread_begins_at_the_first_batch() -> None:
+def test_average_spread_starts_at_the_first_batch() -> None:
     spread = RunningStd(2, 0.1)
     spread.observe(torch.tensor([[1.0, 3.0], [4.0, 4.0]]))
     assert spread.average.tolist() == [2.0, 4.0]
@@ -205,7 +205,7 @@ def test_the_average_spread_begins_at_the_first_batch() -> None:
     assert spread.average.tolist() == pytest.approx([2.2, 4.0])
 
 
-def test_the_likelihood_moves_the_mean_like_a_squared_error() -> None:
+def test_likelihood_gradient_of_the_mean_is_the_error() -> None:
     mean = torch.tensor([[0.0, 1.0]], requires_grad=True)
     loss = likelihood_loss(mean, torch.tensor([[0.3, 7.0]]), torch.tensor([2.0, 4.0]))
     (gradient,) = torch.autograd.grad(loss.sum(), mean)
@@ -217,11 +217,11 @@ def test_without_pessimism_stac_bootstraps_from_the_mean() -> None:
     data, chunk, critic = loop(), torch.rand(128, 2, 1), algorithm.target_critic
     mean = algorithm.pessimistic(critic, data.next_obs, chunk)
     torch.testing.assert_close(mean, critic(data.next_obs, chunk).squeeze(0))
-    wary: STAC = learner("stac", members=1, pessimism=0.5)
-    assert (wary.pessimistic(critic, data.next_obs, chunk) < mean).all()
+    cautious: STAC = learner("stac", members=1, pessimism=0.5)
+    assert (cautious.pessimistic(critic, data.next_obs, chunk) < mean).all()
 
 
-def test_target_and_actor_of_stac_take_the_spread_off_the_soft_value() -> None:
+def test_stac_target_and_actor_subtract_the_spread() -> None:
     algorithm: STAC = learner("stac", members=1, temperature=0.3, pessimism=0.5)
     shifted(algorithm.target_critic)
     data, generator = loop(), seeded(algorithm)
@@ -236,7 +236,7 @@ def test_target_and_actor_of_stac_take_the_spread_off_the_soft_value() -> None:
     torch.testing.assert_close(loss, (0.3 * logp - (mean[0] - 0.5 * std[0])).mean())
 
 
-def test_a_spread_below_the_floor_of_the_likelihood_grows_and_never_falls() -> None:
+def test_a_spread_below_the_likelihood_floor_never_decreases() -> None:
     raw = torch.full((1, 2), -12.0, requires_grad=True)
     std = nn.functional.softplus(raw)
     loss = likelihood_loss(torch.zeros(1, 2), std, torch.tensor([1.0, 0.0]))
@@ -267,12 +267,12 @@ def test_mdpo_with_all_entropy_its_own_is_sac() -> None:
     algorithm.config = MDPOOffConfig(kl_coef=float(alpha.detach()))
     data = loop()
     algorithm.generator.manual_seed(3)
-    mine, _, _ = algorithm.actor_loss(data, alpha)
-    theirs, _ = actor_loss(algorithm.policy, algorithm.critic, data.obs, alpha, torch.Generator().manual_seed(3))
-    assert torch.equal(mine, theirs)
+    found, _, _ = algorithm.actor_loss(data, alpha)
+    expected, _ = actor_loss(algorithm.policy, algorithm.critic, data.obs, alpha, torch.Generator().manual_seed(3))
+    assert torch.equal(found, expected)
 
 
-def test_the_actor_of_mdpo_weighs_the_copy_by_what_its_own_entropy_leaves() -> None:
+def test_mdpo_actor_weights_the_copy_by_kl_coef_minus_temperature() -> None:
     algorithm: MDPOOff = learner("mdpo_off", temperature=0.2, kl_coef=0.7)
     shifted(algorithm.previous)
     data, generator = loop(), seeded(algorithm)
@@ -282,14 +282,14 @@ def test_the_actor_of_mdpo_weighs_the_copy_by_what_its_own_entropy_leaves() -> N
     expected = (0.7 * logp - 0.5 * copied - algorithm.critic(data.obs, chunk).min(0).values).mean()
     torch.testing.assert_close(loss, expected)
     weights = list(algorithm.policy.parameters())
-    for mine, theirs in zip(
+    for gradient, expected_gradient in zip(
         torch.autograd.grad(loss, weights, retain_graph=True), torch.autograd.grad(expected, weights), strict=True
     ):
-        torch.testing.assert_close(mine, theirs)
+        torch.testing.assert_close(gradient, expected_gradient)
 
 
-def test_mdpo_scores_draws_that_tanh_has_saturated() -> None:
-    """With the copy still equal and no values, `lambda log pi`, though tanh rounds draws near 9 to 1."""
+def test_mdpo_loss_is_correct_for_saturated_samples() -> None:
+    """With an equal copy and zero values, the loss is `lambda log pi`, although tanh rounds samples near 9 to 1."""
     algorithm: MDPOOff = learner("mdpo_off", temperature=0.2)
     algorithm.critic.min_q = lambda obs, chunk: torch.zeros(len(chunk))
     policy = algorithm.policy = gaussian(state_dependent_std=True)
@@ -303,12 +303,12 @@ def test_mdpo_scores_draws_that_tanh_has_saturated() -> None:
     assert float(loss.detach()) == pytest.approx(0.2 * float(logp.detach().mean()), abs=1e-3)
     noise, std = torch.randn(128, 2, 1, generator=generator)[:, 0, 0], math.exp(-1)
     slope = 2 * (9 + std * noise).tanh()  # of -log(1 - tanh^2)
-    wanted = torch.stack([0.2 * slope + 0.8 * noise / std, 0.2 * (slope * std * noise - 1) + 0.8 * (noise**2 - 1)])
+    expected = torch.stack([0.2 * slope + 0.8 * noise / std, 0.2 * (slope * std * noise - 1) + 0.8 * (noise**2 - 1)])
     (found,) = torch.autograd.grad(loss, [output.bias])
-    torch.testing.assert_close(found.view(2, 2)[0], wanted.mean(1), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(found.view(2, 2)[0], expected.mean(1), atol=1e-3, rtol=1e-3)
 
 
-def test_the_actor_of_mdpo_stays_near_its_copy_the_more_its_kl_weighs() -> None:
+def test_a_larger_kl_coef_keeps_the_mdpo_actor_nearer_to_its_copy() -> None:
     def divergence(kl_coef: float) -> float:
         algorithm: MDPOOff = learner("mdpo_off", kl_coef=kl_coef, temperature=0.02, lr=1e-2)
         algorithm.critic = Peak()  # type: ignore[assignment]
@@ -337,32 +337,32 @@ def test_mdpo_renews_its_copy_and_never_trains_it() -> None:
     assert same(weights(algorithm.policy), weights(algorithm.previous))
 
 
-def test_the_density_of_a_chunk_is_that_of_its_draw() -> None:
+def test_chunk_density_equals_the_density_at_sampling() -> None:
     policy = gaussian()
     data = loop(64)
     chunk, logp = policy.rsample(data.obs, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(policy.log_density(data.obs, chunk), logp, rtol=1e-3, atol=1e-3)
     mean, log_std = policy.distribution(data.obs)
-    drawn, density = sample_squashed(mean, log_std, torch.zeros_like(mean))
+    sampled, density = sample_squashed(mean, log_std, torch.zeros_like(mean))
     expected = density[:, : SPEC.action_horizon].sum((1, 2))
-    torch.testing.assert_close(policy.log_density(data.obs, drawn), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(policy.log_density(data.obs, sampled), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
     ("name", "updates", "settings"),
     [
-        ("dsac_t", 900, {"policy_delay": 1}),  # a spread near 0 slows its mean
+        ("dsac_t", 900, {"policy_delay": 1}),  # a spread near 0 slows the mean
         ("stac", 400, {"members": 1}),
         ("mdpo_off", 400, {"target_update_interval": 10, "kl_coef": 0.05}),
     ],
 )
-def test_all_of_them_find_the_best_action_of_a_bandit(name: str, updates: int, settings: dict[str, Any]) -> None:
+def test_each_learner_finds_the_best_action_of_a_bandit(name: str, updates: int, settings: dict[str, Any]) -> None:
     algorithm = learner(name, temperature=0.02, temperature_lr=0.0, **settings)
     train(algorithm, updates, lambda: batch(torch.rand(128, 2, 1) * 2 - 1, peak))
     assert (first_actions(algorithm.inference_policy()) - 0.4).abs().mean() < 0.1
 
 
-def test_the_shared_refusals_name_what_is_wrong() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(UserError, match="histogram"):
         GaussianQ(CriticConfig(bins=11), gaussian())
     with pytest.raises(UserError, match="pessimism"):
@@ -376,7 +376,7 @@ def test_the_shared_refusals_name_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("name", ["dsac_t", "stac"])
-def test_members_that_the_target_does_not_choose_from_are_refused(name: str) -> None:
+def test_num_min_qs_is_refused_where_all_members_bootstrap(name: str) -> None:
     with pytest.raises(
         UserError, match=f"Algorithm '{name}' bootstraps from all members, so algorithm.num_min_qs=1 has no effect;"
     ):

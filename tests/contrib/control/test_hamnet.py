@@ -1,4 +1,4 @@
-"""HAMNet's vector of rewards: parts add up, also through chunks; values and clips of each part; resume."""
+"""Tests of HAMNet: reward parts add up, also within chunks, and each part has its own value and clip."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def learner(seed: int = 0, action_horizon: int = 1, **config: Any) -> HAMNet:
     return HAMNet(HAMNetConfig(**settings), policy, total_updates=20)
 
 
-def played(algorithm: HAMNet) -> Rollout:
+def rollout_of(algorithm: HAMNet) -> Rollout:
     return tools.sampler_for(algorithm).collect(algorithm.act)
 
 
 def towards_goal(obs: dict[str, torch.Tensor], *, generator: Any = None) -> Sample:
-    """A controller that reaches goals, some of them in the middle of a chunk."""
+    """A controller that reaches goals, sometimes in the middle of a chunk."""
     state = obs["state"][:, -1]
     chunk = (3 * (state[:, 4:] - state[:, :2]) - 1.5 * state[:, 2:4])[:, None].expand(-1, 3, -1)
     return Sample(chunk, {}, torch.zeros(len(state), 1))
@@ -52,7 +52,7 @@ def test_parts_add_up_to_the_reward_also_through_chunks() -> None:
 
 def test_advantages_of_the_parts_add_up_to_that_of_the_reward() -> None:
     algorithm = learner()
-    batch = played(algorithm)
+    batch = rollout_of(algorithm)
     assert bool(batch.truncated.any())
     rows = algorithm.process_rollout(batch)
     plain = compute_advantages(batch, algorithm.critic, gamma=0.99, gae_lambda=0.95)
@@ -63,7 +63,7 @@ def test_advantages_of_the_parts_add_up_to_that_of_the_reward() -> None:
 
 def test_fresh_gradients_are_those_of_the_sum_and_each_part_is_clipped_by_itself() -> None:
     algorithm = learner()
-    rows = algorithm.process_rollout(played(algorithm))
+    rows = algorithm.process_rollout(rollout_of(algorithm))
     parameters = list(algorithm.policy.parameters())
     loss, info = algorithm.loss(rows, log_stats=True)
     assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9)
@@ -72,7 +72,7 @@ def test_fresh_gradients_are_those_of_the_sum_and_each_part_is_clipped_by_itself
     expected = torch.autograd.grad(-(advantage.sum(1) * logp).mean(), parameters)
     for one, other in zip(torch.autograd.grad(loss, parameters), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-    # Ratio e everywhere: an advantage of one part above 0 is clipped, whatever the other part says.
+    # All ratios are e: a positive advantage of one part is clipped independently of the other part.
     moved = replace(rows, logp=rows.logp - 1.0)
     logp = algorithm.policy.decisions(rows.obs, rows.record).logp.sum(1)
     expected = torch.autograd.grad(-(advantage.clamp(max=0).sum(1) * torch.e * logp).mean(), parameters)
@@ -81,7 +81,7 @@ def test_fresh_gradients_are_those_of_the_sum_and_each_part_is_clipped_by_itself
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_advantages_count_in_units_of_the_spread_of_their_sum() -> None:
+def test_advantages_are_scaled_by_the_std_of_their_sum() -> None:
     torch.manual_seed(0)
     advantage = normalized(torch.randn(5000, 2) * torch.tensor([3.0, 4.0]) + 7)
     assert advantage.mean(0).abs().max() < 1e-5
@@ -109,21 +109,21 @@ def test_each_value_learns_its_own_part() -> None:
     for _ in range(3):
         algorithm.update(batch)
     values = algorithm.critic.by_term({"state": obs["state"][0]}).detach()
-    wanted = torch.stack([terms["a"][0], terms["b"][0], torch.full((256,), -3.0)], 1)
-    assert float((values - wanted).square().mean().sqrt()) < 0.25
+    expected = torch.stack([terms["a"][0], terms["b"][0], torch.full((256,), -3.0)], 1)
+    assert float((values - expected).square().mean().sqrt()) < 0.25
 
 
-def test_parts_that_the_simulator_does_not_know_are_refused() -> None:
+def test_unknown_reward_parts_are_refused() -> None:
     algorithm = learner(terms=("energy",))
     with pytest.raises(UserError, match=r"'energy'.*success"):
-        algorithm.update(played(algorithm))
+        algorithm.update(rollout_of(algorithm))
     with pytest.raises(UserError, match="duplicates"):
         HAMNetConfig(terms=("a", "a"))
 
 
-def test_a_diverged_step_loses_its_parts() -> None:
+def test_nan_reward_parts_give_finite_advantages() -> None:
     algorithm = learner()
-    batch = played(algorithm)
+    batch = rollout_of(algorithm)
     broken = batch.terms["success"].clone()
     broken[0] = torch.nan
     rows: RolloutBatch = algorithm.process_rollout(replace(batch, terms={"success": broken}))

@@ -1,4 +1,4 @@
-"""HNPG: its targets in closed form, ratios of one on both halves, and a lock that play alone never opens."""
+"""Tests of HNPG: closed-form targets, initial ratios of one, and a lock that needs data to open."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HYBRID = {"q": CriticConfig(hidden=(64, 64)), "q_lr": 4e-3, "q_epochs": 6, "offl
 
 
 class Learning:
-    """An algorithm, play in a lock and a dataset of it."""
+    """An algorithm, a rollout sampler in a lock, and a dataset of the lock."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class Learning:
         rollout = self.sampler.collect(self.algorithm.act)
         if not isinstance(self.algorithm, HNPG):
             return rollout
-        drawn = torch.randint(len(self.windows), (self.algorithm.config.offline_batch,), generator=self.generator)
-        return HybridRollout(**vars(rollout), offline=rows(self.windows, drawn))
+        index = torch.randint(len(self.windows), (self.algorithm.config.offline_batch,), generator=self.generator)
+        return HybridRollout(**vars(rollout), offline=rows(self.windows, index))
 
     def train(self, updates: int) -> float:
         for _ in range(updates):
@@ -68,7 +68,7 @@ class Learning:
         return float(result.returns.mean())
 
 
-def test_the_lock_keeps_the_contract() -> None:
+def test_lock_simulator_satisfies_the_contract() -> None:
     assert check_simulator(LockSim(3, 4), lambda count: LockSim(count, 4)) == []
 
 
@@ -76,7 +76,7 @@ def test_the_bellman_target_is_reward_plus_the_value_of_what_the_policy_does_nex
     learning = Learning(4)
     algorithm, windows = learning.algorithm, learning.windows
     algorithm.reward_normalizer.update(replace(learning.batch(), reward=5 * torch.rand(4, 32)), 0.99)
-    reward = algorithm.reward_normalizer.factor * windows.reward  # in the units of what is played
+    reward = algorithm.reward_normalizer.factor * windows.reward  # in the units of online rewards
     assert 0 < algorithm.reward_normalizer.factor < 0.5
     state = algorithm.generator.get_state()
     target = algorithm.bellman_target(windows)
@@ -89,7 +89,7 @@ def test_the_bellman_target_is_reward_plus_the_value_of_what_the_policy_does_nex
     assert bool(last.any()) and torch.equal(target[last], reward[last])
 
 
-def test_rows_of_both_halves_start_at_ratio_one_and_those_of_the_dataset_have_no_mean_advantage() -> None:
+def test_initial_ratios_are_one_and_dataset_rows_have_zero_mean_advantage() -> None:
     learning = Learning(4, offline_batch=2000, value_samples=30)
     found = learning.algorithm.process_rollout(learning.batch())
     assert len(found) == 32 * 4 + 2000
@@ -100,23 +100,23 @@ def test_rows_of_both_halves_start_at_ratio_one_and_those_of_the_dataset_have_no
     assert set(found.record) == {"raw"}
 
 
-def test_q_fits_the_returns_of_play_and_the_dataset_at_once() -> None:
+def test_q_fits_online_and_dataset_returns() -> None:
     learning = Learning(3, q_epochs=60)
     algorithm, batch = learning.algorithm, learning.batch()
     chunk, earned = batch.record["chunk"], torch.zeros(3, 32)
-    earned[-1] = 2 * chunk[-1, :, 0, 0].clamp(-1, 1)  # what the dataset knows nothing of
+    earned[-1] = 2 * chunk[-1, :, 0, 0].clamp(-1, 1)  # not in the dataset
     algorithm.process_rollout(replace(batch, reward=earned))
     last = batch.offline.discount == 0
     obs = {key: value[last] for key, value in batch.offline.obs.items()}
     with torch.no_grad():
-        paid = algorithm.q(obs, batch.offline.chunk[last]).mean(0)
-        played = algorithm.q({key: value[-1] for key, value in batch.obs.items()}, chunk[-1]).mean(0)
+        offline = algorithm.q(obs, batch.offline.chunk[last]).mean(0)
+        online = algorithm.q({key: value[-1] for key, value in batch.obs.items()}, chunk[-1]).mean(0)
     reward = batch.offline.reward[last]
-    assert float(paid[reward > 0].mean() - paid[reward == 0].mean()) > 0.5
-    assert float((played - earned[-1]).square().mean() / earned[-1].var()) < 0.4
+    assert float(offline[reward > 0].mean() - offline[reward == 0].mean()) > 0.5
+    assert float((online - earned[-1]).square().mean() / earned[-1].var()) < 0.4
 
 
-def test_statistics_of_q_follow_what_is_played() -> None:
+def test_q_statistics_follow_the_rollouts() -> None:
     learning = Learning(3, normalization="running", q_epochs=1)
     normalizer = learning.algorithm.q.encoder.normalizer
     before = float(normalizer.count)
@@ -126,7 +126,7 @@ def test_statistics_of_q_follow_what_is_played() -> None:
 
 
 @pytest.mark.parametrize("windows", [1, 4, 10, 512])
-def test_every_decision_of_play_fits_q_however_few_windows_there_are(
+def test_q_trains_on_every_online_decision_for_any_number_of_windows(
     windows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learning, steps = Learning(3, batch_size=16, offline_batch=windows), list[int]()
@@ -154,7 +154,7 @@ def test_corrupted_data_costs_little() -> None:
     assert learning.train(20) > Learning(2, hybrid=False).train(20) - 0.1
 
 
-def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
+def test_losses_are_finite_under_autocast_and_propagate_nan() -> None:
     learning = Learning(3, q_epochs=2)
     with torch.autocast("cpu", torch.bfloat16):
         for _ in range(2):
@@ -170,7 +170,7 @@ def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
     assert math.isnan(metrics["critic/q_loss"]) and math.isnan(metrics["critic/loss"])
 
 
-def test_a_restored_source_draws_the_same_windows_and_plays_the_same_rollout() -> None:
+def test_a_restored_source_gives_the_same_windows_and_rollout() -> None:
     learning = Learning(3)
     replay = Replay(100)
     for step in range(40):

@@ -1,4 +1,4 @@
-"""A run whose algorithm keeps costs below limits may end with less success than it had."""
+"""Test that a run with cost limits does not restore a checkpoint when success drops."""
 
 import pytest
 from played_scores import play_scores
@@ -16,7 +16,7 @@ def run(tmp_path, *settings):
 
 
 @pytest.mark.parametrize("limits, restored", [([1.0], 0), ([], 1)])
-def test_a_constraint_may_cost_success(limits, restored, tmp_path, monkeypatch):
+def test_constrained_runs_do_not_restore_after_a_success_drop(limits, restored, tmp_path, monkeypatch):
     play_scores(monkeypatch, [0.9, 0.2])
     algorithm = ["algorithm=ppo_lagrangian", f"algorithm.costs={['fall'] * len(limits)}", f"algorithm.limits={limits}"]
     trainer = run(tmp_path, *algorithm, "budget.updates=2")

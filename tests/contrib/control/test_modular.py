@@ -1,4 +1,4 @@
-"""The gated modular perceptron: a plain one in the limit, the same as a loop over samples, and contexts that differ."""
+"""Tests of the gated modular MLP: plain MLP in the limit, equality with a loop over samples, and context dependence."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def test_weights_are_shared_and_outputs_differ_with_the_context() -> None:
 
 
 def error(net: nn.Module, modular: bool, seed: int) -> float:
-    """Mean squared error after learning two tasks, which want opposite things of the same features."""
+    """Mean squared error after training on two tasks with different targets for the same features."""
     g = torch.Generator().manual_seed(seed)
-    wanted = torch.randn(2, 3, 6, generator=g)
+    maps = torch.randn(2, 3, 6, generator=g)
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
 
     def loss(count: int) -> Tensor:
         x, task = torch.randn(count, 6, generator=g), torch.randint(2, (count,), generator=g)
         context = torch.eye(2)[task]
-        y = torch.einsum("boi,bi->bo", wanted[task], x).tanh()
+        y = torch.einsum("boi,bi->bo", maps[task], x).tanh()
         out = net(x, context) if modular else net(torch.cat([x, context], 1))
         return (out - y).square().mean()
 
@@ -89,6 +89,6 @@ def test_impossible_sizes_are_refused() -> None:
         ModularMLP(2, (4,), 1, context_dim=1, modules=0)
 
 
-def test_a_misspelt_option_of_the_backbone_is_told() -> None:
+def test_a_misspelt_backbone_option_is_reported() -> None:
     with pytest.raises(UserError, match="Did you mean 'modules'"):
         GaussianConfig(backbone="modular", backbone_options={"modul": 2})

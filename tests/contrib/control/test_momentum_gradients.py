@@ -1,4 +1,4 @@
-"""N-PG-IGT and HARPG: what keeps their averages unbiased, against quadratics, enumeration and finite differences."""
+"""Tests of N-PG-IGT and HARPG: unbiased averages against quadratics, enumeration and finite differences."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_transported_averages_are_the_gradient_of_a_quadratic_at_every_step() ->
         trace.move(average, 0.05, normalized=True)
 
 
-def test_the_first_step_looks_nowhere_and_a_later_one_beyond_the_weights() -> None:
+def test_look_ahead_extrapolates_along_the_last_step() -> None:
     trace = MomentumState(torch.zeros(2))
     trace.move(torch.tensor([0.0, 2.0]), 0.5, normalized=True)
     assert trace.weights.tolist() == [0.0, 0.5]
@@ -116,7 +116,7 @@ def test_the_first_step_has_the_given_length_along_the_policy_gradient(name: str
     assert torch.cosine_similarity(step, gradient, dim=0) == pytest.approx(1.0, abs=1e-5)
 
 
-def test_harpg_carries_its_average_along_the_last_step_before_it_takes_the_new_gradient_in() -> None:
+def test_harpg_transports_its_average_before_adding_the_new_gradient() -> None:
     learner: HARPG = algorithm("harpg", momentum=0.6, normalize_reward=False)
     sampler = tools.sampler_for(learner, 8)
     learner.update(sampler.collect(learner.act))
@@ -145,7 +145,7 @@ def test_harpg_carries_its_average_along_the_last_step_before_it_takes_the_new_g
     assert (learner.trace.weights - trace.weights).norm() == pytest.approx(0.1 * 2 / 3, rel=1e-4)
 
 
-def test_npg_igt_averages_with_a_weight_that_falls() -> None:
+def test_npg_igt_averages_gradients_with_a_decaying_weight() -> None:
     learner: NPGIGT = algorithm("npg_igt", momentum=0.6, normalize_reward=False)
     sampler = tools.sampler_for(learner, 8)
     learner.update(sampler.collect(learner.act))
@@ -156,7 +156,7 @@ def test_npg_igt_averages_with_a_weight_that_falls() -> None:
 
 
 @pytest.mark.parametrize("name", ["npg_igt", "harpg"])
-def test_weights_and_lengths_fall_with_the_updates_and_lengths_with_a_root_where_steps_are_not_normalised(
+def test_averaging_weights_and_step_lengths_follow_their_schedules(
     name: str,
 ) -> None:
     normalised = algorithm(name, step_size=0.3, momentum=0.5)
@@ -169,7 +169,7 @@ def test_weights_and_lengths_fall_with_the_updates_and_lengths_with_a_root_where
 
 
 @pytest.mark.parametrize("name", ["npg_igt", "harpg"])
-def test_a_step_that_is_not_normalised_is_the_average_times_its_length(name: str) -> None:
+def test_an_unnormalised_step_is_the_average_times_the_step_size(name: str) -> None:
     learner = algorithm(name, step_size=0.03, normalize_step=False)
     sampler = tools.sampler_for(learner, 8)
     for length in (0.03, 0.03 * math.sqrt(2 / 3)):
@@ -192,7 +192,7 @@ def test_half_of_the_environments_play_with_what_was_learned() -> None:
         learner.act({"state": torch.zeros(3, 1, 6)})
 
 
-def test_what_is_deployed_is_what_was_learned_not_what_plays() -> None:
+def test_inference_policy_has_the_learned_and_not_the_look_ahead_weights() -> None:
     learner: NPGIGT = algorithm("npg_igt")
     sampler = tools.sampler_for(learner, 8)
     for _ in range(3):
@@ -204,7 +204,7 @@ def test_what_is_deployed_is_what_was_learned_not_what_plays() -> None:
 
 
 def regulated(gains: Tensor, generator: torch.Generator, spread: float) -> tuple[Tensor, Tensor]:
-    """One episode of two masses under feedback with noise, for every row of gains `(S, 2)`: return and score."""
+    """Return and score of one episode of two masses under noisy feedback, for each row of gains `(S, 2)`."""
     noise = torch.randn(11, 2, *gains.shape, generator=generator, dtype=torch.float64)
     place, total, score = noise[0, 0], torch.zeros(len(gains), dtype=torch.float64), torch.zeros_like(gains)
     for push, drift in noise[1:]:
@@ -216,13 +216,13 @@ def regulated(gains: Tensor, generator: torch.Generator, spread: float) -> tuple
 
 
 def regulation(step_size: float, normalize_step: bool, seeds: int = 4) -> Tensor:
-    """Mean returns `(S,)` after 200 single episodes, each the gradient of one step; -21 at the start, -5.6 at best."""
+    """Mean returns `(S,)` after 200 gradient steps of one episode each; -21 at the start, -5.6 at the optimum."""
     learner: NPGIGT = algorithm("npg_igt", step_size=step_size, normalize_step=normalize_step)
     traces = [MomentumState(torch.zeros(2, dtype=torch.float64)) for _ in range(seeds)]
     generator, baseline = torch.Generator().manual_seed(0), torch.full((seeds,), -20.0, dtype=torch.float64)
     for learner.updates in range(200):
-        played = torch.stack([look_ahead(trace, learner.share) for trace in traces])
-        total, score = regulated(played, generator, 0.3)
+        points = torch.stack([look_ahead(trace, learner.share) for trace in traces])
+        total, score = regulated(points, generator, 0.3)
         gradients, baseline = (total - baseline)[:, None] * score, baseline.lerp(total, 0.1)
         for trace, gradient in zip(traces, gradients, strict=True):
             trace.move(trace.direction.lerp(gradient, learner.share), learner.length, normalized=normalize_step)
@@ -230,7 +230,7 @@ def regulation(step_size: float, normalize_step: bool, seeds: int = 4) -> Tensor
     return torch.stack([regulated(weights, torch.Generator().manual_seed(k), 0.0)[0] for k in range(50)]).mean(0)
 
 
-def test_normalised_steps_regulate_over_a_tenfold_range_of_lengths_and_others_diverge_at_ten_times_their_best() -> None:
+def test_only_normalised_steps_tolerate_a_tenfold_range_of_step_sizes() -> None:
     for length in (0.03, 0.3):
         assert float(regulation(length, True).min()) > -18
     assert float(regulation(3e-4, False).min()) > -14

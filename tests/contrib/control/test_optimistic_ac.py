@@ -1,4 +1,4 @@
-"""The optimistic actor-critic: its targets and switches in closed form, a bandit, and its parts on the river swim."""
+"""Tests of the optimistic actor-critic: closed-form targets and switches, a bandit, and its parts on river swim."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def test_every_member_aims_at_its_own_best_chunk() -> None:
         chunks = algorithm.candidates(data)
         each = torch.stack([algorithm.target_critic(data.next_obs, chunks[:, c]) for c in range(7)], -1)
     assert chunks.shape == (16, 7, 2, 1) and float(chunks.abs().max()) <= 1
-    assert float(chunks[:, 1:].min()) < -0.8 and float(chunks[:, 1:].max()) > 0.8  # all over the bounds
+    assert float(chunks[:, 1:].min()) < -0.8 and float(chunks[:, 1:].max()) > 0.8  # candidates cover the bounds
     torch.testing.assert_close(found, data.reward + 0.9 * each.amax(-1))
 
 
-def test_the_bellman_error_is_that_of_the_optimistic_value() -> None:
+def test_bellman_error_uses_the_optimistic_value() -> None:
     algorithm, data = optimistic(), bandit(16, discount=0.9)
     with torch.no_grad():
         chunks = algorithm.candidates(data)
@@ -68,7 +68,7 @@ def test_the_bellman_error_is_that_of_the_optimistic_value() -> None:
         torch.testing.assert_close(bellman_error(algorithm.critic, data, chunks, 1.0), expected)
 
 
-def test_the_actor_climbs_the_kept_critic_and_no_other() -> None:
+def test_actor_maximises_only_the_kept_critic() -> None:
     algorithm, data = optimistic(factor=1e9), bandit()
     for _ in range(3):
         algorithm.update(bandit())
@@ -129,7 +129,7 @@ def test_a_resumed_run_ends_with_the_same_weights(bins: int) -> None:
     )
 
 
-def test_what_it_cannot_do_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"quantile": 0.0}, r"quantile must lie in \(0, 1\]"),
         ({"candidates": 0}, "candidates must be at least 1"),
@@ -145,7 +145,7 @@ def test_what_it_cannot_do_is_refused() -> None:
         OptimisticAC(OptimisticACConfig(), flow(), total_updates=1)
 
 
-# The river swim: six places, the current runs to the left, where there is a little; all lies at the right end.
+# River swim: six states with a leftward current, a small reward at the left end and a large one at the right end.
 
 PLACES, LENGTH, GAMMA = 6, 40, 0.95
 MOVE = torch.zeros(PLACES, 2, PLACES)
@@ -173,7 +173,7 @@ def best() -> float:
 
 
 def swim(policy: Tensor, counts: Tensor, generator: torch.Generator) -> None:
-    """Play one episode and count `(PLACES, 2, PLACES)` where it led."""
+    """Run one episode and add its transitions to `counts` `(PLACES, 2, PLACES)`."""
     place = 0
     for _ in range(LENGTH):
         action = int(torch.multinomial(policy[place], 1, generator=generator))
@@ -183,7 +183,7 @@ def swim(policy: Tensor, counts: Tensor, generator: torch.Generator) -> None:
 
 
 def fitted(counts: Tensor, prior: Tensor, table: Tensor, ahead: Callable[[Tensor], Tensor]) -> Tensor:
-    """Tables `(M, PLACES, 2)` after sweeps of Bellman backups, every prior counting as one visit."""
+    """Tables `(M, PLACES, 2)` after sweeps of Bellman backups; each prior counts as one visit."""
     visits = counts.sum(2)
     for _ in range(30):
         total = visits * EARNED + GAMMA * torch.einsum("sap,mp->msa", counts, ahead(table))
@@ -192,14 +192,14 @@ def fitted(counts: Tensor, prior: Tensor, table: Tensor, ahead: Callable[[Tensor
 
 
 def excess(table: Tensor, counts: Tensor) -> float:
-    """Mean squared Bellman error of a table `(PLACES, 2)` on what was counted."""
+    """Mean squared Bellman error of a table `(PLACES, 2)` on the counted transitions."""
     visits = counts.sum(2)
     after = torch.einsum("sap,p->sa", counts, table.amax(1)) / visits.clamp(min=1)
     return float(((table - EARNED - GAMMA * after).square() * visits).sum() / visits.sum())
 
 
 def sharpened(logits: Tensor, table: Tensor) -> Tensor:
-    """Exponential weights climb a table."""
+    """Exponential-weights update of the logits with a table."""
     logits = logits + 20 * table
     return logits - logits.amax(1, keepdim=True)
 
@@ -240,7 +240,7 @@ def test_optimism_and_resets_swim_up_the_river_where_epsilon_greedy_does_not() -
     right = torch.tensor([[0.0, 1.0]]).expand(PLACES, 2)
     assert worth(right) == pytest.approx(best(), rel=1e-4) and best() > 10 * worth(right.flip(1))
     enough, limit, seeds = 0.95 * best(), 50, range(4)
-    hopeful = [episodes_of_optimism(seed, enough, limit) for seed in seeds]
-    assert max(hopeful) < limit
-    assert sum(hopeful) < sum(episodes_of_epsilon_greedy(seed, enough, limit) for seed in seeds) / 2
-    assert sum(hopeful) < sum(episodes_of_optimism(seed, enough, limit, quantile=0.5) for seed in seeds) / 2
+    optimism = [episodes_of_optimism(seed, enough, limit) for seed in seeds]
+    assert max(optimism) < limit
+    assert sum(optimism) < sum(episodes_of_epsilon_greedy(seed, enough, limit) for seed in seeds) / 2
+    assert sum(optimism) < sum(episodes_of_optimism(seed, enough, limit, quantile=0.5) for seed in seeds) / 2

@@ -1,4 +1,4 @@
-"""PMOE: the frequency loss, whose gradient goes where, the soft target, resume, and a bandit with two optima."""
+"""Tests of PMOE: frequency loss, gradient routing, soft target, checkpoints, and a bandit with two optima."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def peaks(action: Tensor) -> Tensor:
     return torch.exp(-((action.squeeze(1).abs() - 0.7) / 0.2).square())
 
 
-def played(rows: int, **settings: Any) -> Any:
+def random_batch(rows: int, **settings: Any) -> Any:
     return batch(torch.rand(rows, 2, 1) * 2 - 1, peaks, **settings)
 
 
@@ -56,7 +56,7 @@ def test_the_frequency_loss_is_least_where_the_router_equals_the_frequencies() -
 
 def test_only_the_best_expert_is_improved_and_the_router_learns_from_the_frequency_alone() -> None:
     algorithm = pmoe(router_coef=0.0)
-    data = played(64)
+    data = random_batch(64)
 
     def gradients(coefficient: float) -> tuple[Tensor, Tensor, Tensor]:
         generator = torch.Generator().manual_seed(0)
@@ -79,7 +79,7 @@ def test_only_the_best_expert_is_improved_and_the_router_learns_from_the_frequen
 
 def test_the_target_is_the_soft_value_of_the_expert_the_router_draws() -> None:
     algorithm = pmoe(temperature=0.3)
-    data = played(256, discount=0.9)
+    data = random_batch(256, discount=0.9)
     state = algorithm.generator.get_state()
     target = algorithm.target(data)
     algorithm.generator.set_state(state)
@@ -88,14 +88,14 @@ def test_the_target_is_the_soft_value_of_the_expert_the_router_draws() -> None:
     choices = data.reward[:, None] + 0.9 * (values - 0.3 * logp)  # (B, M)
     distance = (choices - target[:, None]).abs()
     assert float(distance.detach().min(1).values.max()) < 1e-5
-    drawn = torch.bincount(distance.argmin(1), minlength=3) / 256
-    assert float((drawn - log_weight.exp().mean(0)).abs().max().detach()) < 0.1
+    frequency = torch.bincount(distance.argmin(1), minlength=3) / 256
+    assert float((frequency - log_weight.exp().mean(0)).abs().max().detach()) < 0.1
 
 
-def test_the_actor_climbs_the_highest_of_the_least_values_of_its_experts() -> None:
-    algorithm, data = pmoe(router_coef=2.0), played(64)
+def test_actor_maximises_the_expert_with_the_highest_minimum_value() -> None:
+    algorithm, data = pmoe(router_coef=2.0), random_batch(64)
     spec = algorithm.policy.spec
-    assert algorithm.target_entropy == -spec.action_horizon * spec.action_dim  # what is not executed costs nothing
+    assert algorithm.target_entropy == -spec.action_horizon * spec.action_dim  # executed actions only
     generator = seeded(algorithm)
     policy, critic = algorithm.policy, algorithm.critic
     loss, info = actor_loss(policy, critic, data.obs, torch.tensor(0.3), 2.0, algorithm.generator)
@@ -108,11 +108,11 @@ def test_the_actor_climbs_the_highest_of_the_least_values_of_its_experts() -> No
     torch.testing.assert_close(loss, (0.3 * densities - values)[rows, best].mean() + 2 * wrong)
 
 
-def test_the_actor_step_leaves_the_critic_alone() -> None:
+def test_actor_step_does_not_change_the_critic() -> None:
     algorithm = pmoe()
     before = copy.deepcopy([algorithm.critic.state_dict(), algorithm.target_critic.state_dict()])
     policy = copy.deepcopy(algorithm.policy.state_dict())
-    algorithm.actor_step(played(64))
+    algorithm.actor_step(random_batch(64))
     after = [algorithm.critic.state_dict(), algorithm.target_critic.state_dict()]
     assert all(torch.equal(a[key], b[key]) for a, b in zip(before, after, strict=True) for key in a)
     assert any(not torch.equal(policy[key], value) for key, value in algorithm.policy.state_dict().items())
@@ -122,11 +122,11 @@ def test_the_actor_step_leaves_the_critic_alone() -> None:
 
 def learn(algorithm: PMOE, updates: int = 150) -> None:
     for _ in range(updates):
-        algorithm.update(played(128))
+        algorithm.update(random_batch(128))
 
 
 def shares(policy: MixturePolicy) -> list[float]:
-    """Share of draws near each optimum."""
+    """Fraction of samples near each optimum."""
     action = first_actions(policy, 2000, deterministic=False)
     return [float(((action - optimum).abs() < 0.25).float().mean()) for optimum in (-0.7, 0.7)]
 
@@ -144,34 +144,34 @@ def test_experts_cover_both_optima_where_one_gaussian_keeps_to_one() -> None:
 
 def test_the_deployed_policy_survives_a_checkpoint(tmp_path: Path) -> None:
     algorithm = pmoe()
-    metrics = algorithm.update(played(128))
+    metrics = algorithm.update(random_batch(128))
     assert {"actor/router_loss", "actor/router_entropy", "actor/entropy", "actor/expert_entropy"} <= set(metrics)
     save_checkpoint(
-        tmp_path / "checkpoint", algorithm.inference_policy(), task="toy/point_mass", obs_sample=played(4).obs
+        tmp_path / "checkpoint", algorithm.inference_policy(), task="toy/point_mass", obs_sample=random_batch(4).obs
     )
     assert verify_checkpoint(tmp_path / "checkpoint").ok
     again, _ = load_policy(tmp_path / "checkpoint")
     torch.testing.assert_close(first_actions(again), first_actions(algorithm.policy))
 
 
-def test_exploration_before_learning_is_uniform_over_the_bounds() -> None:
+def test_warmup_actions_are_uniform_over_the_bounds() -> None:
     chunk = pmoe().warmup_action({"state": torch.zeros(5000, 1, 2)}, generator=torch.Generator().manual_seed(0)).chunk
     assert float(chunk.abs().max()) <= 1 and float(chunk.std()) == pytest.approx(1 / math.sqrt(3), abs=0.02)
 
 
-def test_losses_work_under_autocast_and_show_a_nan() -> None:
+def test_losses_are_finite_under_autocast_and_propagate_nan() -> None:
     algorithm = pmoe()
     with torch.autocast("cpu", torch.bfloat16):
         loss, _ = actor_loss(
-            algorithm.policy, algorithm.critic, played(32).obs, torch.tensor(0.1), 1.0, algorithm.generator
+            algorithm.policy, algorithm.critic, random_batch(32).obs, torch.tensor(0.1), 1.0, algorithm.generator
         )
-        critic, _ = algorithm.critic_loss(played(32))
+        critic, _ = algorithm.critic_loss(random_batch(32))
     assert bool(loss.isfinite() & critic.isfinite())
     broken = batch(torch.rand(32, 2, 1), lambda action: action.squeeze(1) * float("nan"))
     assert bool(algorithm.critic_loss(broken)[0].isnan())
 
 
-def test_other_policies_are_refused_with_the_way_out() -> None:
+def test_other_policies_are_refused_with_a_hint() -> None:
     for policy in (gaussian(), flow(), mixture(squash=False)):
         with pytest.raises(UserError, match="policy=squashed_mixture"):
             make_algorithm("pmoe", PMOEConfig(), policy, total_updates=1)

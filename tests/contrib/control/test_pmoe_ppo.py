@@ -1,4 +1,4 @@
-"""PMOE on rollouts: which part of the loss moves the router, the density in the ratio, Q, resume, and two optima."""
+"""Tests of PMOE on rollouts: router gradient, initial ratio, the Q function, and a bandit with two optima."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def learner(seed: int = 0, **config: Any) -> PMOEPPO:
     return PMOEPPO(PMOEPPOConfig(**(FAST | config)), policy, total_updates=100)
 
 
-def played(algorithm: PMOEPPO, rows: int = 256) -> Rollout:
+def rollout_of(algorithm: PMOEPPO, rows: int = 256) -> Rollout:
     """Episodes of one decision."""
     obs = {"state": torch.rand(rows, 1, 2) * 2 - 1}
     sample = algorithm.act(obs)
@@ -37,7 +37,7 @@ def played(algorithm: PMOEPPO, rows: int = 256) -> Rollout:
 
 
 def rows_of(algorithm: PMOEPPO) -> RolloutBatch:
-    return super(PMOEPPO, algorithm).process_rollout(played(algorithm))
+    return super(PMOEPPO, algorithm).process_rollout(rollout_of(algorithm))
 
 
 class Always(nn.Module):
@@ -65,7 +65,7 @@ def test_the_ratio_of_fresh_data_is_one_and_the_frequency_moves_the_router_alone
 
 def test_q_learns_what_each_action_is_worth() -> None:
     algorithm = learner(q_epochs=60)
-    algorithm.update(played(algorithm))
+    algorithm.update(rollout_of(algorithm))
     obs = {"state": torch.zeros(1, 1, 2)}
     actions = torch.linspace(-0.9, 0.9, 19)
     values = algorithm.q.candidate_values(obs, actions.view(1, -1, 1, 1).expand(1, 19, 2, 1)).detach().flatten()
@@ -75,12 +75,12 @@ def test_q_learns_what_each_action_is_worth() -> None:
 def test_experts_learn_the_optima_and_the_router_keeps_those_that_are_good() -> None:
     algorithm = learner()
     for _ in range(30):
-        metrics = algorithm.update(played(algorithm))
-    assert sum(shares(algorithm.policy)) > 0.9  # equal optima: one or both
+        metrics = algorithm.update(rollout_of(algorithm))
+    assert sum(shares(algorithm.policy)) > 0.9  # the optima are equal: one or both
     assert {"actor/router_loss", "actor/router_entropy", "critic/q_loss"} <= set(metrics)
 
 
-def test_what_it_cannot_train_is_refused() -> None:
+def test_unsupported_policies_and_settings_are_refused() -> None:
     for policy in (gaussian(), flow()):
         with pytest.raises(UserError, match="policy=mixture"):
             make_algorithm("pmoe_ppo", PMOEPPOConfig(), policy, total_updates=1)

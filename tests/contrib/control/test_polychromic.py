@@ -1,4 +1,4 @@
-"""Polychromic PPO: sets by hand, an unbiased gradient, windows, resume, and a bandit whose good arms all survive."""
+"""Tests of polychromic PPO: hand-computed sets, an unbiased gradient, windows, and a bandit with several good arms."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def test_a_set_is_worth_its_mean_return_times_the_share_of_different_ways() -> N
     triples = torch.tensor([[0, 1, 2], [0, 2, 3]])
     torch.testing.assert_close(set_values(returns, ways, triples), torch.tensor([[0.5 * 2 / 3, 2 / 3 * 1.0]]))
     same = torch.zeros(1, 4).long()
-    assert not bool(set_advantage(returns, same, 2).any())  # one way is worth nothing, whatever it earns
+    assert not bool(set_advantage(returns, same, 2).any())  # identical ways have no advantage at any return
 
 
 def test_the_gradient_of_the_set_advantage_is_that_of_the_expected_value_of_a_set() -> None:
-    """Enumerates all draws of three vines from a policy of three arms; sets have two members."""
+    """Enumerates all samples of three vines from a policy over three arms; sets have two members."""
     worth = torch.tensor([0.9, 0.6, 0.1], dtype=torch.float64)
     logits = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
     pair = torch.tensor([[0, 1]])
@@ -77,18 +77,18 @@ def test_the_gradient_of_the_set_advantage_is_that_of_the_expected_value_of_a_se
     torch.testing.assert_close(torch.autograd.grad(estimate, logits)[0], expected)
 
 
-def test_ways_are_sets_of_cells_of_what_was_played() -> None:
+def test_ways_are_sets_of_visited_cells() -> None:
     one = torch.tensor([[[0.2], [5.0]], [[1.5], [6.0]], [[0.7], [9.0]]])  # (3, 2, 1): cells {0, 1} and {5, 6, 9}
     other = torch.tensor([[[1.1], [5.5]], [[0.3], [6.5]]])  # {0, 1} and {5, 6}
-    played = [torch.tensor([[True, True], [True, True], [True, False]]), torch.ones(2, 2, dtype=torch.bool)]
-    ways = visited_sets([one, other], played)
+    valid = [torch.tensor([[True, True], [True, True], [True, False]]), torch.ones(2, 2, dtype=torch.bool)]
+    ways = visited_sets([one, other], valid)
     assert ways[0, 0] == ways[1, 0] and ways[0, 1] == ways[1, 1] and ways[0, 0] != ways[0, 1]
-    played[0][2, 1] = True
-    assert len(visited_sets([one, other], played)[:, 1].unique()) == 2
+    valid[0][2, 1] = True
+    assert len(visited_sets([one, other], valid)[:, 1].unique()) == 2
 
 
 def entropy_and_worst(polychromic: bool, seed: int) -> tuple[float, float, float]:
-    """A bandit with three nearly equal good arms of five: entropy, least good arm, success."""
+    """Entropy, lowest good-arm probability and success on a bandit with three nearly equal good arms of five."""
     generator = torch.Generator().manual_seed(seed)
     worth, logits = torch.tensor([1.0, 0.98, 0.96, 0.0, 0.0]), torch.zeros(5, requires_grad=True)
     optimizer = torch.optim.Adam([logits], lr=0.05)
@@ -116,8 +116,8 @@ def test_windows_learn_from_sets_and_all_else_from_gae() -> None:
     algorithm = learner()
     batch = sampler_for(algorithm).collect(algorithm.act)
     rows = algorithm.process_rollout(batch)
-    played = sum(int(vine.valid.sum()) for vine in batch.branches)
-    assert len(rows) == 30 + played
+    num_valid = sum(int(vine.valid.sum()) for vine in batch.branches)
+    assert len(rows) == 30 + num_valid
     _, info = algorithm.loss(rows, log_stats=True)
     assert float(info["approx_kl"]) == pytest.approx(0.0, abs=1e-9)
     shared = algorithm.advantages(batch.branches)
@@ -131,7 +131,7 @@ def test_windows_learn_from_sets_and_all_else_from_gae() -> None:
     assert float(rest.mean()) == pytest.approx(0, abs=1e-5) and float(rest.std()) == pytest.approx(1, abs=1e-5)
 
 
-def test_what_departs_from_the_policy_that_played_costs_its_kl() -> None:
+def test_kl_coef_penalises_divergence_from_the_rollout_policy() -> None:
     free, bound = learner(kl_coef=0.0), learner(kl_coef=0.5)
     rows = free.process_rollout(sampler_for(free).collect(free.act))
     rows = replace(rows, logp=rows.logp - 0.3)  # all ratios are exp(0.3)
@@ -146,7 +146,7 @@ def test_what_departs_from_the_policy_that_played_costs_its_kl() -> None:
     tools.assert_close([b - a for a, b in zip(*slopes, strict=True)], back)
 
 
-def test_advantages_belong_to_their_vines() -> None:
+def test_advantages_are_assigned_to_their_vines() -> None:
     algorithm = learner(branches=3)
     batch = sampler_for(algorithm).collect(algorithm.act)
     found = algorithm.advantages(batch.branches)
@@ -160,7 +160,7 @@ def test_advantages_belong_to_their_vines() -> None:
         torch.testing.assert_close(found[3 * fork : 3 * fork + 3, env], expected)
 
 
-def test_settings_that_make_no_sets_are_refused() -> None:
+def test_settings_without_valid_sets_are_refused() -> None:
     settings: list[dict[str, Any]] = [
         {"set_size": 4},
         {"set_size": 1},

@@ -1,4 +1,4 @@
-"""PPO under constraints: the surrogate by hand, multipliers that rise and fall, and a limit that holds."""
+"""Tests of PPO-Lagrangian: hand-computed surrogate, multiplier updates, and a satisfied cost limit."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def learner(seed: int = 0, spec: PolicySpec | None = None, **config: Any) -> PPO
 
 
 def with_energy(batch: Rollout, algorithm: PPOLagrangian) -> Rollout:
-    """The rollout of a task that punishes energy, as one part of its reward."""
+    """The rollout with an energy penalty as one part of its reward."""
     part = -batch.record["raw"].square().flatten(2).mean(-1)
     return replace(batch, reward=batch.reward + part, terms={"energy": part})
 
 
-def played(algorithm: PPOLagrangian) -> Rollout:
+def energy_rollout(algorithm: PPOLagrangian) -> Rollout:
     return with_energy(tools.sampler_for(algorithm).collect(algorithm.act), algorithm)
 
 
@@ -50,7 +50,7 @@ LINE = {
 
 
 def line_rollout(algorithm: Any, rows: int = 256) -> Rollout:
-    """One decision per episode: the reward is largest at 2, the cost of an action its square."""
+    """One decision per episode: the reward is maximal at action 2, and the cost is the squared action."""
     obs = {"state": torch.zeros(1, rows, 1, 1)}
     sample = algorithm.act({"state": obs["state"][0]}, generator=algorithm.generator)
     action, end = sample.chunk[None, :, 0, 0], torch.ones(1, rows, dtype=torch.bool)
@@ -69,15 +69,15 @@ def line_rollout(algorithm: Any, rows: int = 256) -> Rollout:
     )
 
 
-def test_the_surrogate_by_hand() -> None:
-    advantage = torch.tensor([[-1.0, -4.0, 6.0], [2.0, 0.0, -1.0]])  # of minus two costs, and of the rest
+def test_surrogate_equals_the_hand_computed_value() -> None:
+    advantage = torch.tensor([[-1.0, -4.0, 6.0], [2.0, 0.0, -1.0]])  # two negative costs, then the other reward
     assert lagrangian(advantage, torch.tensor([1.0, 0.5])).tolist() == pytest.approx(
         [(6 - 1 - 2) / 2.5, (-1 + 2) / 2.5]
     )
     assert lagrangian(advantage, torch.zeros(2)).tolist() == [6.0, -1.0]  # no constraint is active
 
 
-def test_costs_are_added_up_over_rollouts_until_an_episode_ends() -> None:
+def test_episode_costs_accumulate_across_rollouts() -> None:
     costs = EpisodeCosts()
 
     def of(*values: float) -> Tensor:
@@ -108,7 +108,7 @@ def test_the_multiplier_grows_with_the_costs_and_falls_to_zero_without() -> None
     assert found[2] < found[0] < found[1]
 
 
-def test_costs_are_added_up_without_discount_within_chunks() -> None:
+def test_costs_are_summed_without_discount_within_chunks() -> None:
     sim = ChunkedSim(make_sim("half_cheetah", SimOptions(num_envs=2)), action_horizon=5, gamma=0.5)
     spec = PolicySpec(
         {"state": sim.sim.spec.observation["state"].shape}, sim.sim.spec.action_dim, horizon=5, action_horizon=5
@@ -116,35 +116,35 @@ def test_costs_are_added_up_without_discount_within_chunks() -> None:
     policy = GaussianPolicy(GaussianConfig(hidden=(8,), normalization="identity"), spec)
     algorithm = PPOLagrangian(PPOLagrangianConfig(costs=("ctrl",), limits=(1.0,)), policy, total_updates=1)
     batch = RolloutSampler(sim, decisions=3, seed=0).collect(algorithm.act)
-    played = batch.record["raw"].clamp(-1, 1)  # (T, N, H, A)
-    expected = 0.1 * played.square().sum((2, 3))
+    executed = batch.record["raw"].clamp(-1, 1)  # (T, N, H, A)
+    expected = 0.1 * executed.square().sum((2, 3))
     torch.testing.assert_close(algorithm.costs(batch)[..., 0], expected, rtol=1e-4, atol=1e-6)
     assert bool((-batch.terms["ctrl"] < 0.5 * expected).all())  # discounted, as the reward is
 
 
-def test_without_costs_rows_are_those_of_ppo() -> None:
+def test_without_costs_rows_equal_ppo_rows() -> None:
     algorithm = learner(costs=(), limits=())
-    batch = played(algorithm)
+    batch = energy_rollout(algorithm)
     rows = algorithm.process_rollout(batch)
     plain = compute_advantages(batch, algorithm.critic, gamma=0.99, gae_lambda=0.95)
     torch.testing.assert_close(rows.advantage, plain.advantage, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(rows.value_target[:, 0], plain.value_target, rtol=1e-4, atol=1e-5)
 
 
-def test_penalties_that_are_constraints_leave_the_reward() -> None:
+def test_constrained_penalties_are_removed_from_the_reward() -> None:
     algorithm = learner()
-    batch = played(algorithm)
+    batch = energy_rollout(algorithm)
     parts = algorithm.rewards(batch)
     torch.testing.assert_close(parts[..., 1], batch.reward - batch.terms["energy"])
     idle = learner(limits=(1e9,))
-    rows = idle.process_rollout(batch)  # no multiplier: the advantage is that of the reward without the penalty
+    rows = idle.process_rollout(batch)  # multiplier 0: the advantage excludes the penalty
     plain = replace(batch, reward=batch.reward - batch.terms["energy"])
     values = compute_advantages(plain, lambda obs: idle.critic.by_term(obs)[:, 1], gamma=0.99, gae_lambda=0.95)
     torch.testing.assert_close(rows.advantage, values.advantage, rtol=1e-4, atol=1e-5)
 
 
 def test_the_limit_holds_where_ppo_would_break_it() -> None:
-    """The best action within the limit is where its square, with the noise of the policy, is 0.5; without, it is 2."""
+    """Within the limit, the best action has mean square 0.5, including noise; without it, the best action is 2."""
     settings = SETTINGS | {"epochs": 3, "lr": 1e-2, "batch_size": 128, "normalize_reward": False}
     bound = learner(spec=tools.LINE, multiplier_lr=0.2, **settings)
     torch.manual_seed(0)
@@ -163,9 +163,9 @@ def test_the_limit_holds_where_ppo_would_break_it() -> None:
     assert float(-line_rollout(free).terms["energy"].mean()) > 2.0
 
 
-def test_costs_that_are_none_are_refused() -> None:
+def test_invalid_costs_are_refused() -> None:
     algorithm = learner()
-    batch = played(algorithm)
+    batch = energy_rollout(algorithm)
     with pytest.raises(UserError, match="never exceeds 0, but 'energy' does"):
         algorithm.update(replace(batch, terms={"energy": -batch.terms["energy"]}))
     with pytest.raises(UserError, match=r"'energy'.*success"):

@@ -1,4 +1,4 @@
-"""PROPS: pushed play makes small samples look on-policy, and PPO's invariants hold on kept rollouts."""
+"""Tests of PROPS: the behaviour policy reduces the sampling error, and PPO's invariants hold on kept rollouts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 
 
 def rollout_of(obs: dict[str, Tensor], record: dict[str, Tensor], steps: int) -> Rollout:
-    """A rollout of so many steps of which only what was seen and decided `(B, ...)` matters."""
+    """A rollout of `steps` steps of which only the observations and records `(B, ...)` matter."""
     split = lambda tree: {key: value.unflatten(0, (steps, -1)) for key, value in tree.items()}  # noqa: E731
     seen, decided = split(obs), split(record)
     none = torch.zeros(next(iter(seen.values())).shape[:2])
@@ -43,7 +43,7 @@ def constant(num: int) -> dict[str, Tensor]:
 
 
 def error_of(decisions: int, envs: int, pushed: bool, seed: int) -> float:
-    """Sampling error of as many kept decisions of the policy and new ones, in one state: there it has a closed form."""
+    """Sampling error of `decisions` kept and as many new decisions in one state, where it has a closed form."""
     torch.manual_seed(seed)
     policy = GaussianPolicy(GaussianConfig(), PolicySpec({"state": (3,)}, 2))
     rounds, generator = decisions // envs, torch.Generator().manual_seed(seed)
@@ -73,7 +73,7 @@ MOVES = torch.tensor([[0, 1], [0, -1], [1, 0], [-1, 0]])
 
 
 class Table(Policy):
-    """One of four moves in every numbered cell, with the probabilities of a table of logits `(C, 4)`."""
+    """A tabular policy over four moves per numbered cell, with logits `(C, 4)`."""
 
     name = "table"
 
@@ -99,7 +99,7 @@ class Table(Policy):
 
 
 def errors_on_a_grid(decisions: int, pushed: bool) -> Tensor:
-    """Sampling errors `(SEEDS,)` of walks by a fixed policy; each has a grid, and cells of the table, of its own."""
+    """Sampling errors `(SEEDS,)` of a fixed policy; each seed has its own grid and its own cells of the table."""
     torch.manual_seed(0)
     table = Table(0.7 * torch.randn(SEEDS * SIDE**2, 4))
     learner = PROPS(PROPSConfig(behaviour=BehaviourConfig(every=16, lr=0.1)), table, total_updates=1)
@@ -118,7 +118,7 @@ def errors_on_a_grid(decisions: int, pushed: bool) -> Tensor:
 
 
 @pytest.mark.parametrize(("decisions", "plain", "pushed", "wins"), [(128, 0.26, 0.20, 8), (512, 0.085, 0.036, 10)])
-def test_on_a_grid_pushed_play_has_the_sampling_error_that_was_measured_for_the_method(
+def test_sampling_error_on_a_grid_matches_the_measured_values(
     decisions: int, plain: float, pushed: float, wins: int
 ) -> None:
     by_play, by_push = (errors_on_a_grid(decisions, push) for push in (False, True))
@@ -134,14 +134,14 @@ def test_a_push_is_as_large_as_the_gap() -> None:
     mean, _ = learner.policy.distribution(constant(1))
     for share in (0.05, 0.2):
         raw = mean.detach() + torch.randn(4000, 1, 2)
-        raw = raw - raw.mean(0) + mean.detach()[0] + share / 2  # the kept are this far off
+        raw = raw - raw.mean(0) + mean.detach()[0] + share / 2  # offset of the kept actions
         learner.kept_batches = [rollout_of(constant(4000), {"raw": raw}, 4)]
         learner._update_behavior_policy(2000)
         moved = learner.behavior_policy.distribution(constant(1))[0] - mean
         torch.testing.assert_close(moved.detach(), torch.full((1, 1, 2), -share), rtol=0.5, atol=0.02)
 
 
-def test_the_copy_is_held_by_the_divergence_of_the_policy_from_it() -> None:
+def test_behaviour_policy_is_regularised_by_the_forward_kl() -> None:
     settings = BehaviourConfig(lr=0.03, steps=5, bound=0.9, kl_coef=0.01, target_kl=10.0)
     learner: PROPS = algorithm(num_kept_batches=2, behaviour=settings)
     learner.policy = GaussianPolicy(GaussianConfig(hidden=()), PolicySpec({"state": (3,)}, 2))
@@ -186,7 +186,7 @@ def test_every_ratio_of_kept_and_new_decisions_starts_at_one() -> None:
     assert len(rows) == 2 * 16 * 8
     _, info = learner.loss(rows, log_stats=True)
     assert float(info["ratio_max"]) < 1e-5
-    assert not torch.allclose(rollout.logp.flatten(0, 1), rows.logp[-16 * 8 :])  # it was played by the pushed copy
+    assert not torch.allclose(rollout.logp.flatten(0, 1), rows.logp[-16 * 8 :])  # the behaviour policy collected it
 
 
 def test_kept_decisions_have_the_advantages_of_their_own_rollout() -> None:
@@ -206,7 +206,7 @@ def test_kept_decisions_have_the_advantages_of_their_own_rollout() -> None:
         torch.testing.assert_close(getattr(rows, name), torch.cat([getattr(part, name) for part in scored]))
 
 
-def test_the_copy_plays_stays_near_the_policy_and_leaves_it_alone() -> None:
+def test_behaviour_policy_acts_near_the_unchanged_policy() -> None:
     learner: PROPS = algorithm(num_kept_batches=2, behaviour=BehaviourConfig(target_kl=0.02))
     sampler = tools.sampler_for(learner, 8)
     learner.update(sampler.collect(learner.act))

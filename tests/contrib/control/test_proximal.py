@@ -1,4 +1,4 @@
-"""BPO, MDPO and TA-LPO against their closed forms, and what they share with PPO."""
+"""Tests of BPO, MDPO and TA-LPO against closed forms and PPO."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_median_loss_is_least_where_half_of_the_mass_lies_above() -> None:
 def test_the_trained_median_normalises_the_targets_of_skewed_returns_and_the_value_does_not() -> None:
     learner: BPO = algorithm("bpo")
     heavy = torch.randn(4096, generator=torch.Generator().manual_seed(0)).exp()
-    returns = (heavy - heavy.mean()) / heavy.std()  # spread 1, as those of normalised rewards
+    returns = (heavy - heavy.mean()) / heavy.std()  # standard deviation 1, like normalised returns
     obs, zero = {"state": torch.zeros(len(returns), 1, 6)}, torch.zeros(len(returns))
     rows = RolloutBatch(obs, {}, zero[:, None], zero, returns, zero)
     optimizer = torch.optim.Adam([*learner.median.parameters(), *learner.critic.parameters()], lr=3e-3)
@@ -103,20 +103,20 @@ def assert_same_gradient(loss: Tensor, expected: Tensor, learner: PPO) -> None:
     tools.assert_close(tools.gradient(loss, parameters), tools.gradient(expected, parameters))
 
 
-def test_mdpo_follows_the_advantage_times_its_step_less_the_log_ratio() -> None:
+def test_mdpo_gradient_is_the_scaled_advantage_minus_the_log_ratio() -> None:
     learner: MDPO = algorithm("mdpo", step_size=0.5)
     rows = rows_of(learner)
     logp = learner.policy.decisions(rows.obs, rows.record).logp.sum(1)
     advantage = 0.5 * normalize(rows.advantage)
     loss, _ = learner.loss(rows, log_stats=False)
     assert_same_gradient(loss, -(advantage * logp).mean(), learner)
-    moved = replace(rows, logp=rows.logp - 0.3)  # all ratios are exp(0.3), of which the KL pulls back 0.3
+    moved = replace(rows, logp=rows.logp - 0.3)  # all ratios are exp(0.3); the KL subtracts 0.3
     loss, _ = learner.loss(moved, log_stats=False)
     assert_same_gradient(loss, ((0.3 - advantage) * math.exp(0.3) * logp).mean(), learner)
 
 
 def divergence(learner: Any, rollout: Rollout) -> float:
-    """Mean KL of the policy after an update to the one before, in the states of the rollout."""
+    """Mean KL from the policy after an update to the policy before it, in the states of the rollout."""
     obs = flatten(rollout.obs)
     old = copy.deepcopy(learner.policy)
     metrics = learner.update(rollout)
@@ -129,7 +129,7 @@ def divergence(learner: Any, rollout: Rollout) -> float:
     return float(apart.flatten(1).sum(1).mean())
 
 
-def test_the_kl_of_an_update_of_mdpo_falls_as_training_proceeds() -> None:
+def test_mdpo_update_kl_decreases_during_training() -> None:
     found = []
     for done in (0, 10, 15, 19):
         learner: MDPO = algorithm("mdpo", epochs=40, batch_size=256, lr=3e-3, lr_schedule="constant")
@@ -139,7 +139,7 @@ def test_the_kl_of_an_update_of_mdpo_falls_as_training_proceeds() -> None:
     assert [kl / found[0] for kl in found[1:]] == pytest.approx([0.5**2, 0.25**2, 0.05**2], rel=0.4)
 
 
-def test_on_the_same_rollout_bpo_moves_the_policy_about_as_far_as_ppo_does() -> None:
+def test_bpo_and_ppo_updates_have_similar_kl_on_the_same_rollout() -> None:
     bpo, ppo = (algorithm(name, epochs=10, lr=1e-3) for name in ("bpo", "ppo"))
     rollout = tools.sampler_for(bpo).collect(bpo.act)
     by_bpo, by_ppo = (divergence(learner, rollout) for learner in (bpo, ppo))
@@ -167,7 +167,7 @@ def test_the_drift_of_ta_lpo_narrows_with_the_budget_and_resumes() -> None:
     sampler = tools.sampler_for(learner)
     for _ in range(2):
         metrics = learner.update(sampler.collect(learner.act))
-    assert metrics["actor/drift_width"] == pytest.approx(0.8)  # of the last update; what comes after is final
+    assert metrics["actor/drift_width"] == pytest.approx(0.8)  # of the last update; the next value is final
     assert learner.estimator.controllers["alpha"].value == pytest.approx(0.4)
 
 
@@ -188,11 +188,11 @@ NAMES = ("bpo", "mdpo", "ta_lpo")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_running_statistics_move_when_the_epochs_are_over(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_statistics_update_after_the_epochs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_moves_statistics_when_the_epochs_are_over(name, monkeypatch)
 
 
-def test_critics_that_normalise_as_the_policy_take_its_statistics() -> None:
+def test_critics_with_the_policy_normalization_share_its_statistics() -> None:
     check_takes_the_statistics_of_the_policy("bpo")
 
 
@@ -212,7 +212,7 @@ def test_impossible_settings_are_refused(name: str, settings: dict[str, Any], re
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_they_learn_the_point_mass(name: str) -> None:
+def test_learners_solve_the_point_mass(name: str) -> None:
     learner = algorithm(name, updates=100, num_steps=40, epochs=6, batch_size=512, lr=1e-3)
     sampler = tools.sampler_for(learner, num_envs=64)
     for _ in range(30):

@@ -1,4 +1,4 @@
-"""Recurrent policies with the on-policy learners of this theme: which unroll them, and which refuse them."""
+"""Tests of recurrent policies with the on-policy learners of the control theme."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def test_ratios_of_fresh_data_are_one_after_unrolling(name: str, kind: str) -> N
 
 
 @pytest.mark.parametrize("name", ["npg_igt", "props"])
-def test_learners_without_unrolling_refuse_policies_that_remember(name: str) -> None:
+def test_learners_without_unrolling_refuse_recurrent_policies(name: str) -> None:
     with pytest.raises(UserError, match="recurrent 'gaussian'"):
         learner(name)

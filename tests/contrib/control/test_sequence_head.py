@@ -1,4 +1,4 @@
-"""The sequence head obeys U1, U2 and U4: fresh data scores as it was sampled, and a seed decides the chunk."""
+"""Tests of rules U1, U2 and U4 for the sequence head: fresh data has ratio one, and a seed determines the chunk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_sampling_leaves_no_graph_and_gives_finite_chunks() -> None:
     check_sampling_leaves_no_graph(sequence())
 
 
-def test_a_seed_decides_the_chunk() -> None:
+def test_a_seed_determines_the_chunk() -> None:
     check_a_seed_decides_the_chunk(sequence())
 
 
@@ -47,5 +47,5 @@ def test_the_whole_policy_survives_a_state_dict() -> None:
     check_survives_a_state_dict(sequence)
 
 
-def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
+def test_losses_are_finite_under_autocast_and_propagate_nan() -> None:
     check_losses_stay_finite_and_show_a_nan(sequence())

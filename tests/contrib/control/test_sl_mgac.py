@@ -1,4 +1,4 @@
-"""SL-MGAC: the reward head beside the value, noise that does not reach the target, and groups that are told apart."""
+"""Tests of SL-MGAC: the reward head next to the value, noise-free targets, and separate values per group."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def bandit(rows: int = 128, noise: float = 0.0, discount: float = 0.0) -> Transi
 
 
 def loop(rows: int = 128) -> Transitions:
-    """A task that never ends and pays 1 with noise, whatever is done."""
+    """A task without termination in which every action has reward 1 plus noise."""
     reward = lambda action: 1 + NOISE * torch.randn(len(action))  # noqa: E731
     return batch(torch.rand(rows, 2, 1) * 2 - 1, reward, discount=GAMMA)
 
@@ -56,7 +56,7 @@ def test_value_and_reward_are_outputs_of_one_trunk(bins: int) -> None:
     torch.testing.assert_close(critic(data.obs, data.chunk), critic.value(output))
     torch.testing.assert_close(critic.min_q(data.obs, data.chunk), critic.value(output).amin(0))
     other = output.clone()
-    other[..., -1] += 5.0  # what is said of rewards is no part of the value
+    other[..., -1] += 5.0  # the reward output does not affect the value
     assert torch.equal(critic.value(other), critic.value(output))
     assert torch.equal(critic.regression(other, data.reward), critic.regression(output, data.reward))
     trunk = next(critic.body.parameters())
@@ -77,7 +77,7 @@ def test_the_loss_is_that_of_value_and_reward_as_written() -> None:
     torch.testing.assert_close(loss, (values + 0.7 * rewards).mean(1).sum())
 
 
-def test_without_trust_its_target_is_that_of_sac() -> None:
+def test_zero_reward_trust_gives_the_sac_target() -> None:
     algorithm, data = sl_mgac(reward_trust_coef=0.0), bandit(16, discount=0.9)
     assert torch.equal(algorithm.smoothed(data).reward, data.reward)
     plain = SAC(SACConfig(critic=CRITIC), algorithm.policy, total_updates=1)
@@ -138,7 +138,7 @@ def test_it_finds_the_best_action_of_a_noisy_bandit() -> None:
     assert (first_actions(algorithm.inference_policy()) - 0.4).abs().mean() < 0.15
 
 
-def test_what_it_cannot_do_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(UserError, match="reward_coef must not be negative"):
         SLMGACConfig(reward_coef=-1.0)
     with pytest.raises(UserError, match=r"reward_trust_coef must lie in \[0, 1\]"):

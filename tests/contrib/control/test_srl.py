@@ -1,4 +1,4 @@
-"""SRL: one action is SAC, the model's credit for later actions, resume, and a mass that must be stopped unseen."""
+"""Tests of SRL: one action is SAC, the model values later actions, and a carriage stops without feedback."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def srl(seed: int = 0, horizon: int = 3, obs_horizon: int = 1, **config: Any) ->
 
 
 def moved(position: Tensor, action: Tensor) -> Tensor:
-    """A carriage at a place `(B,)`, pushed by half the action."""
+    """Position `(B,)` of a carriage after it moves by half the action."""
     return position + 0.5 * action
 
 
 def pushes(rows: int = 128, obs_horizon: int = 1) -> Transitions:
-    """Single pushes from anywhere; what pays is to end in the middle."""
+    """Single steps from random positions; the reward is highest at the centre."""
     before, action = torch.rand(rows) - 0.5, torch.rand(rows) * 2 - 1
     after = moved(before, action)
     history = before.view(-1, 1, 1).expand(-1, obs_horizon, 1)
@@ -86,11 +86,11 @@ def test_every_action_is_judged_where_the_model_puts_it() -> None:
 
     class Known(ModelBasedQ):
         def min_q(self, obs: Any, chunk: Tensor) -> Tensor:
-            seen.extend(obs["state"].clone().split(len(data.reward)))  # all places of the sequence at once
+            seen.extend(obs["state"].clone().split(len(data.reward)))  # all states of the sequence in one batch
             return super().min_q(obs, chunk)
 
         def change(self, obs: Any, action: Tensor) -> Tensor:
-            return 0.5 * action[:, 0]  # units are those of the limits
+            return 0.5 * action[:, 0]  # normalised units equal raw units
 
     critic = Known(SMALL, algorithm.policy, model_hidden=(8,))
     actor_loss(algorithm.policy, critic, critic, data.obs, torch.tensor(0.1), torch.Generator().manual_seed(1))
@@ -104,7 +104,7 @@ def test_every_action_is_judged_where_the_model_puts_it() -> None:
     assert len(seen) == 3 and not seen[-1].requires_grad
 
 
-def test_the_loss_adds_up_over_the_sequence_and_the_slow_model_says_where_actions_are_judged() -> None:
+def test_loss_sums_over_the_sequence_in_states_of_the_target_model() -> None:
     algorithm, data, alpha = srl(), pushes(), torch.tensor(0.1)
     shifted(algorithm.target_critic)
     generator = seeded(algorithm)
@@ -123,7 +123,7 @@ def test_the_loss_adds_up_over_the_sequence_and_the_slow_model_says_where_action
 def test_the_temperature_follows_the_entropy_of_a_single_action() -> None:
     algorithm, data = srl(horizon=3), pushes()
     generator, policy = seeded(algorithm), copy.deepcopy(algorithm.policy)
-    policy.rsample(data.next_obs, steps=1, generator=generator)  # of the target
+    policy.rsample(data.next_obs, steps=1, generator=generator)  # for the target
     chunk_logp = policy.rsample(data.obs, generator=generator)[1]  # (B, 3)
     metrics = algorithm.update(data)
     assert metrics["actor/entropy"] == pytest.approx(-float(chunk_logp.detach().mean()))
@@ -141,9 +141,9 @@ def test_the_model_learns_the_next_observation() -> None:
     assert metrics["critic/model_loss"] < 1e-3
 
 
-def test_the_model_is_not_taught_what_nobody_saw() -> None:
+def test_the_model_ignores_unobserved_next_states() -> None:
     learner, data = srl(), pushes()
-    end = torch.arange(len(data)) % 2 == 0  # the last step of a dataset's episode stands in for what followed it
+    end = torch.arange(len(data)) % 2 == 0  # a dataset episode ends with a placeholder next observation
     wrong = replace(
         data,
         online=~end,
@@ -160,14 +160,14 @@ def test_a_sequence_stops_the_carriage_that_a_held_action_overshoots() -> None:
         algorithm.update(pushes())
     place = torch.linspace(-0.4, 0.4, 21)
     chunk = algorithm.inference_policy().act({"state": place.view(-1, 1, 1)}, deterministic=True)[:, :, 0]
-    played = held = place
+    position = held = place
     for j in range(3):
-        played, held = moved(played, chunk[:, j]), moved(held, chunk[:, 0])
-        assert float(played.abs().mean()) < 0.06  # at rest in the middle from the first action on
+        position, held = moved(position, chunk[:, j]), moved(held, chunk[:, 0])
+        assert float(position.abs().mean()) < 0.06  # at the centre from the first action on
     assert float(held.abs().mean()) > 0.3
 
 
-def test_a_later_action_knows_the_earlier_ones() -> None:
+def test_later_actions_depend_on_earlier_ones() -> None:
     policy = sequence()
     obs = {"state": torch.zeros(2, 1, 1)}
     record = {"raw": torch.tensor([[[-1.0], [0.3], [0.2]], [[1.0], [0.3], [0.2]]])}
@@ -175,12 +175,12 @@ def test_a_later_action_knows_the_earlier_ones() -> None:
     assert torch.equal(mean[0, 0], mean[1, 0]) and not torch.equal(mean[0, 1], mean[1, 1])
 
 
-def test_it_asks_for_single_steps() -> None:
+def test_sample_spec_requests_single_steps() -> None:
     sample_spec = srl().sample_spec
     assert (sample_spec.horizon, sample_spec.steps) == (1, 1)
 
 
-def test_what_it_cannot_train_is_refused() -> None:
+def test_unsupported_policies_and_settings_are_refused() -> None:
     with pytest.raises(UserError, match="policy=sequence"):
         SRL(SRLConfig(), gaussian(), total_updates=1)
     with pytest.raises(UserError, match="n_step"):

@@ -1,4 +1,4 @@
-"""Stock-augmented control: closed forms of CVaR, editing that keeps its books, the two-stage total, and risk."""
+"""Tests of stock-augmented control: closed forms of CVaR, stock editing, a two-stage total, and risk aversion."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def earned_at_stage_one(coin: Tensor) -> Tensor:
 
 
 def second_reward(action: Tensor) -> Tensor:
-    """Of the second stage: worth 0 to 2 at the start of the episode."""
+    """Reward of the second stage: 0 to 2 when discounted to the start of the episode."""
     return (1 + action) / GAMMA
 
 
 def two_stages(rows: int = 128) -> Transitions:
-    """A coin gives -1 or 1; then the action decides what is earned. The total shall be 1."""
+    """A coin gives reward -1 or 1; then the action sets the second reward. The target total is 1."""
     coin, action = torch.randint(0, 2, (rows,)) * 2.0 - 1, torch.rand(rows) * 2 - 1
     late = torch.arange(rows) % 2 == 1
     fresh = torch.tensor([0.0, 1.0]).expand(rows, 2)
@@ -88,7 +88,7 @@ def two_stages(rows: int = 128) -> Transitions:
 
 
 def gamble(rows: int = 128) -> Transitions:
-    """One step: a bolder action pays half of it on average, and a coin adds or takes as much as 1 + it."""
+    """One step: action a has mean reward a / 2, and a coin adds or subtracts 1 + a."""
     coin, action = torch.randint(0, 2, (rows,)) * 2.0 - 1, torch.rand(rows) * 2 - 1
     fresh = torch.tensor([0.0, 1.0]).expand(rows, 2)
     return windows(torch.zeros(rows), fresh, action, 0.5 * action + (1 + action) * coin, torch.ones(rows) > 0)
@@ -120,16 +120,16 @@ def test_quantile_regression_finds_the_quantiles() -> None:
     torch.testing.assert_close(guess.detach(), critic.levels, atol=0.02, rtol=0)
 
 
-def test_utilities_are_those_of_their_functionals() -> None:
+def test_utilities_match_their_functionals() -> None:
     x = torch.tensor([-2.0, 0.0, 3.0])
     found = {name: utility(x).tolist() for name, utility in UTILITIES.items()}
     assert found == {"mean": [-2, 0, 3], "cvar": [-2, 0, 0], "setpoint": [-2, 0, -3]}
 
 
-# The stock and its editing.
+# Stock and editing.
 
 
-def test_played_stocks_are_the_discounted_sums_of_rewards() -> None:
+def test_recorded_stocks_are_discounted_sums_of_rewards() -> None:
     sim = make_sim(
         "toy/point_mass", SimOptions(num_envs=3, reward="shaped", wrappers=(WrapperSpec("stock", {"discount": 0.9}),))
     )
@@ -158,7 +158,7 @@ def test_editing_changes_the_stocks_alone_and_keeps_the_books() -> None:
         assert torch.equal(one["stage"], other["stage"].repeat(5, 1, 1))
     stock, after = algorithm.stock(rows.obs), algorithm.stock(rows.next_obs)
     torch.testing.assert_close(after * GAMMA**rows.steps, stock + rows.reward)
-    torch.testing.assert_close(stock[:128], algorithm.stock(data.obs))  # with their own start
+    torch.testing.assert_close(stock[:128], algorithm.stock(data.obs))  # the first copy keeps its start
     assert len(stock[128:].unique()) > 400
 
 
@@ -174,28 +174,28 @@ def test_along_an_episode_the_stock_less_what_was_earned_is_its_start() -> None:
         obs = step.obs
 
 
-def test_a_policy_at_an_edited_stock_acts_as_at_an_earned_one() -> None:
+def test_a_policy_acts_the_same_at_an_edited_and_a_recorded_stock() -> None:
     algorithm = stock_ac()
     obs = two_stages().obs
     augmented = algorithm.at_stock(obs, algorithm.stock(obs))
     torch.testing.assert_close(algorithm.policy.mode(augmented), algorithm.policy.mode(obs))
 
 
-def test_draws_are_the_next_quantiles_of_the_member_with_the_least_utility() -> None:
+def test_target_quantiles_come_from_the_member_with_the_least_utility() -> None:
     algorithm, data = stock_ac(target_noise=0.0), two_stages()
     shifted(algorithm.target_critic, 0.1)
     shifted(algorithm.target_policy)
     with torch.no_grad():
-        drawn = algorithm.quantile_samples(data)
+        samples = algorithm.quantile_samples(data)
         quantiles = algorithm.target_critic.quantiles(data.next_obs, algorithm.target_policy.mode(data.next_obs))
         distance = (algorithm.stock(data.next_obs)[:, None] + quantiles).abs().mean(-1)  # (M, B)
     far = distance[0] > distance[1]
     assert 0 < far.sum() < 128
     chosen = torch.where(far[:, None], quantiles[0], quantiles[1])
-    torch.testing.assert_close(drawn, data.reward[:, None] + data.discount[:, None] * chosen)
+    torch.testing.assert_close(samples, data.reward[:, None] + data.discount[:, None] * chosen)
 
 
-# What it learns.
+# Learning.
 
 
 def learned(algorithm: StockAC, feed: Any, updates: int) -> StockAC:
@@ -207,7 +207,7 @@ def learned(algorithm: StockAC, feed: Any, updates: int) -> StockAC:
 
 def test_with_its_stock_it_meets_a_total_that_no_policy_without_it_can() -> None:
     coin = torch.tensor([-1.0, 1.0])
-    blind = torch.linspace(-1, 1, 201)  # the one action at the second stage, whatever the coin gave
+    blind = torch.linspace(-1, 1, 201)  # one action at the second stage for both coin results
     gap = -(coin + GAMMA * second_reward(blind[:, None]) - 1).abs().mean(1)
     assert float(gap.max()) == pytest.approx(-1.0)
     algorithm = learned(stock_ac(policy_delay=1, target_noise=0.05), two_stages, 250)
@@ -224,7 +224,7 @@ def test_the_worst_quarter_is_wary_where_the_mean_is_bold(functional: str, actio
     )
     obs = {"stage": torch.zeros(1, 1, 1), KEY: torch.tensor([[[0.0, 1.0]]])}
     assert float(algorithm.inference_policy().act(obs, deterministic=True)) == pytest.approx(action, abs=0.15)
-    if functional == "cvar":  # the wary action earns -0.5 for sure
+    if functional == "cvar":  # the risk-averse action has a certain reward of -0.5
         assert float(stock_of(algorithm.policy).start) == pytest.approx(0.5, abs=0.2)
 
 
@@ -233,14 +233,14 @@ def test_a_resumed_run_ends_with_the_same_weights(functional: str) -> None:
     assert_resumes(lambda seed: stock_ac(seed, functional=functional), two_stages)
 
 
-def test_a_simulator_with_a_stock_keeps_the_contract() -> None:
+def test_a_simulator_with_a_stock_satisfies_the_contract() -> None:
     def make(num_envs: int) -> VectorSim:
         return make_sim("toy/point_mass", SimOptions(num_envs=num_envs, wrappers=(STOCK,)))
 
     assert check_simulator(make(3), make) == []
 
 
-def test_checkpoints_tell_which_stock_they_need() -> None:
+def test_observations_determine_the_required_stock_wrapper() -> None:
     assert observation_options([SPEC.observation]) == {"wrappers": (STOCK,)}
     with pytest.raises(
         UserError, match=r"'stock' with different options, discount=0\.9 and discount=0\.5; evaluate them separately"
@@ -248,7 +248,7 @@ def test_checkpoints_tell_which_stock_they_need() -> None:
         observation_options([SPEC.observation, {"stock.0.5": (2,)}])
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_invalid_policies_and_settings_are_refused() -> None:
     for other in (gaussian(), flow()):
         with pytest.raises(UserError, match=MISSING):
             StockAC(StockACConfig(), other, total_updates=1)
@@ -275,7 +275,7 @@ def test_what_does_not_fit_is_refused() -> None:
             make_sim("toy/point_mass", SimOptions(num_envs=1, wrappers=(WrapperSpec("stock", {"discount": gamma}),)))
 
 
-def test_what_any_parent_knows_of_a_stock_serves_critics_and_actors() -> None:
+def test_the_stock_of_any_parent_is_available_to_critics_and_actors() -> None:
     stock = {"stock.0.9": (2,)}
     check_what_any_parent_knows_serves_critics_and_actors(({"state": (3,)}, {"state": (3,), **stock}))
     check_what_any_parent_knows_serves_critics_and_actors(({"state": (3,), **stock}, {"goal": (2,), **stock}))

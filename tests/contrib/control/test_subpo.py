@@ -1,4 +1,4 @@
-"""SubPO: gains add up to the set function and diminish, episodes keep their own, resume, and a line to be covered."""
+"""Tests of SubPO: gains sum to the set function and diminish, memory is per episode, and a line is covered."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def learner(seed: int = 0, size: int = 6, **config: Any) -> SubPO:
 
 
 def value(name: str, places: Tensor) -> float:
-    """F of `places` `(L, D)`, computed at once."""
+    """F of `places` `(L, D)`, computed directly."""
     if name == "coverage":
         return float(len(places.floor().unique(dim=0)))
     kernel = torch.exp(-torch.cdist(places, places).square() / 2)
@@ -55,7 +55,7 @@ def test_gains_add_up_to_the_set_function_and_diminish(name: str) -> None:
 
 
 def rollout(path: list[float], ends: dict[int, str], last: float) -> Rollout:
-    """One environment that is at `path` when it decides; `ends` says where and how episodes end."""
+    """Rollout of one environment at the positions `path`; `ends` maps steps to the way episodes end."""
     obs = torch.zeros(len(path), 1, 1, 3)
     obs[:, 0, 0, 0] = torch.tensor(path)
     cut = torch.tensor([[ends.get(t) == "truncated"] for t in range(len(path))])
@@ -76,16 +76,16 @@ def rollout(path: list[float], ends: dict[int, str], last: float) -> Rollout:
 def test_every_episode_has_a_memory_of_its_own_that_lasts_across_rollouts() -> None:
     algorithm = learner(size=3, place=LINE)
     first = rollout([0.0, 1.0, 0.0, 5.0, 0.0], {2: "truncated"}, 1.0)
-    # 0 -> 1 is new; 1 -> 0 is not; 0 -> 9 (true last observation) is; the next one begins at 5: 0 and 1 are new again.
+    # 0 -> 1 is new; 1 -> 0 is not; 0 -> 9 (final observation) is; the next episode begins at 5: 0 and 1 are new again.
     assert algorithm.gains(first).flatten().tolist() == [1, 0, 1, 1, 1]
     second = rollout([1.0, 5.0, 2.0, 3.0], {1: "terminated"}, 3.0)
-    # 5 was its first place; where an episode terminates nothing is seen; then 2 begins anew.
+    # 5 was the first place of the episode; a terminal step has no observation; the next episode begins at 2.
     assert algorithm.gains(second).flatten().tolist() == [0, 0, 1, 0]
-    elsewhere = rollout([1.0, 2.0], {}, 3.0)  # not where the last rollout ended: fresh episodes
+    elsewhere = rollout([1.0, 2.0], {}, 3.0)  # differs from the end of the last rollout: new episodes
     assert algorithm.gains(elsewhere).flatten().tolist() == [1, 1]
 
 
-def test_without_gains_the_task_alone_is_learned() -> None:
+def test_zero_gains_give_the_task_update() -> None:
     algorithm = learner(task_coef=1.0, place=PositionConfig(scale=1e6))
     sampler = tools.sampler_for(algorithm)
     plain, other = copy.deepcopy(algorithm.state_dict()), learner(task_coef=1.0, place=PositionConfig(scale=1e6))
@@ -99,8 +99,8 @@ def test_without_gains_the_task_alone_is_learned() -> None:
         assert torch.equal(weight, other.policy.state_dict()[key]), key
 
 
-def play(algorithm: SubPO, rows: int = 32) -> Rollout:
-    """Episodes on a line, from its middle, a tenth to either side at a time."""
+def line_rollout(algorithm: SubPO, rows: int = 32) -> Rollout:
+    """Episodes on a line that start at the centre and move 0.1 to either side per step."""
     steps: list[tuple[dict[str, Tensor], Any]] = []
     place = torch.zeros(rows)
     for t in range(STEPS):
@@ -128,23 +128,23 @@ def test_a_line_is_covered_in_one_direction() -> None:
     algorithm = learner(
         size=3, place=replace(LINE, scale=0.1), lr=3e-3, epochs=4, batch_size=64, gamma=1.0, gae_lambda=1.0
     )
-    before = algorithm.gains(play(algorithm)).sum(0).mean()
+    before = algorithm.gains(line_rollout(algorithm)).sum(0).mean()
     for _ in range(25):
-        algorithm.update(play(algorithm))
-    after = algorithm.gains(play(algorithm, 200)).sum(0).mean()
-    assert float(before) < 4 and float(after) > 6.5  # of the 7 that are seen
+        algorithm.update(line_rollout(algorithm))
+    after = algorithm.gains(line_rollout(algorithm, 200)).sum(0).mean()
+    assert float(before) < 4 and float(after) > 6.5  # of 7 observed cells
 
 
-def test_the_reward_of_a_step_is_its_gain_alone() -> None:
+def test_the_reward_of_a_step_is_only_its_gain() -> None:
     mine, plain = (learner(size=3, place=replace(LINE, scale=0.1)) for _ in range(2))
-    data = play(mine)
+    data = line_rollout(mine)
     mine.update(data)
     super(SubPO, plain).update(replace(data, reward=plain.gains(data)))
     assert tools.distance(mine.policy, plain.policy) == 0.0
 
 
 def worth(place: Tensor) -> Tensor:
-    """Worth `(...)` of places `(..., 1)`: more in the middle of the line."""
+    """Value `(...)` of places `(..., 1)`: higher near the centre of the line."""
     return 1 + 0.5 * (place.squeeze(-1).abs() < 1.7)
 
 
@@ -153,23 +153,21 @@ def weighted(place: Tensor, seen: Tensor, count: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("additive", "low", "high"), [(False, 7.0, 8.0), (True, 0.0, 3.5)])
-def test_gains_cover_a_line_whose_best_places_pay_every_time_to_a_sum_of_rewards(
-    additive: bool, low: float, high: float
-) -> None:
+def test_gains_cover_a_line_where_additive_rewards_do_not(additive: bool, low: float, high: float) -> None:
     algorithm = learner(size=3, place=replace(LINE, scale=0.1), lr=1e-2, epochs=4, gamma=1.0, gae_lambda=1.0)
     algorithm.gain = weighted
     for _ in range(12):
-        data = play(algorithm)
+        data = line_rollout(algorithm)
         if additive:
             after = torch.cat([data.obs["state"][1:], data.last_obs["state"].unsqueeze(0)])
             paid = worth(algorithm.config.place.extract({"state": after}))
             super(SubPO, algorithm).update(replace(data, reward=torch.where(data.terminated, 0.0, paid)))
         else:
             algorithm.update(data)
-    assert low < float(algorithm.gains(play(algorithm, 200)).sum(0).mean()) < high  # the objective of both
+    assert low < float(algorithm.gains(line_rollout(algorithm, 200)).sum(0).mean()) < high  # gains score both
 
 
-def test_rollouts_of_a_simulator_go_on_where_they_ended() -> None:
+def test_gains_continue_across_rollouts() -> None:
     algorithm = learner(place=PositionConfig(scale=0.05), num_steps=10)
     sampler = tools.sampler_for(algorithm, num_envs=4)
     assert isinstance(sampler, RolloutSampler)
@@ -181,7 +179,7 @@ def test_rollouts_of_a_simulator_go_on_where_they_ended() -> None:
     assert bool(running.any()) and algorithm.visited.count[running].tolist() == [21] * int(running.sum())
 
 
-def test_what_it_cannot_see_is_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(UserError, match=r"algorithm\.place\.key"):
         learner(place=PositionConfig(key="camera"))
     with pytest.raises(UserError, match="indices"):

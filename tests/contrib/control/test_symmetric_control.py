@@ -1,4 +1,4 @@
-"""The on-policy learners of this theme in the mirror."""
+"""Mirror-symmetry tests of the theme's on-policy learners."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from mirrored_learners import check_averages_both_sides
 
 
 @pytest.mark.parametrize("name", ["bpo", "mdpo"])
-def test_the_loss_is_the_mean_of_both_sides_and_the_kl_that_of_the_played_one(name: str) -> None:
+def test_loss_averages_original_and_mirrored_rows_and_kl_uses_the_original_rows(name: str) -> None:
     check_averages_both_sides(name)

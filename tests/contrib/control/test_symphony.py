@@ -1,4 +1,4 @@
-"""Symphony: its penalty, its sorted value and its fading memory in closed form, resume, and a bandit."""
+"""Tests of Symphony: action penalty, sorted value and age-weighted replay in closed form, and a bandit."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def peak(action: Tensor) -> Tensor:
     return 1 - (action.squeeze(1) - 0.4).square()
 
 
-def played(rows: int = 128, discount: float = 0.0) -> Any:
+def random_batch(rows: int = 128, discount: float = 0.0) -> Any:
     return batch(torch.rand(rows, 2, 1) * 2 - 1, peak, discount=discount)
 
 
@@ -62,25 +62,25 @@ def test_the_penalty_is_steep_near_full_strength_and_ends_below_it() -> None:
         (slope,) = torch.autograd.grad(loss.sum(), strength)
         assert bool(loss.isfinite().all())
         assert float(slope[-1]) > 100 and float(slope[-1]) > float(slope[-2]) > float(slope[-3])
-        assert float(slope[0]) < 0  # a little strength is welcome
+        assert float(slope[0]) < 0  # a small strength lowers the loss
     at = action_penalty_loss(torch.tensor(0.25), torch.tensor(0.5))
     early, late = math.log((1 + 0.0625) / (1 - 0.0625)), math.log((1 + 0.25) / (1 - 0.25))
     assert float(at) == pytest.approx(early + 0.5 * 0.25 * math.log(0.25) + late, rel=1e-5)
 
 
-def test_a_tight_penalty_begins_at_less_strength() -> None:
+def test_a_tight_penalty_starts_at_lower_strength() -> None:
     strength = torch.full((2,), 0.5, requires_grad=True)
     (slope,) = torch.autograd.grad(action_penalty_loss(strength, torch.tensor([0.1, 0.9])).sum(), strength)
     assert float(slope[1]) > 1 > 10 * abs(float(slope[0]))
 
 
-def test_the_losses_are_squares_near_zero_and_lines_far_out() -> None:
+def test_losses_are_quadratic_near_zero_and_linear_for_large_errors() -> None:
     error = torch.tensor([-50.0, -0.01, 0.0, 0.01, 50.0])
     torch.testing.assert_close(symmetric_loss(error), torch.tensor([50.0, 5e-5, 0.0, 5e-5, 50.0]))
     torch.testing.assert_close(rising_gain(error), torch.tensor([-50.0, -5e-5, 0.0, 5e-5, 50.0]))
 
 
-def test_advantages_are_leads_over_the_running_average_in_its_own_unit() -> None:
+def test_advantages_are_relative_to_the_running_average() -> None:
     scaler = RewardScaler()
     scaler.average.fill_(-2.0)
     golden = (math.sqrt(5) - 1) / 2
@@ -90,10 +90,10 @@ def test_advantages_are_leads_over_the_running_average_in_its_own_unit() -> None
     torch.testing.assert_close(found, (value - average) / average.abs())
     assert float(scaler.average) == pytest.approx(float(average.mean()))
     (slope,) = torch.autograd.grad(found.sum(), value)
-    torch.testing.assert_close(slope, 1 / average.abs())  # the average is no way to a larger lead
+    torch.testing.assert_close(slope, 1 / average.abs())  # no gradient flows through the average
 
 
-def test_the_first_rewards_set_their_unit() -> None:
+def test_the_first_nonzero_rewards_set_the_reward_scale() -> None:
     scaler = RewardScaler()
     assert scaler.scaled(torch.zeros(3)).tolist() == [0, 0, 0]
     assert scaler.scaled(torch.tensor([2.0, -6.0])).tolist() == [0.5, -1.5]
@@ -115,7 +115,7 @@ def test_a_value_weighs_the_low_nodes_most_whatever_their_order() -> None:
     torch.testing.assert_close(critic.value(torch.full((3, 5, 8), 7.0)), torch.full((1, 5), 7.0))
 
 
-def test_every_node_is_moved_by_the_weight_of_its_rank() -> None:
+def test_the_gradient_of_a_node_is_the_weight_of_its_rank() -> None:
     critic = WeightedQuantileQ(SMALL, swaddled(), nodes=8)
     output = torch.randn(3, 5, 8, requires_grad=True)
     value = critic.value(output)
@@ -125,8 +125,8 @@ def test_every_node_is_moved_by_the_weight_of_its_rank() -> None:
     torch.testing.assert_close(critic.value(output.detach()), value.detach())
 
 
-def test_the_target_is_the_scaled_reward_and_the_value_of_a_noisy_action() -> None:
-    algorithm, data = symphony(), played(discount=0.9)
+def test_target_is_scaled_reward_plus_value_of_a_noisy_action() -> None:
+    algorithm, data = symphony(), random_batch(discount=0.9)
     with torch.no_grad():
         algorithm.generator.manual_seed(3)
         found = algorithm.target(data)
@@ -135,8 +135,8 @@ def test_the_target_is_the_scaled_reward_and_the_value_of_a_noisy_action() -> No
     torch.testing.assert_close(found, data.reward / data.reward.abs().mean() + 0.9 * value)
 
 
-def test_every_node_of_every_member_follows_the_same_target_by_the_symmetric_loss() -> None:
-    algorithm, data = symphony(), played(discount=0.9)
+def test_all_nodes_of_all_members_share_one_target_under_the_symmetric_loss() -> None:
+    algorithm, data = symphony(), random_batch(discount=0.9)
     data = replace(data, weight=torch.linspace(0.5, 1.5, 128))
     generator = seeded(algorithm)
     loss, info = algorithm.critic_loss(data)
@@ -149,18 +149,18 @@ def test_every_node_of_every_member_follows_the_same_target_by_the_symmetric_los
     torch.testing.assert_close(info["td_errors"], error.detach().abs().mean((0, 2)))
 
 
-# The memory.
+# Replay.
 
 
 def counts(age_quantile: Any, lanes: int = 2, steps: int = 30) -> Tensor:
-    """How often steps `(steps,)` of the last 20 kept are drawn, by the time they were played."""
+    """Number of samples `(steps,)` of each step from a buffer that stores the last 20 steps per lane."""
     replay, no = Replay(20 * lanes, lanes), torch.zeros(lanes, dtype=torch.bool)
     for t in range(steps):
         obs = {"state": torch.full((lanes, 1), float(t))}
         replay.add(torch.arange(lanes), obs, torch.zeros(lanes, 1), torch.zeros(lanes), no, no, obs)
     sample_spec = ReplaySampleSpec(batch_size=20_000, horizon=1, steps=1, gamma=0.9, age_quantile=age_quantile)
-    drawn = replay.sample(sample_spec, torch.Generator().manual_seed(0)).obs["state"].flatten().long()
-    return torch.bincount(drawn, minlength=steps)
+    sampled = replay.sample(sample_spec, torch.Generator().manual_seed(0)).obs["state"].flatten().long()
+    return torch.bincount(sampled, minlength=steps)
 
 
 def test_a_fading_memory_draws_the_new_rather_than_the_old() -> None:
@@ -174,7 +174,7 @@ def test_a_fading_memory_draws_the_new_rather_than_the_old() -> None:
     assert int(even.min()) > 900
 
 
-def test_it_asks_for_a_fading_memory() -> None:
+def test_age_weighting_sets_the_age_quantile() -> None:
     assert symphony().sample_spec.age_quantile is age_quantile
     assert symphony(age_weighting=False).sample_spec.age_quantile is None
 
@@ -185,14 +185,14 @@ def test_it_asks_for_a_fading_memory() -> None:
 def test_noise_is_weak_and_limited() -> None:
     policy = swaddled()
     obs = {"state": torch.zeros(20_000, 1, 2)}
-    mode, drawn = policy.mode(obs).detach(), policy.act(obs, generator=torch.Generator().manual_seed(0))
-    noise = drawn.atanh() - mode.atanh()
+    mode, sampled = policy.mode(obs).detach(), policy.act(obs, generator=torch.Generator().manual_seed(0))
+    noise = sampled.atanh() - mode.atanh()
     assert float(noise.abs().max()) <= 1 + 1e-4
     assert float(noise.std()) == pytest.approx(1 / math.e, rel=0.03)
 
 
-def test_the_actor_climbs_the_next_value_alone_and_leaves_the_critic() -> None:
-    algorithm, data = symphony(), played()
+def test_an_actor_step_leaves_both_critics_unchanged() -> None:
+    algorithm, data = symphony(), random_batch()
     before = [p.clone() for p in (*algorithm.critic.parameters(), *algorithm.target_critic.parameters())]
     optimizer_step(algorithm.optimizer, algorithm.actor_loss(data)[0])
     after = [*algorithm.critic.parameters(), *algorithm.target_critic.parameters()]
@@ -200,8 +200,8 @@ def test_the_actor_climbs_the_next_value_alone_and_leaves_the_critic() -> None:
     assert all(p.grad is None for p in after)
 
 
-def test_the_actor_gains_the_lead_of_the_next_value_under_the_slow_critic() -> None:
-    algorithm, data = symphony(action_penalty=0.5), played()
+def test_actor_gain_is_the_advantage_of_the_next_value_under_the_target_critic() -> None:
+    algorithm, data = symphony(action_penalty=0.5), random_batch()
     shifted(algorithm.target_critic)
     algorithm.scaler.average.fill_(2.0)
     policy, scaler, generator = copy.deepcopy(algorithm.policy), copy.deepcopy(algorithm.scaler), seeded(algorithm)
@@ -210,19 +210,19 @@ def test_the_actor_gains_the_lead_of_the_next_value_under_the_slow_critic() -> N
     chunk, strength, tightness = policy.rsample(data.next_obs, generator=generator)
     gain = rising_gain(scaler.advantage(algorithm.target_critic.min_q(data.next_obs, chunk))).mean()
     torch.testing.assert_close(info["gain"], gain)
-    executed = strength[:, :1], tightness[:, :1]  # one action of a chunk
+    executed = strength[:, :1], tightness[:, :1]  # the policy executes one action per chunk
     loss = 0.5 * action_penalty_loss(*executed).mean() - gain
     slopes = torch.autograd.grad(loss, list(policy.parameters()))
     for weights, slope in zip(algorithm.policy.parameters(), slopes, strict=True):
         torch.testing.assert_close(weights.grad, slope)
 
 
-def test_it_finds_the_good_actions_of_a_bandit() -> None:
-    """Not the best one exactly: it is judged under noise, and by a gain that values leads more than it fears lags."""
+def test_symphony_finds_near_optimal_bandit_actions() -> None:
+    """The optimum is approximate: actions are noisy, and the gain favours positive advantages over negative ones."""
     algorithm = symphony(action_penalty=0.01)
     for _ in range(300):
-        algorithm.update(played())
-    assert float(peak(first_actions(algorithm.inference_policy()).unsqueeze(1)).mean()) > 0.9  # at random 0.5
+        algorithm.update(random_batch())
+    assert float(peak(first_actions(algorithm.inference_policy()).unsqueeze(1)).mean()) > 0.9  # random: 0.5
 
 
 def test_swaddling_weakens_actions() -> None:
@@ -235,7 +235,7 @@ def test_swaddling_weakens_actions() -> None:
     assert strengths[0] > strengths[1] + 0.1 > 0.1
 
 
-def test_what_it_cannot_train_is_refused() -> None:
+def test_unsupported_policies_and_settings_are_refused() -> None:
     for policy in (gaussian(), flow()):
         with pytest.raises(UserError, match="policy=swaddled"):
             Symphony(SymphonyConfig(), policy, total_updates=1)

@@ -1,4 +1,4 @@
-"""Two-stage constrained actor-critic: its rewards and loss by hand, its stages, resume, and the trade it offers."""
+"""Tests of two-stage constrained actor-critic: rewards and loss by hand, stages, and the task trade-off."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tscac(seed: int = 0, total: int = 10, **config: Any) -> TSCAC:
     return TSCAC(TSCACConfig(**settings), gaussian(), total_updates=total)
 
 
-def of_two_steps() -> GaussianPolicy:
+def two_step_policy() -> GaussianPolicy:
     policy = gaussian()
     whole = GaussianPolicy(policy.config, replace(policy.spec, action_horizon=2))
     whole.load_state_dict(policy.state_dict())
@@ -31,11 +31,11 @@ def of_two_steps() -> GaussianPolicy:
 
 
 def peak(action: Tensor) -> Tensor:
-    """The task likes 0.6, where saving energy likes 0."""
+    """Task reward with its maximum at 0.6; the control cost prefers 0."""
     return 1 - (action.squeeze(1) - 0.6).square()
 
 
-def played() -> Any:
+def random_batch() -> Any:
     return batch(torch.rand(128, 2, 1) * 2 - 1, peak)
 
 
@@ -47,22 +47,22 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_auxiliary_rewards_are_what_their_names_say() -> None:
-    data, policy = replace(played(), online=torch.ones(128, dtype=torch.bool)), gaussian()
+def test_auxiliary_rewards_equal_their_definitions() -> None:
+    data, policy = replace(random_batch(), online=torch.ones(128, dtype=torch.bool)), gaussian()
     torch.testing.assert_close(control_cost(data, policy), -data.chunk[:, 0, 0].square())
     moved = data.next_obs["state"][:, 0] - data.obs["state"][:, 0]
     torch.testing.assert_close(velocity_cost(data, policy), -moved.square().mean(1))
     assert bool((velocity_cost(replace(data, next_obs=data.obs), policy) == 0).all())
     end = replace(data, online=torch.zeros(128, dtype=torch.bool), discount=torch.zeros(128))
-    assert bool((velocity_cost(end, policy) == 0).all())  # what followed the end of a dataset's episode nobody has seen
+    assert bool((velocity_cost(end, policy) == 0).all())  # a dataset has no observation after an episode's end
 
 
-def test_steps_after_the_end_are_no_example(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masked_steps_are_excluded_from_the_data_distance(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    learner = TSCAC(TSCACConfig(critic=SMALL, constraint_coef=0.0, data_coef=1.0), of_two_steps(), total_updates=10)
+    learner = TSCAC(TSCACConfig(critic=SMALL, constraint_coef=0.0, data_coef=1.0), two_step_policy(), total_updates=10)
     seen: list[Tensor] = []
     monkeypatch.setattr(tscac_module, "main_loss", lambda value, distance, data, _: seen.append(data) or value.mean())
-    data = played()
+    data = random_batch()
     repeated = replace(data, chunk=torch.cat([learner.policy.mode(data.obs)[:, :1], torch.ones(128, 1, 1)], 1).detach())
     learner.actor_loss(replace(repeated, mask=torch.tensor([[1.0, 0.0]]).expand(128, 2)))
     learner.actor_loss(replace(repeated, mask=torch.ones(128, 2)))
@@ -84,18 +84,18 @@ def test_the_teachers_learn_first_and_the_main_policy_after_them() -> None:
     algorithm = tscac(stage1_fraction=0.4, policy_delay=1, aux_rewards=("control_cost", "velocity_cost"))
     main, teachers = weights(algorithm.policy), [weights(t.policy) for t in algorithm.teachers.values()]
     for _ in range(4):
-        metrics = algorithm.update(played())
+        metrics = algorithm.update(random_batch())
         assert same(main, weights(algorithm.policy)) and "control_cost/critic/loss" in metrics
     learned = [weights(t.policy) for t in algorithm.teachers.values()]
     assert not any(same(a, b) for a, b in zip(teachers, learned, strict=True))
-    algorithm.update(played())
+    algorithm.update(random_batch())
     assert not same(main, weights(algorithm.policy))
     assert all(same(a, weights(t.policy)) for a, t in zip(learned, algorithm.teachers.values(), strict=True))
 
 
-def test_teachers_take_turns_in_the_environments_of_stage_one() -> None:
+def test_stage_one_environments_alternate_between_teachers() -> None:
     algorithm = tscac(aux_rewards=("control_cost", "velocity_cost"), noise=0.0)
-    algorithm.update(played())
+    algorithm.update(random_batch())
     obs = {"state": torch.rand(4, 1, 2)}
     chunk = algorithm.act(obs).chunk
     for row in range(4):
@@ -106,29 +106,29 @@ def test_teachers_take_turns_in_the_environments_of_stage_one() -> None:
 
 
 def actions_at(constraint_coef: tuple[float, ...], seed: int = 0) -> list[float]:
-    """What the main policy ends up doing at each coefficient, near the same teacher."""
+    """Mean action of the main policy after training at each coefficient with the same teacher."""
     algorithm = tscac(seed, total=400, stage1_fraction=0.375)
     while algorithm.updates < algorithm.stage1_updates:
-        algorithm.update(played())
+        algorithm.update(random_batch())
     found = []
     for weight in constraint_coef:
         torch.manual_seed(seed)
         main = copy.deepcopy(algorithm)
         main.config = replace(main.config, constraint_coef=weight)
         while main.updates < 400:
-            main.update(played())
+            main.update(random_batch())
         found.append(float(first_actions(main.inference_policy()).mean()))
     return found
 
 
 def test_the_coefficient_trades_the_task_against_the_side_goal() -> None:
-    """At coefficient n the best action is 0.6 / (1 + n |Q|), with |Q| a little below 1; without it the peak is flat."""
+    """At coefficient n the best action is 0.6 / (1 + n |Q|), with |Q| slightly below 1; at n = 0 the peak is flat."""
     near, between, free = actions_at((10.0, 0.5, 0.0))
     assert abs(near) < 0.25 and between == pytest.approx(0.41, abs=0.1) and free == pytest.approx(0.6, abs=0.2)
     assert free > between + 0.05
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_unsupported_policies_and_settings_are_refused() -> None:
     with pytest.raises(UserError, match="squashed"):
         TSCAC(TSCACConfig(), flow(), total_updates=1)
     with pytest.raises(UserError, match="auxiliary reward"):

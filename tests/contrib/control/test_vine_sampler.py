@@ -1,4 +1,4 @@
-"""Vines: one state, different play, whole episodes, no trace in the rollouts, exact resume."""
+"""Tests of vines: shared start states, different actions, whole episodes, unchanged rollouts and exact resume."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def noisy(obs: dict[str, torch.Tensor], *, generator: Any = None) -> Sample:
 
 def test_vines_begin_where_the_rollout_was_and_part_from_each_other() -> None:
     sampler = VineSampler(chunked(), decisions=15, branch_points=2, branches=3)
-    for _ in range(2):  # the second rollout goes through ends of episodes
+    for _ in range(2):  # the second rollout crosses episode ends
         rollout = sampler.collect(noisy)
         assert len(rollout.branches) == 6
         moments = []
@@ -47,11 +47,11 @@ def test_vines_begin_where_the_rollout_was_and_part_from_each_other() -> None:
         assert not torch.equal(first[0], second[0])
 
 
-def test_a_vine_with_the_play_of_the_rollout_is_the_rollout() -> None:
+def test_a_vine_with_the_actions_of_the_rollout_reproduces_it() -> None:
     sampler = VineSampler(chunked(), decisions=15, branch_points=1, branches=1)
     record: list[torch.Tensor] = []
 
-    def remembered(obs: dict[str, torch.Tensor], *, generator: Any = None) -> Sample:
+    def replaying(obs: dict[str, torch.Tensor], *, generator: Any = None) -> Sample:
         sample = noisy(obs, generator=generator)
         if generator is sampler._generator:
             record.append(sample.chunk)
@@ -61,7 +61,7 @@ def test_a_vine_with_the_play_of_the_rollout_is_the_rollout() -> None:
 
     start = int(torch.randperm(15, generator=torch.Generator().manual_seed(1))[0])
     calls = list(range(100))[::-1]
-    rollout = sampler.collect(remembered)
+    rollout = sampler.collect(replaying)
     vine = rollout.branches[0]
     steps = min(15 - start, len(vine.valid))
     assert torch.equal(vine.obs["state"][:steps], rollout.obs["state"][start : start + steps])
@@ -82,7 +82,7 @@ def test_vines_leave_no_trace_in_the_rollouts() -> None:
     assert vines.env_steps > plain.env_steps
 
 
-def test_a_restored_sampler_plays_the_same_rollout_and_vines() -> None:
+def test_a_restored_sampler_collects_the_same_rollout_and_vines() -> None:
     sampler = VineSampler(chunked(), decisions=5, branch_points=1, branches=2)
     sampler.collect(noisy)
     state = copy.deepcopy(sampler.state_dict())
@@ -91,8 +91,8 @@ def test_a_restored_sampler_plays_the_same_rollout_and_vines() -> None:
     again.load_state_dict(state)
     found = again.collect(noisy)
     assert torch.equal(found.obs["state"], expected.obs["state"]) and again.env_steps == sampler.env_steps
-    for mine, theirs in zip(found.branches, expected.branches, strict=True):
-        assert torch.equal(mine.record["chunk"], theirs.record["chunk"]) and torch.equal(mine.reward, theirs.reward)
+    for new, old in zip(found.branches, expected.branches, strict=True):
+        assert torch.equal(new.record["chunk"], old.record["chunk"]) and torch.equal(new.reward, old.reward)
 
 
 def test_a_backend_without_a_state_is_refused(monkeypatch) -> None:

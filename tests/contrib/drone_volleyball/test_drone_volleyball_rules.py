@@ -1,4 +1,4 @@
-"""The rules of the product's families over what the theme drone_volleyball adds to them."""
+"""Shared rules for the entries of the theme drone_volleyball."""
 
 from theme_rules import PresetRules
 

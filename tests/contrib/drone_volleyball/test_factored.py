@@ -1,4 +1,4 @@
-"""Agents per group of parameters with a shared score: how they split it, what that is worth, and the source's traps."""
+"""Tests of agents per parameter group with a shared score: credit, trial counts and pitfalls of the source."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def bowl(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def trials_of_agents(seed: int, limit: int = 800, noise: float = 0.0) -> int:
-    """Trials until the agents' best is the optimum."""
+    """Number of trials until the agents' best vector is the optimum."""
     agents = FactoredAgents(SIX, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     for trials in range(8, limit + 1, 8):
@@ -30,7 +30,7 @@ def trials_of_agents(seed: int, limit: int = 800, noise: float = 0.0) -> int:
 
 
 def trials_of_joint_policy(seed: int, lr: float, limit: int = 800) -> int:
-    """The same for one policy over all six, independent levels of each, by the policy gradient of the shared score."""
+    """Trial count of one joint policy with independent levels per parameter, trained by policy gradient."""
     logits = torch.zeros(6, 9, requires_grad=True)
     optimiser, generator = torch.optim.Adam([logits], lr), torch.Generator().manual_seed(seed)
     for trials in range(8, limit + 1, 8):
@@ -47,19 +47,19 @@ def trials_of_joint_policy(seed: int, lr: float, limit: int = 800) -> int:
 
 
 def test_they_find_a_separable_optimum_in_fewer_trials_than_a_joint_policy_gradient():
-    """Row 43 of the general-RL rows: 9^6 combinations, 48 to 88 trials against some 860 (ten and six seeds)."""
+    """Row 43 of the general-RL table: 9^6 combinations, 48 to 88 trials against about 860 (ten and six seeds)."""
     factored = torch.tensor([trials_of_agents(seed) for seed in range(3)], dtype=torch.float64)
     rates = [[trials_of_joint_policy(seed, lr) for seed in range(3)] for lr in (0.03, 0.1, 0.3)]
-    joint = torch.tensor(rates, dtype=torch.float64).mean(1).min()  # with the best of three learning rates
+    joint = torch.tensor(rates, dtype=torch.float64).mean(1).min()  # best of three learning rates
     assert factored.max() <= 160 and factored.mean() < 0.5 * joint
 
 
-def test_noise_costs_trials_but_not_the_optimum():
+def test_agents_find_the_optimum_under_noise():
     assert trials_of_agents(0, noise=3.0) < 800
 
 
 def test_the_score_is_split_exactly_where_it_is_a_sum():
-    """One value per option, which no single trial shows: differences within an agent are those of the score."""
+    """Differences between an agent's option values equal the score differences, which no single trial shows."""
     agents = FactoredAgents(SIX[:3], population=64, noise=1e-3)
     vectors = agents.ask()
     weight, optimum = WEIGHT[:3], OPTIMUM[:3]
@@ -70,7 +70,7 @@ def test_the_score_is_split_exactly_where_it_is_a_sum():
 
 
 def test_parameters_that_interact_need_one_agent():
-    """A product of signs: neither of two agents sees a difference, one for both does."""
+    """For a product of signs, two separate agents see no difference, and one joint agent does."""
     signs = [Parameter("a", -1.0, 1.0, 2), Parameter("b", -1.0, 1.0, 2)]
     every = torch.tensor([[-1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
     for groups, seen in (([signs], 1.0), ([[sign] for sign in signs], 0.0)):
@@ -82,14 +82,14 @@ def test_parameters_that_interact_need_one_agent():
         assert (spread > 0.5) == bool(seen)
 
 
-def test_a_group_tries_all_combinations_of_its_levels():
+def test_a_group_contains_all_combinations_of_its_levels():
     agents = FactoredAgents([[Parameter("a", 1.0, 100.0, 3, log=True), Parameter("b", 0.0, 1.0, 2)], SIX[0]])
     assert agents.sizes == [6, 9]
     assert_close(agents.options[0][:, 0].unique(), torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64))
     assert agents.ask().shape == (8, 3)
 
 
-def test_a_finer_search_lies_between_the_neighbours():
+def test_a_finer_search_spans_the_neighbouring_levels():
     agents = FactoredAgents([[Parameter("a", 0.0, 8.0)], [Parameter("b", 1.0, 10000.0, 5, log=True)]], population=32)
     for _ in range(4):
         vectors = agents.ask()
@@ -99,7 +99,7 @@ def test_a_finer_search_lies_between_the_neighbours():
     assert (gain.low, gain.high) == (pytest.approx(10.0), pytest.approx(1000.0))
 
 
-def test_they_resume_exactly():
+def test_agents_resume_exactly():
     agents, again = FactoredAgents(SIX, seed=1), FactoredAgents(SIX, seed=2)
     for _ in range(3):
         agents.tell(bowl(agents.ask()))
@@ -107,7 +107,7 @@ def test_they_resume_exactly():
     assert torch.equal(agents.ask(), again.ask()) and torch.equal(agents.best(), again.best())
 
 
-def test_a_score_that_is_no_number_is_the_worst():
+def test_a_nan_score_ranks_last():
     agents = FactoredAgents([[Parameter("a", 0.0, 1.0, 2)]], population=8)
     for _ in range(4):
         vectors = agents.ask()
@@ -119,11 +119,11 @@ def test_a_score_that_is_no_number_is_the_worst():
 
 @pytest.mark.parametrize("target", [5.0, -5.0])
 def test_nearness_is_highest_at_the_target_whatever_its_sign(target: float):
-    """Not infinite there, as `target / |x - target|`, nor lowest, as the inverse that the source's code maximises."""
+    """The paper's `target / |x - target|` is infinite there; the inverse that its code maximises is lowest there."""
     values = [nearness(target + off, target) for off in (0.0, 1.0, -1.0, 10.0, -100.0)]
     assert values[0] == 1.0 and values[1] == values[2] and values == sorted(values, reverse=True) and min(values) > 0
-    theirs = [abs(target) / abs(off) for off in (1.0, 10.0, 100.0)]
-    assert theirs == sorted(theirs, reverse=True)  # the same order
+    source_values = [abs(target) / abs(off) for off in (1.0, 10.0, 100.0)]
+    assert source_values == sorted(source_values, reverse=True)  # the same order
     assert nearness(10.0, 5.0) == 0.5
 
 
@@ -137,6 +137,6 @@ def test_nearness_is_highest_at_the_target_whatever_its_sign(target: float):
         (lambda: FactoredAgents([[Parameter(str(i), 0.0, 1.0, 9) for i in range(4)]]), "fewer levels"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(make, message: str):
+def test_invalid_settings_are_refused(make, message: str):
     with pytest.raises(UserError, match=message):
         make()

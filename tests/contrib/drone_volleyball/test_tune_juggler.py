@@ -1,4 +1,4 @@
-"""The juggler's gains are tuned by agents, end to end."""
+"""End-to-end tests of tuning the juggler's gains with agents."""
 
 import json
 
@@ -11,7 +11,7 @@ from robopolicy.contrib.drone_volleyball.juggler import JugglingStyle
 from robopolicy.sim.registry import SimOptions, make_sim
 
 
-def test_a_style_has_the_settings_of_the_agents():
+def test_style_of_assigns_every_tuned_setting():
     values = [float(i) for i in range(len(tune_juggler.NAMES))]
     style = tune_juggler.style_of(values)
     made = {**vars(style), **vars(style.gains)}
@@ -19,13 +19,13 @@ def test_a_style_has_the_settings_of_the_agents():
     assert style.gains.heading == JugglingStyle().gains.heading and style.apex == JugglingStyle().apex
 
 
-def test_every_hand_made_setting_lies_within_the_range_that_is_searched():
+def test_default_settings_are_within_the_search_ranges():
     made = {**vars(JugglingStyle()), **vars(JugglingStyle().gains)}
     for parameter in (parameter for group in tune_juggler.AGENTS for parameter in group):
         assert parameter.low <= made[parameter.name] <= parameter.high
 
 
-def test_bad_gains_earn_less_on_the_same_seeds():
+def test_bad_gains_have_lower_returns_on_the_same_seeds():
     sim = make_sim("volley/bump", SimOptions(num_envs=4, threads=1))
     limp = tune_juggler.style_of([4.0, 2.5, 50.0, 36.0, 0.6, 0.2, 0.08, 1.0])
     good, again, bad = (tune_juggler.returns(sim, style, 0, 120) for style in (JugglingStyle(), JugglingStyle(), limp))

@@ -1,4 +1,4 @@
-"""Volley drills: contract, closed forms of flight and bounce, who touched the ball, the scripted juggler."""
+"""Tests of volley drills: contract, closed forms of flight and bounce, ball contacts, the scripted juggler."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def placed(drill, *, drone=None, ball, speed=(0.0, 0.0, 0.0), memory=None) -> Mu
 
 
 def task_of(sim: MujocoSim) -> VolleyTask:
-    """Its task, as what it is."""
+    """The simulator's task, typed as `VolleyTask`."""
     assert isinstance(sim.task, VolleyTask)
     return sim.task
 
@@ -62,13 +62,13 @@ def opened(name: str, num_envs: int) -> MujocoSim:
 
 
 def hover(sim: MujocoSim) -> torch.Tensor:
-    """Actions at which the drones keep the thrust of a hover."""
+    """Actions that apply the hover thrust."""
     task = task_of(sim)
     thrust = task.frame.hover() / task.frame.max_thrust
     return torch.from_numpy(np.tile(2 * thrust - 1, task.drones)).float()[None]
 
 
-def play(sim: MujocoSim, expert: Juggler, steps: int = 500):
+def run_episodes(sim: MujocoSim, expert: Juggler, steps: int = 500):
     """Returns, bumps and successes `(N,)` of one episode each."""
     active = torch.ones(sim.num_envs, dtype=torch.bool)
     total, bumps = torch.zeros(sim.num_envs), torch.zeros(sim.num_envs)
@@ -94,7 +94,7 @@ def test_the_task_keeps_the_simulator_contract(name: str, reward: str):
     assert check_simulator(sim, lambda n: make_sim(name, SimOptions(num_envs=n, threads=1, reward=reward))) == []
 
 
-def test_the_scene_has_the_sizes_of_the_source():
+def test_the_scene_has_the_dimensions_of_the_source():
     model = build_model(1)
     np.testing.assert_allclose(COURT, [12, 6])
     net, ball = model.geom("net"), model.geom("ball")
@@ -112,7 +112,7 @@ def test_hovering_rotors_carry_the_weight_and_do_not_turn_the_drone():
     np.testing.assert_allclose(frame.mixer @ frame.hover(), [1.52 * 9.81, 0, 0, 0], atol=1e-12)
 
 
-def test_a_hovering_drone_stays_where_it_is():
+def test_a_hovering_drone_holds_its_position():
     sim = placed(Hit, ball=(3.0, 2.5, 12.0))
     before = task_of(sim).pose(sim.state()).position.copy()
     for _ in range(50):
@@ -120,7 +120,7 @@ def test_a_hovering_drone_stays_where_it_is():
     np.testing.assert_allclose(task_of(sim).pose(sim.state()).position, before, atol=1e-4)
 
 
-def test_throttles_follow_with_the_lag_of_the_rotors():
+def test_throttles_follow_actions_with_the_rotor_lag():
     sim = placed(Bump, ball=(3.0, 0.0, 4.0))
     start = memory_of(sim.state())["throttle"].copy()
     sim.step(torch.ones(1, 4))
@@ -131,7 +131,7 @@ def test_throttles_follow_with_the_lag_of_the_rotors():
 
 @pytest.mark.parametrize("drop", [0.5, 1.0, 2.0])
 def test_a_ball_leaves_a_paddle_with_four_fifths_of_its_speed(drop: float):
-    """The drone weighs 300 times as much; how contact and physics steps meet is worth 0.04."""
+    """The drone weighs 300 times as much; contact timing within a physics step changes the ratio by up to 0.04."""
     sim = placed(Bump, ball=(3.0, 0.0, 2.0 + PADDLE_TOP + BALL_RADIUS + drop))
     top = 0.0
     for _ in range(60):
@@ -144,7 +144,7 @@ def test_a_ball_leaves_a_paddle_with_four_fifths_of_its_speed(drop: float):
     assert abs(share - BALL_BOUNCE) < 0.04
 
 
-def test_a_flying_ball_keeps_its_energy():
+def test_a_flying_ball_conserves_energy():
     sim = placed(Hit, ball=(3.0, 0.0, 3.0), speed=(-2.0, 1.0, 6.0))
 
     def energy() -> float:
@@ -157,7 +157,7 @@ def test_a_flying_ball_keeps_its_energy():
     assert energy() == pytest.approx(before, rel=2e-3)
 
 
-def test_the_paddle_for_a_bounce_undoes_it():
+def test_paddle_for_inverts_bounce():
     rng = np.random.default_rng(0)
     coming, leaving = rng.normal(size=(2, 20, 3)) + np.array([[[0, 0, -5.0]], [[0, 0, 5.0]]])
     normal, speed = paddle_for(coming, leaving)
@@ -165,7 +165,7 @@ def test_the_paddle_for_a_bounce_undoes_it():
     np.testing.assert_allclose(bounce(coming, normal, speed), leaving)
 
 
-def test_a_throw_reaches_its_goal_over_its_apex():
+def test_a_throw_reaches_its_apex_and_goal():
     start, goal = np.array([3.0, 0.5, 2.2]), np.array([-4.0, -1.0, 0.1])
     velocity = throw(start, goal, np.array(4.0))
     assert start[2] + velocity[2] ** 2 / (2 * GRAVITY) == pytest.approx(4.0)
@@ -174,22 +174,22 @@ def test_a_throw_reaches_its_goal_over_its_apex():
     assert fall_time(np.array(1.0), np.array(0.0), np.array(2.0)) == 0  # already below
 
 
-def test_a_swing_joins_both_ends():
+def test_a_swing_matches_its_start_and_end_references():
     rng = np.random.default_rng(0)
     start, end = (Reference(*rng.normal(size=(4, 2, 1, 3))) for _ in range(2))
     time = np.array([[0.7], [1.3]])
     path = smooth(start, end, time)
-    for moment, wanted in ((0 * time, start), (time, end)):
-        for value, expected in zip(along(path, time, moment)[:3], wanted, strict=False):
+    for moment, boundary in ((0 * time, start), (time, end)):
+        for value, expected in zip(along(path, time, moment)[:3], boundary, strict=False):
             np.testing.assert_allclose(value, expected, atol=1e-10)
-    step = 1e-5  # each part is the slope of the one before
+    step = 1e-5  # each output is the derivative of the previous one
     earlier, later = (along(path, time, 0.5 * time + s) for s in (-step, step))
     for order in range(3):
         slope = (later[order] - earlier[order]) / (2 * step)
         np.testing.assert_allclose(slope, along(path, time, 0.5 * time)[order + 1], rtol=1e-4, atol=1e-4)
 
 
-def test_a_bump_counts_and_pays_by_the_height_of_the_flight_before_it():
+def test_bump_reward_depends_on_the_height_of_the_previous_flight():
     sim = placed(Bump, ball=(3.0, 0.0, 2.6))
     rewards = [float(sim.step(hover(sim)).reward) for _ in range(20)]
     assert np.flatnonzero(rewards).size == 1 and max(rewards) == pytest.approx(0.2)
@@ -218,7 +218,7 @@ def test_a_fault_ends_the_episode_and_costs_a_point(what: str, drill, ball, memo
 
 
 @pytest.mark.parametrize(("miss", "crossed", "success"), [(0.5, 1.0, True), (0.9, 1.0, False), (0.5, 0.0, False)])
-def test_a_hit_succeeds_where_the_ball_lands_on_the_mark_after_crossing_the_net(miss, crossed, success):
+def test_a_hit_succeeds_if_the_ball_lands_on_the_mark_after_crossing_the_net(miss, crossed, success):
     sim = placed(Hit, ball=(-3.0, 1.0, LANDED + 0.05), speed=(0, 0, -4.0), memory={"bumps": 1.0, "crossed": crossed})
     start = int(sim.task.model.joint("target_x").qposadr[0])
     sim.engine.states[0, 1 + start : 3 + start] = [-3.0 + miss, 1.0]
@@ -244,40 +244,40 @@ def test_the_selector_never_leaves_a_swing_before_it_is_over():
 
 
 @pytest.mark.parametrize("name", ["volley/bump", "volley/pass"])
-def test_swings_in_play_run_to_their_end(name: str):
-    sim, expert, kept = opened(name, 4), Juggler(), 0
+def test_swings_run_to_their_end_in_rollouts(name: str):
+    sim, expert, checked = opened(name, 4), Juggler(), 0
     action = expert(sim, {})
     for _ in range(120):
         before = expert.skill.copy(), expert.swings.began.copy(), expert.swings.lasts.copy()
         fresh = sim.step(action).done.numpy()[:, None]
         action = expert(sim, {})
         over = sim.state().time[:, None] > before[1] + before[2]
-        goes_on = (before[0] == SWING) & ~over & ~fresh
-        assert (expert.skill[goes_on] == SWING).all()
-        np.testing.assert_array_equal(expert.swings.began[goes_on], before[1][goes_on])
-        kept += int(goes_on.sum())
-    assert kept > 50
+        unfinished = (before[0] == SWING) & ~over & ~fresh
+        assert (expert.skill[unfinished] == SWING).all()
+        np.testing.assert_array_equal(expert.swings.began[unfinished], before[1][unfinished])
+        checked += int(unfinished.sum())
+    assert checked > 50
 
 
 def test_the_juggler_keeps_the_ball_up():
     sim = opened("volley/bump", 8)
-    total, bumps, success = play(sim, Juggler())
+    total, bumps, success = run_episodes(sim, Juggler())
     assert success.float().mean() >= 0.75 and total.mean() > 5 and bumps.median() >= 7
 
 
 def test_the_juggler_hits_the_mark():
     sim = opened("volley/hit", 16)
-    total, bumps, success = play(sim, Juggler(), steps=150)
+    total, bumps, success = run_episodes(sim, Juggler(), steps=150)
     assert success.float().mean() >= 0.7 and total.mean() > 0.4 and (bumps == 1).all()
 
 
 def test_two_jugglers_pass_the_ball():
     sim = opened("volley/pass", 8)
-    total, bumps, _ = play(sim, Juggler(), steps=220)
+    total, bumps, _ = run_episodes(sim, Juggler(), steps=220)
     assert bumps.mean() >= 3 and total.mean() > 1.5
 
 
-def test_an_episode_repeats_by_its_seed():
+def test_episodes_are_reproducible_by_seed():
     runs = []
     for _ in range(2):
         sim = make_sim("volley/pass", SimOptions(num_envs=2, threads=1))
@@ -287,7 +287,7 @@ def test_an_episode_repeats_by_its_seed():
     assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
-def test_rougher_rotors_show_in_the_change_of_the_actions():
+def test_action_change_measures_throttle_changes():
     sim = placed(Bump, ball=(3.0, 0.0, 4.0))
     calm = sim.step(hover(sim)).info["action_change"]
     rough = sim.step(-torch.ones(1, 4)).info["action_change"]
@@ -296,7 +296,7 @@ def test_rougher_rotors_show_in_the_change_of_the_actions():
 
 
 @pytest.mark.parametrize("drill", DRILLS.values())
-def test_a_drill_in_the_mirror_moves_as_the_mirror_shows(drill):
+def test_drill_dynamics_are_mirror_symmetric(drill):
     sim, image = (MujocoSim(drill("shaped"), 1) for _ in range(2))
     mirror = sim.spec.mirror
     assert mirror is not None
@@ -314,7 +314,7 @@ def test_a_drill_in_the_mirror_moves_as_the_mirror_shows(drill):
 
 
 def reflect(task, first: ResetState) -> ResetState:
-    """The start seen in the mirror y -> -y, in which two drones change places."""
+    """The start mirrored at y -> -y, which swaps two drones."""
     qpos, qvel, memory = first.qpos.copy(), first.qvel.copy(), dict(first.memory)
     names = [f"drone{i}_drone" for i in range(task.drones)] + ["ball"]
     for name, other in zip(names, [*names[:-1][::-1], "ball"], strict=True):
@@ -331,7 +331,7 @@ def reflect(task, first: ResetState) -> ResetState:
     return ResetState(qpos, qvel, memory)
 
 
-def test_a_skill_can_be_replaced_and_strangers_are_refused():
+def test_skills_can_be_replaced_and_unknown_ones_are_refused():
     sim = placed(Bump, ball=(3.0, 0.0, 4.0))
     asked = []
 
@@ -347,7 +347,7 @@ def test_a_skill_can_be_replaced_and_strangers_are_refused():
         get_task("volley/bump").require_expert()()(make_sim("toy/point_mass"), {})
 
 
-def test_the_drills_can_be_seen():
+def test_drills_render_images():
     frame = make_sim("volley/pass", SimOptions(num_envs=1))
     frame.reset(0)
     picture = frame.render(width=160, height=120)

@@ -1,4 +1,4 @@
-"""Implicit gradients against closed forms and finite differences."""
+"""Tests of implicit gradients against closed forms."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from robopolicy.contrib.evolution.bilevel import conjugate_gradients, implicit_gradient
 
 
-def test_conjugate_gradients_solve_a_system_in_as_many_steps_as_it_has_unknowns() -> None:
+def test_conjugate_gradients_solve_a_linear_system() -> None:
     generator = torch.Generator().manual_seed(0)
     root = torch.randn(6, 6, generator=generator, dtype=torch.float64)
     matrix, right = root @ root.T + torch.eye(6), torch.randn(6, generator=generator, dtype=torch.float64)
@@ -15,8 +15,8 @@ def test_conjugate_gradients_solve_a_system_in_as_many_steps_as_it_has_unknowns(
     torch.testing.assert_close(found, torch.linalg.solve(matrix, right), rtol=1e-4, atol=1e-5)
 
 
-def test_the_gradient_of_a_small_loss_is_as_small() -> None:
-    """Lower: `|p - v|^2 / 2`, so that the policy follows v; upper: `c |p|^2 / 2`, whose gradient is then `c v`."""
+def test_the_gradient_scales_with_a_small_upper_loss() -> None:
+    """For lower loss `|p - v|^2 / 2` the policy equals v, so upper loss `c |p|^2 / 2` has gradient `c v`."""
     v = torch.tensor([1.0, -2.0], dtype=torch.float64, requires_grad=True)
     policy = v.detach().clone().requires_grad_()
     lower = (policy - v).square().sum() / 2
@@ -27,7 +27,7 @@ def test_the_gradient_of_a_small_loss_is_as_small() -> None:
 
 
 def test_the_gradient_of_a_bandit_whose_policy_answers_the_reward() -> None:
-    """Lower: softmax policy with entropy bonus, whose best answer is softmax(v / tau); upper: a preference loss."""
+    """Lower: softmax policy with entropy bonus and optimum softmax(v / tau); upper: a preference loss."""
     tau, target = 0.5, torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     v = torch.tensor([0.3, -0.2, 0.4], dtype=torch.float64, requires_grad=True)
     logits = (v / tau).detach().requires_grad_()
@@ -35,7 +35,7 @@ def test_the_gradient_of_a_bandit_whose_policy_answers_the_reward() -> None:
     lower = (log.exp() * (tau * log - v)).sum()
     upper = -(target * log).sum() + 0.1 * v.square().sum()
     (found,) = implicit_gradient(upper, lower, [logits], [v], damping=1e-9, steps=50)
-    answered = -(target * (v / tau).log_softmax(0)).sum() + 0.1 * v.square().sum()
-    (wanted,) = torch.autograd.grad(answered, v)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
-    assert not torch.allclose(found, 0.2 * v.detach(), atol=1e-2)  # the direct term alone is something else
+    upper_at_optimum = -(target * (v / tau).log_softmax(0)).sum() + 0.1 * v.square().sum()
+    (expected,) = torch.autograd.grad(upper_at_optimum, v)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(found, 0.2 * v.detach(), atol=1e-2)  # the direct term alone differs

@@ -1,4 +1,4 @@
-"""Search without gradients: what is searched, that only ranks count, exact resumption, and a robot that learns so."""
+"""Tests of gradient-free search: search spaces, rank invariance, exact resumption, and a robot that learns."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from robopolicy.contrib.evolution.evolution import CMAES, AllOf, Archive, DeepGA
 from robopolicy.sim.registry import SimOptions, make_sim
 
 BOXES = {"deep_ga": DeepGA, "cmaes": CMAES, "archive": Archive}
-RANKED = ("deep_ga", "cmaes")  # to whom only the order of fitness counts
+RANKED = ("deep_ga", "cmaes")  # searches that use only fitness ranks
 
 
 def bowl(vectors: torch.Tensor) -> torch.Tensor:
@@ -52,7 +52,7 @@ def test_they_resume_exactly(name):
 
 
 @pytest.mark.parametrize("name", BOXES)
-def test_a_fitness_that_is_no_number_is_the_worst(name):
+def test_a_nan_fitness_ranks_last(name):
     def broken(vectors):
         fitness = bowl(vectors)
         return torch.where(vectors[:, 0] < 0, torch.nan, fitness)
@@ -61,7 +61,7 @@ def test_a_fitness_that_is_no_number_is_the_worst(name):
 
 
 def test_the_archive_keeps_its_candidates_apart_and_averages_noise():
-    """POLCA: a net of candidates, and the best of them by its mean although single trials are misleading."""
+    """POLCA: candidates keep a minimum distance, and the best one has the highest mean over noisy trials."""
     box, generator = make("archive", size=2), torch.Generator().manual_seed(0)
     for _ in range(60):
         asked = box.ask()
@@ -72,7 +72,7 @@ def test_the_archive_keeps_its_candidates_apart_and_averages_noise():
 
 
 def test_a_genome_is_a_chain_of_seeds():
-    """Such et al. 2017: decoding the seeds gives the individual, whatever its size."""
+    """Such et al. 2017: decoding the seeds returns the individual; genome length does not depend on its size."""
     box = DeepGA(torch.zeros(1000), population=6, parents=2, seed=3)
     for _ in range(4):
         asked = box.ask()
@@ -93,7 +93,7 @@ def test_the_best_survives():
 
 
 def test_an_adapter_of_rank_r_has_r_numbers():
-    """Limit of ESSA: directions stay, values move; where the network stands it computes the same."""
+    """Limit of ESSA: only singular values change, and writing the current values changes nothing."""
     torch.manual_seed(0)
     down, up = nn.Parameter(torch.randn(3, 8)), nn.Parameter(torch.randn(8, 3))
     thin = nn.Parameter(torch.randn(6, 1) @ torch.randn(1, 6))
@@ -109,7 +109,7 @@ def test_an_adapter_of_rank_r_has_r_numbers():
     assert_close(torch.linalg.svdvals(down.detach()), torch.tensor([2.0, 1.0, 0.0]), atol=1e-5, rtol=0)
 
 
-def test_spaces_touch_nothing_else():
+def test_search_spaces_change_only_their_own_parameters():
     net = nn.Linear(3, 2)
     weight, bias = net.weight.detach().clone(), net.bias.detach().clone()
     scales = RowScales([net.weight])
@@ -124,7 +124,7 @@ def test_spaces_touch_nothing_else():
 
 
 def controller() -> nn.Sequential:
-    """Steers the point mass; its last layer pushes away from the goal along y, and too weakly along x."""
+    """Point-mass controller whose last layer pushes away from the goal along y and too weakly along x."""
     policy = nn.Sequential(nn.Linear(6, 2, bias=False), nn.Linear(2, 2, bias=False))
     first, last = policy[0].weight, policy[1].weight
     with torch.no_grad():
@@ -135,7 +135,7 @@ def controller() -> nn.Sequential:
 
 @torch.no_grad()
 def mean_return(policy: nn.Module, episodes: int = 16) -> float:
-    """Of episodes of the point mass that always start alike."""
+    """Mean return of point-mass episodes with fixed seeds."""
     sim = make_sim("toy/point_mass", SimOptions(num_envs=episodes, reward="shaped"))
     state, total, running = sim.reset(0)["state"], torch.zeros(episodes), torch.ones(episodes, dtype=torch.bool)
     while bool(running.any()):
@@ -148,7 +148,7 @@ def mean_return(policy: nn.Module, episodes: int = 16) -> float:
 
 @pytest.mark.parametrize("name", RANKED)
 def test_a_robot_learns_the_scales_of_its_last_layer(name):
-    """R (9.01): the part that evolves adapters of a text policy, on a robot that first drives away from its goal."""
+    """R (9.01): the search over adapters of a text policy, on a robot that initially moves away from its goal."""
     policy = controller()
     space, before = RowScales([policy[1].weight]), mean_return(policy)
     settings = {"deep_ga": {"sigma": 0.8, "population": 12, "parents": 3}, "cmaes": {"sigma": 0.8, "population": 12}}

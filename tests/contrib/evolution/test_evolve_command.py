@@ -1,4 +1,4 @@
-"""`robopolicy evolve`: a checkpoint that is searched without gradients, and what does not fit."""
+"""Tests of `robopolicy evolve`: gradient-free search from a checkpoint, and refused options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = ["--generations", "2", "--population", "4", "--episodes", "4", "--report
 
 
 @pytest.mark.parametrize("search", ["cmaes", "deep_ga", "archive"])
-def test_a_checkpoint_is_searched_and_tried_on_other_episodes(
+def test_evolve_searches_from_a_checkpoint_and_reports_on_other_episodes(
     search: str, clone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if search == "cmaes":
@@ -26,12 +26,12 @@ def test_a_checkpoint_is_searched_and_tried_on_other_episodes(
     assert len(found["best"]) == 2 and found["results"].keys() == {"before", "evolved"}
     (before, _), (after, manifest) = load_policy(base), load_policy(out)
     changed = [name for name, value in after.named_parameters() if not torch.equal(value, before.get_parameter(name))]
-    assert len(changed) <= 1 and manifest.task == "toy/point_mass"  # the last matrix alone
+    assert len(changed) <= 1 and manifest.task == "toy/point_mass"  # only the last matrix
     assert [parent.policy for parent in manifest.parents] == ["flow"]
     assert main(["verify", str(out)]) == 0
 
 
-def test_what_does_not_fit_is_refused_in_one_line(clone: Path, tmp_path: Path, refused) -> None:
+def test_invalid_options_are_refused_in_one_line(clone: Path, tmp_path: Path, refused) -> None:
     base = ["evolve", clone / "checkpoints" / "last", "--out", tmp_path / "evolved"]
     assert "known prefixes" in refused(*base, "--parameters", "nothing")
     assert "at least 4" in refused(*base, "--population", "2")

@@ -1,4 +1,4 @@
-"""A point on a line that starts anywhere; those who demonstrate start where they want to be and stay there."""
+"""Environment of a point on a line with random starts; demonstrations start at the goal and stay there."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec
 from robopolicy.sim.vector_env import TorchVectorEnv
 
 HOME = 0.5  # where demonstrations stay
-STEPS = 15  # of an episode
+STEPS = 15  # per episode
 SPEC = PolicySpec({"state": (1,)}, action_dim=1)
 
 
 class LineSim(TorchVectorEnv):
-    """`state`: the place in [-1, 1]; the action moves it by up to 0.2. Nothing is rewarded."""
+    """`state` is the position in [-1, 1]; the action moves it by up to 0.2. All rewards are 0."""
 
     def __init__(self, num_envs: int) -> None:
         spec = SimSpec(
@@ -60,12 +60,12 @@ class LineSim(TorchVectorEnv):
 
 
 def moved(place: Tensor, action: Tensor) -> Tensor:
-    """Where an action leads."""
+    """Position after an action."""
     return (place + 0.2 * action.clamp(-1, 1)).clamp(-1, 1)
 
 
 def demonstrations(episodes: int = 1, seed: int = 0) -> Episodes:
-    """Stays at home but for a little noise; says nothing of rewards."""
+    """Episodes that stay near `HOME`, with small noise and without rewards."""
     rng = np.random.default_rng(seed)
     shape = (STEPS, 1)
     arrays = [
@@ -78,7 +78,7 @@ def demonstrations(episodes: int = 1, seed: int = 0) -> Episodes:
 
 
 def gaussian() -> GaussianPolicy:
-    """A small squashed Gaussian."""
+    """A small squashed Gaussian policy."""
     config = GaussianConfig(
         hidden=(32, 32),
         activation="relu",
@@ -94,7 +94,7 @@ def gaussian() -> GaussianPolicy:
 
 
 def distance(policy: GaussianPolicy) -> float:
-    """Mean distance from home after an episode of its best actions, over starts everywhere."""
+    """Mean distance from `HOME` after an episode of mode actions, over evenly spaced starts."""
     place = torch.linspace(-1, 1, 41)[:, None]
     for _ in range(STEPS):
         place = moved(place, policy.act({"state": place[:, None]}, deterministic=True)[:, 0])

@@ -1,4 +1,4 @@
-"""The combination lock: one of five actions leads on at every step, only the last step is paid."""
+"""Combination lock: one of five actions is correct at every step, and only the last step is rewarded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACTIONS = 5  # equal parts of [-1, 1]
 
 
 class LockSim(TorchVectorEnv):
-    """`state`: one-hot of the step, zeros once a wrong action was played."""
+    """`state` is the one-hot step, or zeros after a wrong action."""
 
     def __init__(self, num_envs: int, length: int) -> None:
         spec = SimSpec(
@@ -38,8 +38,8 @@ class LockSim(TorchVectorEnv):
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         active = self.active_rows(active)
-        wanted = self.code[self.episode_step]
-        self._good = self._good & (~active | (choice(action[:, 0]) == wanted))
+        correct = self.code[self.episode_step]
+        self._good = self._good & (~active | (choice(action[:, 0]) == correct))
         self.episode_step = self.episode_step + active
         done = self.episode_step == self.length
         reward = (done & self._good).float()
@@ -60,12 +60,12 @@ class LockSim(TorchVectorEnv):
 
 
 def choice(action: Tensor) -> Tensor:
-    """Which of the actions a number in [-1, 1] is."""
+    """Index of the action that a number in [-1, 1] encodes."""
     return ((action.clamp(-1, 1) + 1) / 2 * ACTIONS).long().clamp(max=ACTIONS - 1)
 
 
 def dataset(length: int, episodes: int, wrong: float, gamma: float, generator: torch.Generator) -> Transitions:
-    """Windows of one step from a demonstrator that plays at random with probability `wrong`."""
+    """Windows of one step from a demonstrator that acts at random with probability `wrong`."""
     sim = LockSim(episodes, length)
     obs, columns = sim.reset(0), []
     for step in range(length):
@@ -97,7 +97,7 @@ def dataset(length: int, episodes: int, wrong: float, gamma: float, generator: t
 
 
 def rows(windows: Transitions, index: Tensor) -> Transitions:
-    """Some of the windows."""
+    """The windows at `index`."""
     pick: dict[str, Any] = {
         key: {k: v[index] for k, v in value.items()} if isinstance(value, dict) else value[index]
         for key, value in vars(windows).items()

@@ -1,4 +1,4 @@
-"""Algorithms that are restored between updates on given batches."""
+"""Check of algorithms that are restored between updates on given batches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def assert_resumes(make: Callable[[int], Any], feed: Callable[[], Any]) -> None:
-    """An algorithm restored after two of four updates from one of another seed ends with the same weights."""
+    """An algorithm of another seed, restored after two of four updates, ends with the same weights."""
     torch.manual_seed(0)
     data = [feed() for _ in range(4)]
     straight, other = make(0), make(1)
@@ -22,6 +22,6 @@ def assert_resumes(make: Callable[[int], Any], feed: Callable[[], Any]) -> None:
         straight.update(part)
         other.update(part)
     for name, part in straight.checkpoint_items().items():
-        mine, theirs = part.state_dict(), other.checkpoint_items()[name].state_dict()
-        for key, value in mine.items():
-            assert not isinstance(value, Tensor) or torch.equal(value, theirs[key]), f"{name} {key}"
+        expected, found = part.state_dict(), other.checkpoint_items()[name].state_dict()
+        for key, value in expected.items():
+            assert not isinstance(value, Tensor) or torch.equal(value, found[key]), f"{name} {key}"

@@ -1,6 +1,6 @@
-"""The rules of the product's families as tests over the names that one theme of contrib adds to them.
+"""Shared rules as tests over the names that one contrib theme registers.
 
-A file of `tests/contrib/<theme>` takes those that its theme has names for:
+A file in `tests/contrib/<theme>` inherits the classes for which its theme has names:
 
     class TestRules(AlgorithmRules, ConfigRules):
         theme = "control"
@@ -67,7 +67,7 @@ from robopolicy.training.make_source import SOURCES
 
 
 class Rules:
-    """Gives every argument of a rule that `names` knows the names of the theme."""
+    """Parametrizes every rule argument in `names` with the names of the theme."""
 
     theme: ClassVar[str]
 
@@ -84,25 +84,27 @@ class Rules:
 
 
 class AlgorithmRules(Rules):
-    """Of algorithms; `place` is a fixture of `tests/contrib`."""
+    """Rules of algorithms; `place` is a fixture of `tests/contrib`."""
 
     @classmethod
     def names(cls) -> dict[str, list[Any]]:
-        """Algorithms; those of robots, which have heads; sources of data."""
+        """All algorithms, and the robot algorithms, which have heads."""
         algorithms = names_of(ALGORITHMS, cls.theme)
         own = {"algorithm": algorithms, "of_robots": [name for name in algorithms if allowed(name)]}
         return super().names() | own
 
-    def test_an_algorithm_states_where_it_learns_from_what_it_trains_and_its_paper(self, algorithm: str) -> None:
+    def test_an_algorithm_declares_its_data_source_heads_and_paper(self, algorithm: str) -> None:
         check_states_what_it_is(algorithm)
 
     def test_an_algorithm_can_be_chosen(self, algorithm: str) -> None:
         check_can_be_chosen("algorithm", algorithm)
 
-    def test_an_algorithm_is_shared_out_or_refused(self, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_algorithm_trains_distributed_or_is_refused(
+        self, algorithm: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         check_is_shared_out_or_refused(algorithm, monkeypatch)
 
-    def test_an_algorithm_updates_what_it_allows_and_refuses_the_rest_with_a_reason(
+    def test_an_algorithm_updates_supported_policies_and_refuses_others_with_a_reason(
         self, of_robots: str, place: Path
     ) -> None:
         check_updates_what_it_allows(of_robots, place)
@@ -110,26 +112,27 @@ class AlgorithmRules(Rules):
     def test_a_resumed_algorithm_ends_with_the_same_weights(self, of_robots: str, place: Path, tmp_path: Path) -> None:
         check_resumes_exactly(of_robots, place, tmp_path)
 
-    def test_an_algorithm_learns_on_a_gpu_goes_on_from_its_resume_point_and_acts(
+    @pytest.mark.slow
+    def test_an_algorithm_learns_on_a_gpu_resumes_and_acts(
         self, of_robots: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         check_learns_on_a_gpu(of_robots, place, tmp_path, monkeypatch)
 
 
 class SourceRules(Rules):
-    """Of sources of data."""
+    """Rules of data sources."""
 
     @classmethod
     def names(cls) -> dict[str, list[Any]]:
         """Sources."""
         return super().names() | {"source": names_of(SOURCES, cls.theme)}
 
-    def test_a_source_says_what_it_provides_and_whether_in_whole_episodes(self, source: str) -> None:
+    def test_a_source_declares_its_data_and_whether_it_yields_whole_episodes(self, source: str) -> None:
         check_source_says_what_it_provides(source)
 
 
 class PolicyRules(Rules):
-    """Of policies."""
+    """Rules of policies."""
 
     @classmethod
     def names(cls) -> dict[str, list[Any]]:
@@ -141,20 +144,20 @@ class PolicyRules(Rules):
 
 
 class HeadRules(Rules):
-    """Of heads and backbones, with those of the product."""
+    """Rules of pairs of heads and backbones, including product ones."""
 
     @classmethod
     def names(cls) -> dict[str, list[Any]]:
-        """Pairs of which one is the theme's."""
+        """Pairs with at least one entry of the theme."""
         return super().names() | {"pair": pairs((PRODUCT, cls.theme), cls.theme)}
 
     def test_imitating_and_acting_from_every_kind_of_input(self, pair: tuple[str, str]) -> None:
         check_imitates_and_acts_from_every_kind_of_input(*pair)
 
-    def test_one_row_of_a_loss_knows_nothing_of_the_others(self, pair: tuple[str, str]) -> None:
+    def test_loss_rows_are_independent(self, pair: tuple[str, str]) -> None:
         check_rows_of_a_loss_know_nothing_of_each_other(*pair)
 
-    def test_padded_steps_send_no_gradient_back(self, pair: tuple[str, str]) -> None:
+    def test_padded_steps_have_no_gradient(self, pair: tuple[str, str]) -> None:
         check_padded_steps_send_no_gradient_back(*pair)
 
     def test_crops_and_dropped_embeddings_are_for_imitation_in_training_mode_only(self, pair: tuple[str, str]) -> None:
@@ -162,16 +165,16 @@ class HeadRules(Rules):
 
 
 class BackboneRules(Rules):
-    """Of backbones."""
+    """Rules of backbones."""
 
     @classmethod
     def names(cls) -> dict[str, list[Any]]:
-        """Backbones, and numbers of times that they are given."""
+        """Backbones, and numbers of input times."""
         return super().names() | {"kind": names_of(BACKBONES, cls.theme), "times": [1, 2]}
 
     @pytest.fixture
     def double(self) -> Iterator[None]:
-        """The claims are about rows, not about rounding: the order of sums depends on how many rows there are."""
+        """Use float64, because the summation order depends on the number of rows."""
         torch.set_default_dtype(torch.float64)
         yield
         torch.set_default_dtype(torch.float32)
@@ -181,38 +184,38 @@ class BackboneRules(Rules):
         check_reads_chains_as_their_iterates(kind, times)
 
     @pytest.mark.usefixtures("double")
-    def test_one_time_serves_all_rows(self, kind: str, times: int) -> None:
+    def test_one_time_broadcasts_to_all_rows(self, kind: str, times: int) -> None:
         check_one_time_serves_all_rows(kind, times)
 
     @pytest.mark.usefixtures("double")
-    def test_gradients_add_up_over_the_rows_that_share_a_time(self, kind: str) -> None:
+    def test_gradients_sum_over_rows_that_share_a_time(self, kind: str) -> None:
         check_gradients_add_up_over_the_rows_that_share_a_time(kind)
 
 
 class ConfigRules(Rules):
-    """Of everything that has settings."""
+    """Rules of configurations."""
 
     @classmethod
     def names(cls) -> dict[str, list[Any]]:
-        """Configs of the theme's entries, and all that lie within them."""
+        """Configs of the theme's entries, and all configs nested in them."""
         return super().names() | {"entry": list(configs_of(cls.theme)), "config": sorted(nested(configs_of(cls.theme)))}
 
     def test_every_number_of_a_configuration_has_a_range(self, entry: str) -> None:
         assert unranged(configs_of(self.theme)[entry], entry) == []
 
-    def test_a_number_outside_its_range_is_refused_however_a_config_is_built(self, config: str) -> None:
+    def test_out_of_range_numbers_are_refused_for_every_way_to_build_a_config(self, config: str) -> None:
         check_refuses_what_is_out_of_range(nested(configs_of(self.theme))[config])
 
-    def test_a_number_beyond_the_field_that_bounds_it_is_refused(self, config: str) -> None:
+    def test_a_number_beyond_its_bounding_field_is_refused(self, config: str) -> None:
         check_refuses_what_is_beyond_a_field(nested(configs_of(self.theme))[config])
 
 
 class PresetRules(Rules):
-    """Of presets of tasks and experiments."""
+    """Rules of task and experiment presets."""
 
     @classmethod
     def names(cls) -> dict[str, list[Any]]:
-        """Group and name."""
+        """Pairs of group and name."""
         return super().names() | {"preset": presets_of(cls.theme)}
 
     def test_a_preset_composes(self, preset: tuple[str, str]) -> None:
@@ -220,19 +223,19 @@ class PresetRules(Rules):
 
 
 class RecipeRules(Rules):
-    """Of text recipes."""
+    """Rules of text recipes."""
 
-    unmasked: ClassVar[tuple[str, ...]] = ()  # recipes that cannot do with what a table of tokens records
+    unmasked: ClassVar[tuple[str, ...]] = ()  # recipes that need more than a token table records
 
     @classmethod
     def names(cls) -> dict[str, list[Any]]:
-        """Recipes; those that learn from rollouts; those that play them in a way of their own."""
+        """All recipes, recipes that learn from rollouts, and recipes with their own rollout strategy."""
         recipes, rollouts = recipes_of(cls.theme), recipes_of(cls.theme, "rollout")
         masked = [name for name in recipes if name not in cls.unmasked]
         own = {"recipe": recipes, "masked": masked, "of_rollouts": rollouts, "playing": list(filter(plays, rollouts))}
         return super().names() | own | {"layout": ["tokens", "chain"]}
 
-    def test_a_recipe_says_what_it_is(self, recipe: str) -> None:
+    def test_a_recipe_has_a_title_and_a_cited_source(self, recipe: str) -> None:
         check_says_what_it_is(recipe)
 
     def test_a_recipe_needs_no_other_theme(self, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +244,7 @@ class RecipeRules(Rules):
     def test_the_memory_of_a_recipe_survives_a_checkpoint(self, recipe: str) -> None:
         check_memory_survives_a_checkpoint(recipe)
 
-    def test_what_is_masked_reaches_no_part_of_a_recipe(self, masked: str) -> None:
+    def test_masked_entries_reach_no_part_of_a_recipe(self, masked: str) -> None:
         check_what_is_masked_reaches_no_part(masked)
 
     def test_a_recipe_learns_from_tokens(self, of_rollouts: str) -> None:
@@ -250,8 +253,8 @@ class RecipeRules(Rules):
     def test_a_recipe_updates_a_denoising_chain(self, of_rollouts: str) -> None:
         check_updates_a_denoising_chain(of_rollouts)
 
-    def test_a_recipe_updates_a_flow_or_names_what_robots_do_not_record(self, of_rollouts: str) -> None:
+    def test_a_recipe_updates_a_flow_or_names_the_fields_that_robots_do_not_record(self, of_rollouts: str) -> None:
         check_updates_a_flow(of_rollouts)
 
-    def test_a_recipe_plays_and_learns(self, playing: str, layout: str) -> None:
+    def test_a_recipe_collects_rollouts_and_learns(self, playing: str, layout: str) -> None:
         check_plays_and_learns(playing, layout)

@@ -1,4 +1,4 @@
-"""A small squashed Gaussian for tasks of known dynamics, and a learner around it."""
+"""A small squashed Gaussian policy for known-dynamics tasks, and a learner with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks of known dynamics: the simulator contract, hand-worked days of a store, limits that hold, pictures."""
+"""Tests of known-dynamics tasks: simulator contract, store steps by hand, reservoir limits, and rendering."""
 
 from __future__ import annotations
 
@@ -35,34 +35,34 @@ def test_the_differentiable_rollout_is_what_the_simulator_plays(task: str) -> No
     span = sim.spec.action_high - sim.spec.action_low
     decide = lambda obs: (sim.spec.action_low + span * torch.sigmoid(obs.sum(-1, keepdim=True) / 50))[:, None]  # noqa: E731
     key = next(iter(sim.spec.observation))
-    played = unroll(Scenarios(sim.dynamics, *sim.dynamics.scenarios([5, 6])), lambda obs: decide(obs[key][:, -1]))
+    rollout = unroll(Scenarios(sim.dynamics, *sim.dynamics.scenarios([5, 6])), lambda obs: decide(obs[key][:, -1]))
     seen, total = sim.reset(5), torch.zeros(2)
     for t in range(sim.spec.max_episode_steps):
-        assert torch.equal(seen[key], played.obs[key].unflatten(0, (2, -1))[:, t, 0])
+        assert torch.equal(seen[key], rollout.obs[key].unflatten(0, (2, -1))[:, t, 0])
         step = sim.step(decide(seen[key])[:, 0])
         seen, total = step.obs, total + step.reward
     assert bool(step.truncated.all())
-    torch.testing.assert_close(total, played.reward.detach().sum(1))
+    torch.testing.assert_close(total, rollout.reward.detach().sum(1))
 
 
-def test_a_store_serves_from_what_has_arrived() -> None:
+def test_a_store_serves_demand_from_arrived_stock() -> None:
     backlog, lost = Store(NEWSVENDOR), Store(LOST_SALES)
     order, demand = torch.tensor([[3.0]]), torch.tensor([[5.0]])
     day = backlog.step(torch.tensor([[1.0]]), order, demand)
-    assert day.state.tolist() == [[-1.0]] and day.reward.tolist() == [-9.0]  # one unit waits
+    assert day.state.tolist() == [[-1.0]] and day.reward.tolist() == [-9.0]  # one unit on backlog
     day = backlog.step(torch.tensor([[4.0]]), order, demand)
     assert day.state.tolist() == [[2.0]] and day.reward.tolist() == [-2.0]
     day = lost.step(torch.tensor([[1.0, 2.0, 4.0, 6.0, 8.0]]), order, demand)
     assert day.state.tolist() == [[0.0, 4.0, 6.0, 8.0, 3.0]] and day.reward.tolist() == [-18.0]  # two units are lost
 
 
-def test_base_stock_costs_what_the_newsvendor_formula_says() -> None:
+def test_base_stock_cost_equals_the_newsvendor_formula() -> None:
     score = evaluate(ExpertActor(BaseStock(NEWSVENDOR)), make("newsvendor", 32), episodes=200)
     optimum = 10.0 * 1.6 * np.exp(-0.5 * 1.2815516**2) / np.sqrt(2 * np.pi)  # (h + p) std phi(z) = 2.808
     assert -score.summary()["return_mean"] / 50 == pytest.approx(optimum, rel=0.02)
 
 
-def test_a_hanging_pole_rests_and_an_upright_one_falls() -> None:
+def test_a_hanging_pole_is_stable_and_an_upright_pole_falls() -> None:
     dynamics = CartPole()
     still = torch.zeros(1, 1)
     hanging = torch.tensor([[0.0, np.pi, 0.0, 0.0]])
@@ -74,7 +74,7 @@ def test_a_hanging_pole_rests_and_an_upright_one_falls() -> None:
     assert float(state[0, 1]) > 1.0 and not bool(dynamics.is_success(state))
 
 
-def test_the_pole_is_drawn_where_it_points() -> None:
+def test_the_rendered_pole_matches_its_angle() -> None:
     picture = CartPole().draw(torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.0, np.pi, 0.0, 0.0]]), 60, 80)
     red = (picture[:, 0] == 217) & (picture[:, 1] == 51)
     assert bool(red[0, 20:25, 39:41].all()) and not bool(red[0, 40:].any())
@@ -93,7 +93,7 @@ def test_reservoirs_never_leave_their_limits_whatever_the_targets() -> None:
         assert bool((step.info["reward.operation"] < 1e-6).all() and (step.info["reward.missed"] < 1e-6).all())
 
 
-def test_a_level_that_is_held_is_met() -> None:
+def test_the_expert_holds_the_reservoir_levels() -> None:
     sim = make("reservoir", 4)
     start = sim.reset(0)["state"]
     step = sim.step(get_task("reservoir").require_expert()()(sim, {"state": start}))

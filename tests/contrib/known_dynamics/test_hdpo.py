@@ -1,4 +1,4 @@
-"""HDPO: its gradient against finite differences, known optima of inventory control, chunks, refusals."""
+"""Tests of HDPO: gradient against finite differences, known inventory optima, chunks, and refused input."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def trained(algorithm: HDPO, pool: Scenarios, updates: int, batch: int) -> None:
 
 
 def cost(found: Scenarios, decide) -> float:
-    """Mean cost of a day."""
+    """Mean cost per day."""
     with torch.no_grad():
         return -float(unroll(found, decide).reward.mean())
 
@@ -61,9 +61,9 @@ def test_it_finds_the_base_stock_optimum_of_the_newsvendor() -> None:
     dynamics = Store(NEWSVENDOR)
     algorithm = learner("hdpo", dynamics.spec)
     trained(algorithm, scenarios(dynamics, 1000, 1024), 120, 128)
-    judged = scenarios(dynamics, 0, 512)
-    best = cost(judged, lambda obs: BaseStock(NEWSVENDOR).order(obs["inventory"]))
-    assert cost(judged, algorithm.policy.mode) < 1.02 * best
+    held_out = scenarios(dynamics, 0, 512)
+    best = cost(held_out, lambda obs: BaseStock(NEWSVENDOR).order(obs["inventory"]))
+    assert cost(held_out, algorithm.policy.mode) < 1.02 * best
 
 
 @pytest.mark.slow
@@ -71,16 +71,17 @@ def test_with_a_lead_time_and_lost_sales_it_beats_every_base_stock() -> None:
     dynamics = Store(LOST_SALES)
     algorithm = learner("hdpo", dynamics.spec)
     trained(algorithm, scenarios(dynamics, 1000, 2048), 150, 128)
-    judged = scenarios(dynamics, 0, 512)
+    held_out = scenarios(dynamics, 0, 512)
     levels = np.arange(20.0, 36.0)
     heuristics = [
-        cost(judged, lambda obs, level=level: BaseStock(LOST_SALES, level).order(obs["inventory"])) for level in levels
+        cost(held_out, lambda obs, level=level: BaseStock(LOST_SALES, level).order(obs["inventory"]))
+        for level in levels
     ]
-    assert 20.0 < levels[int(np.argmin(heuristics))] < 35.0  # the best one lies inside the search
-    assert cost(judged, algorithm.policy.mode) < 0.96 * min(heuristics)
+    assert 20.0 < levels[int(np.argmin(heuristics))] < 35.0  # the best level is inside the search range
+    assert cost(held_out, algorithm.policy.mode) < 0.96 * min(heuristics)
 
 
-def test_chunks_and_histories_are_played_as_the_policy_is_deployed() -> None:
+def test_unroll_executes_chunks_and_histories_as_in_deployment() -> None:
     dynamics = Store(NEWSVENDOR)
     seen: list[torch.Tensor] = []
 
@@ -89,13 +90,13 @@ def test_chunks_and_histories_are_played_as_the_policy_is_deployed() -> None:
         return torch.tensor([1.0, 2.0, 30.0]).view(1, 3, 1)
 
     found = scenarios(dynamics, 0, 1)
-    played = unroll(found, decide, action_horizon=3, obs_horizon=2)
+    rollout = unroll(found, decide, action_horizon=3, obs_horizon=2)
     assert len(seen) == 17 and seen[0].shape == (1, 2, 1)
     assert torch.equal(seen[0][:, 0], seen[0][:, 1]) and torch.equal(seen[0][:, 0], found.state)
-    assert played.action[0, :4, 0].tolist() == [1.0, 2.0, 20.0, 1.0]  # orders end at the bound
+    assert rollout.action[0, :4, 0].tolist() == [1.0, 2.0, 20.0, 1.0]  # orders are clipped at the bound
 
 
-def test_an_update_clips_its_gradient_and_follows_what_was_seen() -> None:
+def test_an_update_clips_its_gradient_and_updates_the_normalizer() -> None:
     dynamics = Store(NEWSVENDOR)
     algorithm = learner("hdpo", dynamics.spec, grad_clip=1e-9)
     found = scenarios(dynamics, 0, 4)
@@ -119,5 +120,5 @@ def test_recorded_disturbances_can_be_replayed() -> None:
         def scenario(self, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
             return torch.zeros(1), torch.full((50, 1), float(seed % 3))
 
-    played = unroll(scenarios(Logged(NEWSVENDOR), 0, 4), lambda obs: torch.zeros(len(obs["inventory"]), 1, 1))
-    assert played.reward[:, 0].tolist() == [0.0, -9.0, -18.0, 0.0]
+    rollout = unroll(scenarios(Logged(NEWSVENDOR), 0, 4), lambda obs: torch.zeros(len(obs["inventory"]), 1, 1))
+    assert rollout.reward[:, 0].tolist() == [0.0, -9.0, -18.0, 0.0]

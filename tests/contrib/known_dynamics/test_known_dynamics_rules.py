@@ -1,4 +1,4 @@
-"""The rules of the product's families over what the theme known_dynamics adds to them."""
+"""Shared rules for the entries of the theme known_dynamics."""
 
 import pytest
 from theme_rules import AlgorithmRules, ConfigRules, PresetRules, SourceRules

@@ -1,4 +1,4 @@
-"""Numbers that overflow end the episode of their environment alone, and actions that are none are refused."""
+"""Tests of numeric faults: overflow ends only the affected episode, and non-finite actions are refused."""
 
 import torch
 from sim_rules import check_refuses_actions_that_are_no_numbers
@@ -8,7 +8,7 @@ from robopolicy.sim.contract import SimSpec, TensorSpec
 
 
 class Doubling(DifferentiableDynamics):
-    """A number that grows by a factor of 1e30 times the action in every step."""
+    """Dynamics that multiply the state by 1e30 times the action at every step."""
 
     def __init__(self) -> None:
         bound = torch.ones(1)
@@ -24,7 +24,7 @@ class Doubling(DifferentiableDynamics):
         return {"state": state}
 
 
-def test_known_dynamics_that_overflow_end_their_episode_alone() -> None:
+def test_overflow_ends_only_the_affected_episode() -> None:
     sim = DynamicsSim(Doubling(), 2)
     sim.reset(0)
     push = torch.tensor([[1e-30], [1.0]])
@@ -38,5 +38,5 @@ def test_known_dynamics_that_overflow_end_their_episode_alone() -> None:
     assert sim.episode_step.tolist() == [2, 0]
 
 
-def test_an_action_that_is_no_number_is_refused() -> None:
+def test_a_nan_action_is_refused() -> None:
     check_refuses_actions_that_are_no_numbers("differentiable/cart_pole")

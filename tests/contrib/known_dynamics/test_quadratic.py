@@ -1,4 +1,4 @@
-"""Quadratic programs as layers: known optima, multipliers and sensitivities against finite differences."""
+"""Tests of quadratic-program layers: known optima, multipliers and sensitivities against finite differences."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Q = np.array([0.3, -1.0, 0.2])
 
 
 def boxed(limit: float) -> QuadraticProgram:
-    """Three variables, each at most `limit` in size, and two equalities."""
+    """A program of three variables with absolute values up to `limit`, and two equalities."""
     return QuadraticProgram(P, Q, A, np.vstack([np.eye(3), -np.eye(3)]), np.full(6, limit))
 
 
-def test_without_limits_the_solution_is_that_of_the_linear_conditions() -> None:
+def test_without_binding_limits_the_solution_solves_the_kkt_equations() -> None:
     b = torch.tensor([[1.0, -2.0], [0.5, 0.25]], dtype=torch.float64)
     found = boxed(100.0).solve(b)
     conditions = np.block([[P, A.T], [A, np.zeros((2, 2))]])
@@ -66,7 +66,7 @@ def test_rows_do_not_depend_on_their_batch() -> None:
     assert torch.equal(together.z, torch.cat([one.z for one in alone])) and together.z.dtype == b.dtype
 
 
-def test_what_cannot_be_met_is_refused_in_one_line() -> None:
+def test_an_infeasible_program_is_refused_in_one_line() -> None:
     with pytest.raises(UserError, match="no solution") as refused:
         boxed(0.9).solve(torch.tensor([[5.0, 0.0]]))
     assert len(str(refused.value).splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Runs through known dynamics from the command line: they train, resume bit-identically, and say what does not fit."""
+"""Tests of command-line runs with known dynamics: training, bit-identical resume, and refused settings."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ def test_a_run_resumes_bit_identically(
         (["task=newsvendor", "algorithm=hdpo", "budget.updates=0", "budget.env_steps=100"], "set budget.updates"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_line(
+def test_incompatible_settings_are_refused_in_one_line(
     settings: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", *SETTINGS, *settings, f"out={tmp_path}"]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_pass_visits_every_scenario_once_and_new_ones_never_repeat() -> None:
+def test_a_pass_visits_every_scenario_once_and_fresh_scenarios_never_repeat() -> None:
     sim = make_sim("newsvendor", SimOptions(num_envs=4))
 
     class Learner:
         name = "hdpo"
 
-    def drawn(scenarios: int) -> torch.Tensor:
+    def sampled_states(scenarios: int) -> torch.Tensor:
         learner: object = Learner()
         source = ScenarioSource(sim, learner, torch.device("cpu"), scenarios=scenarios, obs_horizon=1, seed=7)  # type: ignore[arg-type]
         return torch.cat([source.next(learner).state for _ in range(4)]).flatten()  # type: ignore[arg-type]
 
-    fixed, fresh = drawn(8), drawn(0)
+    fixed, fresh = sampled_states(8), sampled_states(0)
     assert len(fixed[:8].unique()) == 8 and torch.equal(fixed[:8].sort()[0], fixed[8:].sort()[0])
     assert not torch.equal(fixed[:8], fixed[8:])
     assert len(fresh.unique()) == 16

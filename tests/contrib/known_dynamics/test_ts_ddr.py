@@ -1,4 +1,4 @@
-"""TS-DDR: duals of whole plans and of steps against finite differences, limits, and targets that pay."""
+"""Tests of TS-DDR: plan and step duals against finite differences, limits, and costs of trained targets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DT, STEPS = 0.5, 4
 
 
 class Slider(LinearDynamics):
-    """A mass on a line, pushed with at most 1 N against wind, that is to stand at 1 m."""
+    """A mass on a line under wind, pushed with at most 1 N, with its goal at 1 m."""
 
     def __init__(self, penalty: float = 20.0) -> None:
         self.spec = SimSpec(
@@ -78,7 +78,7 @@ def test_the_duals_of_a_plan_are_the_gradient_of_its_cost_at_binding_limits_too(
     dynamics.plan(state, targets, noise).sum().backward()
     measured = slopes(lambda moved: dynamics.plan(state, moved, noise).sum(), targets.detach())
     torch.testing.assert_close(targets.grad, measured, atol=1e-4, rtol=1e-4)
-    assert float(targets.grad.abs().max()) == pytest.approx(20.0, abs=1e-4)  # a target out of reach: the penalty
+    assert float(targets.grad.abs().max()) == pytest.approx(20.0, abs=1e-4)  # the penalty for an unreachable target
 
 
 def test_a_step_passes_gradients_on_to_the_steps_after_it() -> None:
@@ -104,11 +104,11 @@ def test_a_plan_whose_targets_are_met_costs_what_playing_them_costs() -> None:
     dynamics = Reservoir()
     state, noise = double(dynamics, 3)
     hold = state[:, None, :2].expand(-1, MONTHS, -1)
-    played = unroll(Scenarios(dynamics, state, noise), lambda obs: obs["state"])
-    torch.testing.assert_close(dynamics.plan(state, hold, noise), -played.reward.sum(1), atol=1e-4, rtol=1e-5)
+    rollout = unroll(Scenarios(dynamics, state, noise), lambda obs: obs["state"])
+    torch.testing.assert_close(dynamics.plan(state, hold, noise), -rollout.reward.sum(1), atol=1e-4, rtol=1e-5)
 
 
-def test_supposed_states_are_the_targets_and_nothing_is_foreseen() -> None:
+def test_planned_states_are_the_targets_and_future_disturbances_stay_hidden() -> None:
     dynamics = Reservoir()
     state, noise = dynamics.scenarios([3])
     seen: list[dict[str, Tensor]] = []
@@ -119,7 +119,7 @@ def test_supposed_states_are_the_targets_and_nothing_is_foreseen() -> None:
 
     unroll(Scenarios(dynamics, state, noise), decide, step=dynamics.step_to_target)
     assert torch.equal(seen[0]["state"][:, 0], state[:, :2]) and seen[5]["state"].flatten().tolist() == [40.0, 20.0]
-    assert torch.equal(seen[5]["disturbance"][:, 0], noise[:, 4])  # that of the coming step
+    assert torch.equal(seen[5]["disturbance"][:, 0], noise[:, 4])  # the disturbance of the coming step
     assert seen[6]["clock"].item() == pytest.approx(0.5)
 
 
@@ -128,18 +128,20 @@ def test_trained_targets_beat_holding_the_level_and_come_near_hindsight(name: st
     dynamics = Reservoir()
     algorithm = learner(name, dynamics.spec, lr=3e-3)
     pool, generator = dynamics.scenarios(range(1000, 1256)), torch.Generator().manual_seed(0)
-    judged = Plans(dynamics, *dynamics.scenarios(range(64)))
+    held_out = Plans(dynamics, *dynamics.scenarios(range(64)))
 
     def cost() -> float:
         with torch.no_grad():
-            return -float(unroll(judged, algorithm.policy.mode).reward.sum(1).mean())
+            return -float(unroll(held_out, algorithm.policy.mode).reward.sum(1).mean())
 
     untrained = cost()
     for _ in range(80 if name == "ts_ddr" else 30):
         rows = torch.randint(256, (16,), generator=generator)
         algorithm.update(Plans(dynamics, pool[0][rows], pool[1][rows]))
-    held = -float(unroll(judged, lambda obs: obs["state"]).reward.sum(1).mean())
+    cost_of_holding = -float(unroll(held_out, lambda obs: obs["state"]).reward.sum(1).mean())
     free = Reservoir()
-    free.set_system(replace(free.system, penalty=1e-6))  # targets cost nothing: what hindsight alone could do
-    bound = float(free.plan(judged.state.double(), torch.zeros(64, MONTHS, 2).double(), judged.noise.double()).mean())
-    assert bound < cost() < min(0.55 * held, 0.5 * untrained)
+    free.set_system(replace(free.system, penalty=1e-6))  # missed targets cost nothing: the bound by hindsight
+    bound = float(
+        free.plan(held_out.state.double(), torch.zeros(64, MONTHS, 2).double(), held_out.noise.double()).mean()
+    )
+    assert bound < cost() < min(0.55 * cost_of_holding, 0.5 * untrained)

@@ -1,4 +1,4 @@
-"""Runs of AILBoost: they read demonstrations without rewards, and resume with the same bits."""
+"""Tests of AILBoost runs: demonstrations without rewards, and bit-identical resume."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_adversarial_imitation_reads_demonstrations_without_rewards(
         trainer(tmp_path, *RLPD_RUN, data, "budget.updates=3")
 
 
-def test_an_interrupted_run_ends_with_the_same_bits(
+def test_an_interrupted_run_resumes_bit_identically(
     tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert_interruption_changes_nothing([*AILBOOST_RUN, f"dataset={demonstrations}"], tmp_path, monkeypatch)

@@ -1,4 +1,4 @@
-"""AILBoost: its mixture and discriminator in closed form, who climbs what, and a line on which cloning stays put."""
+"""Tests of AILBoost: mixture and discriminator in closed form, training signals, and a task where cloning fails."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def ailboost(seed: int = 0, **config: Any) -> AILBoost:
 
 
 def mixed(rows: int = 32, discount: float = 0.9, **more: Any) -> Transitions:
-    """Half demonstrations near 0.6, half play anywhere."""
+    """Half demonstrations near 0.6, half uniform online actions."""
     zero = lambda action: torch.zeros(len(action))  # noqa: E731
     expert = batch(0.6 + 0.05 * torch.randn(rows // 2, 2, 1), zero, discount=discount)
-    played = batch(torch.rand(rows // 2, 2, 1) * 2 - 1, zero, online=True, discount=discount)
-    return replace(Transitions.interleave([expert, played], 1), **more)
+    rolled_out = batch(torch.rand(rows // 2, 2, 1) * 2 - 1, zero, online=True, discount=discount)
+    return replace(Transitions.interleave([expert, rolled_out], 1), **more)
 
 
 def same(one: nn.Module, two: nn.Module) -> bool:
@@ -54,7 +54,7 @@ def test_weights_of_learners_are_those_of_boosting() -> None:
     ten = mixture.masses(10)
     assert ten[0] == pytest.approx(0.05) and ten[-1] == pytest.approx(0.6302, abs=1e-4)
     eleven = mixture.masses(11)
-    assert eleven[1:] == pytest.approx(0.95 * ten)  # a new learner takes its share of everybody
+    assert eleven[1:] == pytest.approx(0.95 * ten)  # a new learner takes its share from all others
 
 
 @pytest.mark.parametrize(("steps", "learners"), [(7, 1), (19, 1), (20, 2), (45, 4), (170, 10)])
@@ -63,13 +63,15 @@ def test_a_memory_weighs_its_steps_as_the_learners_that_played_them(steps: int, 
     for t in range(steps):
         obs = {"state": torch.full((1, 1), float(t))}
         replay.add(torch.tensor([0]), obs, torch.zeros(1, 1), torch.zeros(1), no, no, obs)
-    kept = replay.take(torch.arange(len(replay)), ReplaySampleSpec(8, horizon=1, steps=1, gamma=0.9, weighting=mixture))
-    age = (steps - 1 - kept.obs["state"][:, 0, 0].long()) // 10  # of the learner, in learners
-    mixture_rate = kept.weight.double() / len(replay)
+    sampled = replay.take(
+        torch.arange(len(replay)), ReplaySampleSpec(8, horizon=1, steps=1, gamma=0.9, weighting=mixture)
+    )
+    age = (steps - 1 - sampled.obs["state"][:, 0, 0].long()) // 10  # number of newer learners
+    mixture_rate = sampled.weight.double() / len(replay)
     found = [float(mixture_rate[age.clamp(max=learners - 1) == number].sum()) for number in range(learners)]
     assert found == pytest.approx(mixture.masses(learners), rel=1e-5)
-    assert float(kept.weight.mean()) == pytest.approx(1.0, rel=1e-5)
-    assert learners > 1 or bool((kept.weight == 1).all())
+    assert float(sampled.weight.mean()) == pytest.approx(1.0, rel=1e-5)
+    assert learners > 1 or bool((sampled.weight == 1).all())
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_a_memory_weighs_its_steps_as_the_learners_that_played_them(steps: int, 
         (0.1, 0, "block must be at least 1"),
     ],
 )
-def test_impossible_mixtures_are_refused(mixture_rate: float, block: int, message: str) -> None:
+def test_invalid_mixtures_are_refused(mixture_rate: float, block: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         LearnerMixture(mixture_rate, block)
 
@@ -91,32 +93,32 @@ def test_impossible_mixtures_are_refused(mixture_rate: float, block: int, messag
 def test_the_best_discriminator_is_the_log_ratio_and_shows_the_divergence() -> None:
     g = torch.Generator().manual_seed(0)
     expert, learner = (torch.randn(6, generator=g, dtype=torch.float64).softmax(0) for _ in range(2))
-    judgement = torch.zeros(6, dtype=torch.float64, requires_grad=True)
+    output = torch.zeros(6, dtype=torch.float64, requires_grad=True)
     best = (expert / learner).log()
-    loss = reverse_kl_loss(best.requires_grad_(), best, 3.0 * expert, 0.1 * learner)  # weights of any size
+    loss = reverse_kl_loss(best.requires_grad_(), best, 3.0 * expert, 0.1 * learner)  # unnormalised weights
     assert float(torch.autograd.grad(loss, best)[0].abs().max()) < 1e-12
     divergence = (learner * (learner / expert).log()).sum()
     assert float(loss.detach()) == pytest.approx(1 - float(divergence))
-    optimizer = torch.optim.LBFGS([judgement], max_iter=200, tolerance_change=1e-14, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([output], max_iter=200, tolerance_change=1e-14, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = reverse_kl_loss(judgement, judgement, expert, learner)
+        loss = reverse_kl_loss(output, output, expert, learner)
         loss.backward()
         return loss
 
     optimizer.step(closure)
-    torch.testing.assert_close(judgement.detach(), best.detach(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(output.detach(), best.detach(), rtol=0, atol=1e-5)
 
 
-def test_weights_of_play_stand_for_repeated_rows() -> None:
+def test_row_weights_are_equivalent_to_repeated_rows() -> None:
     expert, learner = torch.randn(4), torch.tensor([0.3, -0.8])
     weighed = reverse_kl_loss(expert, learner, torch.ones(4), torch.tensor([3.0, 1.0]))
     repeated = reverse_kl_loss(expert, learner[[0, 0, 0, 1]], torch.ones(4), torch.ones(4))
     torch.testing.assert_close(weighed, repeated)
 
 
-def test_the_gradient_penalty_wants_slopes_of_length_one() -> None:
+def test_the_gradient_penalty_targets_unit_norm() -> None:
     linear = nn.Linear(3, 1)
     with torch.no_grad():
         linear.weight.copy_(torch.tensor([[3.0, 0.0, 4.0]]))
@@ -125,20 +127,20 @@ def test_the_gradient_penalty_wants_slopes_of_length_one() -> None:
     assert float(penalty.detach()) == pytest.approx(16.0)
 
 
-def test_the_end_of_an_episode_is_judged_apart() -> None:
+def test_the_end_of_an_episode_has_its_own_discriminator_input() -> None:
     algorithm, data = ailboost(), mixed()
     discriminator = algorithm.discriminator
     assert discriminator.ended(2).tolist() == [[0.0] * (discriminator.size - 1) + [1.0]] * 2
     assert not bool(discriminator.inputs(data.obs, data.chunk)[:, -1].any())
-    expert, played, mix = data.select(~data.online), data.select(data.online), torch.rand(16)
-    _, going_on = discriminator_loss(discriminator, expert, played, mix, 0.0)
-    _, ending = discriminator_loss(discriminator, replace(expert, discount=torch.zeros(16)), played, mix, 0.0)
+    expert, rolled_out, mix = data.select(~data.online), data.select(data.online), torch.rand(16)
+    _, continuing = discriminator_loss(discriminator, expert, rolled_out, mix, 0.0)
+    _, ending = discriminator_loss(discriminator, replace(expert, discount=torch.zeros(16)), rolled_out, mix, 0.0)
     end = float(discriminator(discriminator.ended(1)).detach())
-    assert float(ending["expert"]) == pytest.approx((float(going_on["expert"]) + end) / 2, abs=1e-6)
-    assert float(ending["played"]) == float(going_on["played"])
+    assert float(ending["expert"]) == pytest.approx((float(continuing["expert"]) + end) / 2, abs=1e-6)
+    assert float(ending["played"]) == float(continuing["played"])
 
 
-def test_it_learns_to_tell_demonstrations_from_play() -> None:
+def test_the_discriminator_separates_demonstrations_from_online_data() -> None:
     free = DiscriminatorConfig(hidden=(16,), penalty=0.0)
     algorithm = ailboost(discriminator_lr=3e-2, discriminator_delay=1, discriminator=free, batch_size=128)
     torch.manual_seed(1)
@@ -147,23 +149,23 @@ def test_it_learns_to_tell_demonstrations_from_play() -> None:
     assert metrics["critic/expert"] - metrics["critic/played"] > 0.4 and metrics["critic/divergence"] > 0.1
 
 
-# Who climbs what.
+# Training signals.
 
 
-def test_rewards_are_the_output_of_the_discriminator_and_an_end_earns_it_for_ever() -> None:
+def test_reward_is_the_discriminator_output_and_an_end_adds_its_discounted_sum() -> None:
     algorithm, data = ailboost(gamma=0.5), mixed(discount=0.5)
-    played = data.select(data.online)
-    played = replace(played, discount=torch.where(torch.arange(16) < 4, 0.0, 0.5), weight=torch.rand(16))
-    judge, judged = algorithm.reward_discriminator, algorithm.imitation_reward(played)
+    rolled_out = data.select(data.online)
+    rolled_out = replace(rolled_out, discount=torch.where(torch.arange(16) < 4, 0.0, 0.5), weight=torch.rand(16))
+    scorer, relabelled = algorithm.reward_discriminator, algorithm.imitation_reward(rolled_out)
     with torch.no_grad():
-        word = judge(judge.inputs(played.obs, played.chunk))
-        end = judge(judge.ended(1))
-    torch.testing.assert_close(judged.reward[4:], word[4:])
-    torch.testing.assert_close(judged.reward[:4], word[:4] + end)  # 0.5 + 0.25 + 0.125 + ... = 1
-    assert torch.equal(judged.weight, torch.ones(16)) and torch.equal(judged.chunk, played.chunk)
+        score = scorer(scorer.inputs(rolled_out.obs, rolled_out.chunk))
+        end = scorer(scorer.ended(1))
+    torch.testing.assert_close(relabelled.reward[4:], score[4:])
+    torch.testing.assert_close(relabelled.reward[:4], score[:4] + end)  # 0.5 + 0.25 + 0.125 + ... = 1
+    assert torch.equal(relabelled.weight, torch.ones(16)) and torch.equal(relabelled.chunk, rolled_out.chunk)
 
 
-def test_policy_and_critic_learn_from_play_alone() -> None:
+def test_policy_and_critic_learn_only_from_online_data() -> None:
     learners = [ailboost(discriminator_delay=1) for _ in range(2)]
     for number in range(2):
         torch.manual_seed(number)
@@ -194,12 +196,12 @@ def test_a_single_learner_is_plain_adversarial_imitation() -> None:
     assert mixture is not None and bool((mixture(np.arange(900), np.full(900, 900)) == 1).all())
 
 
-def test_the_memory_is_asked_for_the_weights_of_learners() -> None:
+def test_replay_samples_are_weighted_by_the_learner_mixture() -> None:
     algorithm = ailboost(learner_decisions=7, mixture_rate=0.2)
     assert algorithm.sample_spec.weighting == LearnerMixture(0.2, 7 * algorithm.policy.spec.action_horizon)
 
 
-def test_what_it_cannot_do_is_refused() -> None:
+def test_unsupported_settings_and_data_are_refused() -> None:
     refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"n_step": 3}, "n_step=0"),
         ({"gamma": 1.0}, "gamma < 1"),
@@ -256,7 +258,7 @@ def on_the_line(seed: int) -> AILBoost:
     return AILBoost(config, gaussian(), total_updates=330)
 
 
-def test_a_mixture_is_not_drawn_from_by_priority() -> None:
+def test_prioritized_replay_is_refused() -> None:
     with pytest.raises(UserError, match=r"replay.prioritized=0"):
         source(on_the_line(0), 0, prioritized=0.5)
 
@@ -273,8 +275,8 @@ def test_it_goes_where_demonstrations_stay_and_cloning_does_not() -> None:
         optimizer.step()
     assert distance(clone) > 0.45
     algorithm = on_the_line(0)
-    play = source(algorithm, 0)
+    feed = source(algorithm, 0)
     for _ in range(algorithm.total_updates):
-        algorithm.update(play.next(algorithm))
+        algorithm.update(feed.next(algorithm))
     assert algorithm.learner == 11 and distance(algorithm.policy) < 0.25
     assert distance(copy.deepcopy(algorithm.inference_policy())) == distance(algorithm.policy)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""CDSA on Gaussian data: what the scores point at, what corrections keep, and what the frozen base keeps."""
+"""Tests of CDSA on Gaussian data: scores, corrections, and the unchanged base policy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 SPEC = PolicySpec({"state": (2,)}, action_dim=1, horizon=2, action_horizon=1)
-MEAN, STD = 0.3, 0.2  # of the actions, whatever the state
+MEAN, STD = 0.3, 0.2  # of the actions, independent of the state
 STATE_STD = 0.3  # of the states, around 0
 SMALL = DataModelConfig(hidden=(32, 32), action_noise=0.2, state_noise=0.2)
 
@@ -36,7 +36,7 @@ def base(spec: PolicySpec = SPEC) -> FlowPolicy:
 
 
 def batch(rows: int, generator: torch.Generator) -> ChunkBatch:
-    """Actions of one Gaussian; each moves the first number of the state by itself."""
+    """Gaussian actions; each adds to the first component of the state."""
     state = STATE_STD * torch.randn(rows, 1, 2, generator=generator)
     chunk = MEAN + STD * torch.randn(rows, 2, 1, generator=generator)
     following = state + torch.cat([chunk[:, :1], torch.zeros(rows, 1, 1)], 2)
@@ -58,12 +58,12 @@ def test_the_score_of_gaussian_actions_is_the_distance_to_their_mean_over_their_
     action = torch.linspace(-0.2, 0.8, 11)[:, None]
     with torch.no_grad():
         found = model.action_score(model.encode({"state": torch.zeros(11, 1, 2)}), action)
-    expected = (MEAN - action) / (STD**2 + SMALL.action_noise**2)  # of the data blurred by the noise
+    expected = (MEAN - action) / (STD**2 + SMALL.action_noise**2)  # of the data with added noise
     torch.testing.assert_close(found, expected.float(), atol=0.8, rtol=0)
     assert float((found * expected).sum() / (found.norm() * expected.norm())) > 0.98
 
 
-def test_the_score_of_gaussian_states_points_at_their_mean(trained: CDSA) -> None:
+def test_the_score_of_gaussian_states_points_to_their_mean(trained: CDSA) -> None:
     model = trained.policy.model.eval()
     state = torch.stack([torch.linspace(-0.6, 0.6, 11), torch.linspace(0.3, -0.5, 11)], 1)
     with torch.no_grad():
@@ -73,7 +73,7 @@ def test_the_score_of_gaussian_states_points_at_their_mean(trained: CDSA) -> Non
     assert float((found * expected).sum() / (found.norm() * expected.norm())) > 0.98
 
 
-def test_actions_that_lead_to_unusual_states_are_moved_to_lead_to_more_usual_ones(trained: CDSA) -> None:
+def test_the_state_term_moves_actions_towards_likely_next_states(trained: CDSA) -> None:
     correction = Correction(0.0, 0.5, state_step=SMALL.state_noise**2)
     place = torch.tensor([0.3, -0.6])
     obs = {"state": torch.stack([place, torch.zeros(2)], 1)[:, None]}
@@ -84,7 +84,7 @@ def test_actions_that_lead_to_unusual_states_are_moved_to_lead_to_more_usual_one
     torch.testing.assert_close(moved, 0.5 * SMALL.state_noise**2 * score, atol=0.03, rtol=0)
 
 
-def test_the_models_learn_what_was_executed_and_the_score_what_was_meant() -> None:
+def test_dynamics_models_use_executed_actions_and_scores_use_commanded_actions() -> None:
     policy = base()
     model = DataModel(DataModelConfig(hidden=()), policy)
     linear(model.inverse, [[-1.0, 0.0, 1.0, 0.0]], [0.0])
@@ -93,19 +93,19 @@ def test_the_models_learn_what_was_executed_and_the_score_what_was_meant() -> No
     disturbed = replace(data, chunk=data.chunk + 0.3, executed=data.chunk)
     errors = cdsa_loss(model, disturbed, torch.Generator().manual_seed(2))[1]
     assert float(errors["inverse"]) == pytest.approx(0.0, abs=1e-9) == float(errors["forward"])
-    meant = cdsa_loss(model, replace(disturbed, executed=None), torch.Generator().manual_seed(2))[1]
-    assert float(meant["inverse"]) > 0.05
-    assert errors["action_score"] == meant["action_score"]
+    commanded = cdsa_loss(model, replace(disturbed, executed=None), torch.Generator().manual_seed(2))[1]
+    assert float(commanded["inverse"]) > 0.05
+    assert errors["action_score"] == commanded["action_score"]
 
 
 def linear(network: nn.Sequential, weight: list[list[float]], bias: list[float]) -> None:
-    """Let a network without hidden layers be this map."""
+    """Set a network without hidden layers to this affine map."""
     (layer,) = network
     layer.load_state_dict({"weight": torch.tensor(weight), "bias": torch.tensor(bias)})
 
 
-def test_a_correction_is_its_formula_where_all_networks_are_known() -> None:
-    """Actions are N(0.3, 0.5) and states N((0.2, -0.1), 0.8) after blurring; an action moves the first number by 2 a.
+def test_a_correction_equals_its_formula_for_known_networks() -> None:
+    """Actions are N(0.3, 0.5) and states N((0.2, -0.1), 0.8) with added noise; action a adds 2 a to component 0.
 
     c1 S_a(a) + c2 (I(s, s' + h S_s(s')) - I(s, s')) = c1 (0.3 - a) / 0.5 + c2 h (0.2 - s') / 0.8 / 2, s' = s + 2 a
     """
@@ -140,12 +140,12 @@ def test_the_norm_of_each_corrected_step_is_bounded_over_all_its_dimensions() ->
     size = free.norm(dim=-1, keepdim=True)
     assert 0.2 < float((size[:, :2] > 0.1).float().mean()) < 0.8 and float((free + chunk).abs().max()) < 1.0
     torch.testing.assert_close(found, free * (0.1 / size).clamp(max=1.0).nan_to_num(), atol=1e-6, rtol=0)
-    assert float((free - one_term)[:, :2].norm(dim=-1).min()) > 1e-3  # the second term counts
+    assert float((free - one_term)[:, :2].norm(dim=-1).min()) > 1e-3  # the second term has an effect
     assert torch.equal(found[:, 2], torch.zeros(64, 3))
     assert float(far.abs().max()) == 1.0
 
 
-def test_the_models_know_which_action_leads_where(trained: CDSA) -> None:
+def test_the_dynamics_models_predict_next_states_and_actions(trained: CDSA) -> None:
     model = trained.policy.model.eval()
     obs, action = {"state": torch.tensor([[[0.1, -0.2]]])}, torch.tensor([[0.4]])
     features, state = model.encode(obs), model.state(obs)
@@ -162,7 +162,7 @@ def test_a_correction_moves_unusual_actions_towards_the_data_and_never_further_t
     moved = (pulled - chunk)[:, 0, 0]
     torch.testing.assert_close(moved[:2], torch.tensor([-0.1, 0.1]))
     assert abs(float(moved[2])) < 0.02
-    assert torch.equal(pulled[:, 1:], chunk[:, 1:])  # what is not executed stays
+    assert torch.equal(pulled[:, 1:], chunk[:, 1:])  # steps that are not executed stay unchanged
 
 
 def test_coefficients_of_zero_are_the_base_to_the_last_bit(trained: CDSA) -> None:
@@ -176,7 +176,7 @@ def test_training_leaves_the_base_bit_identical(trained: CDSA) -> None:
     assert all(torch.equal(value, fresh[name]) for name, value in trained.policy.base.state_dict().items())
 
 
-def test_a_corrected_policy_is_saved_whole_and_can_be_trained_further(trained: CDSA, tmp_path: Path) -> None:
+def test_a_corrected_policy_is_saved_with_its_base_and_can_be_trained_further(trained: CDSA, tmp_path: Path) -> None:
     obs, noise = {"state": torch.randn(4, 1, 2)}, torch.randn(4, 2, 1)
     save_checkpoint(tmp_path / "corrected", trained.policy, task="toy/point_mass", obs_sample=obs)
     again, _ = load_policy(tmp_path / "corrected")
@@ -188,7 +188,7 @@ def test_a_corrected_policy_is_saved_whole_and_can_be_trained_further(trained: C
         CDSA(CDSAConfig(), again, total_updates=1)
 
 
-def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
+def test_losses_are_finite_under_autocast_and_propagate_nan() -> None:
     algorithm = CDSA(CDSAConfig(model=SMALL, warmup=0), base(), total_updates=4)
     data = batch(32, torch.Generator().manual_seed(1))
     with torch.autocast("cpu", torch.bfloat16):
@@ -200,7 +200,7 @@ def test_losses_stay_finite_under_autocast_and_show_a_nan() -> None:
     assert math.isnan(metrics["model/loss"]) and math.isnan(metrics["model/action_score"])
 
 
-def test_a_chunk_that_was_cut_by_the_end_of_its_episode_teaches_states_alone() -> None:
+def test_a_chunk_cut_by_the_end_of_its_episode_trains_only_the_state_score() -> None:
     algorithm = CDSA(CDSAConfig(model=SMALL), base(), total_updates=1)
     whole = batch(8, torch.Generator().manual_seed(0))
     cut = ChunkBatch(whole.obs, whole.chunk, whole.mask, None, whole.next_obs, torch.zeros(8))
@@ -211,7 +211,7 @@ def test_a_chunk_that_was_cut_by_the_end_of_its_episode_teaches_states_alone() -
         cdsa_loss(algorithm.policy.model, ChunkBatch(whole.obs, whole.chunk, whole.mask))
 
 
-def test_the_observation_after_a_chunk_lies_its_steps_ahead_in_the_same_episode() -> None:
+def test_the_next_observation_is_the_lookahead_frame_of_the_same_episode() -> None:
     frames = np.arange(5, dtype=np.float32)
     column = np.concatenate([frames, frames])[:, None]
     arrays: dict[str, Any] = {"state": column, "action": column}
@@ -224,9 +224,9 @@ def test_the_observation_after_a_chunk_lies_its_steps_ahead_in_the_same_episode(
     assert ChunkSampler(episodes, horizon=3).take(torch.arange(2)).next_obs is None
 
 
-def test_only_states_can_be_corrected_towards() -> None:
-    sees = PolicySpec({"image.front": (3, 16, 16)}, action_dim=1)
-    policy = FlowPolicy(FlowConfig(hidden=(8,), normalization="identity", action_normalization="identity"), sees)
+def test_invalid_observations_and_settings_are_refused() -> None:
+    image_spec = PolicySpec({"image.front": (3, 16, 16)}, action_dim=1)
+    policy = FlowPolicy(FlowConfig(hidden=(8,), normalization="identity", action_normalization="identity"), image_spec)
     with pytest.raises(UserError, match="vector observation"):
         CDSA(CDSAConfig(model=SMALL), policy, total_updates=1)
     with pytest.raises(UserError, match="limit must be positive"):

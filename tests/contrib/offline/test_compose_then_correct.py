@@ -1,4 +1,4 @@
-"""`robopolicy compose --then correct=CKPT`: actions pulled to a dataset, searched, and what is refused."""
+"""Tests of `robopolicy compose --then correct=CKPT`: corrected actions, search, and refused input."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = ["parents", "trained_parents"]  # fixtures
 
 @pytest.fixture
 def helpers(parents):
-    """A critic and networks that know the data, for compositions of the parents."""
+    """Checkpoints of a critic and of a data model for compositions of the parents."""
     save_judge()
     both = composed()
     data = correct(both, DataModel(DataModelConfig(hidden=(8,)), both), Correction())
     save_checkpoint("data", data, task=TASK, obs_sample={"state": torch.rand(2, 2, 6)})
 
 
-def test_a_correction_of_the_best_of_several_chunks_is_a_checkpoint(parents, helpers):
+def test_a_corrected_best_of_n_policy_is_saved_as_a_checkpoint(parents, helpers):
     argv = ["--critic", "judge", "--override", "candidates=3", "--then", "correct=data"]
     assert main(["compose", *parents, *argv, "--out", "both"]) == 0
     assert load_policy("both")[0].name == "corrected" and main(["verify", "both"]) == 0
 
 
-def test_a_best_of_n_with_corrected_actions_is_searched_like_any_composition(parents, helpers, capsys):
+def test_grid_search_supports_a_corrected_best_of_n_policy(parents, helpers, capsys):
     argv = ["--critic", "judge", "--override", "candidates=2", "then.correct.limit=0.1", "--then", "correct=data"]
     search = ["--search", "grid", "--divisions", "2", "--episodes", "2", "--report-episodes", "2"]
     assert main(["compose", *parents, *argv, *search, "--out", "both", "--json"]) == 0
@@ -55,7 +55,7 @@ def test_a_best_of_n_with_corrected_actions_is_searched_like_any_composition(par
         (["--override", "then.correct=1"], "write --override then.NAME.KEY=VALUE"),
     ],
 )
-def test_bad_input_gives_one_line_and_leaves_nothing(parents, argv, message, tmp_path, refused):
+def test_bad_input_is_refused_in_one_line_and_writes_nothing(parents, argv, message, tmp_path, refused):
     before = sorted(tmp_path.iterdir())
     assert message in refused("compose", *parents, "--out", "both", *argv)
     assert sorted(tmp_path.iterdir()) == before

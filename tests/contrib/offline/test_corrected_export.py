@@ -1,4 +1,4 @@
-"""A policy whose actions are corrected by a dataset, as a bundle: the same chunks as in torch."""
+"""Export test of a corrected policy: the bundle returns the same chunks as torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from robopolicy.contrib.offline.corrected import Correction, DataModel, DataMode
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures(translations_read_once.__name__)]
 
 
-def test_a_bundle_plays_what_evaluation_plays(tmp_path: Path) -> None:
+def test_a_bundle_returns_the_actions_of_evaluation(tmp_path: Path) -> None:
     torch.manual_seed(0)
     base = small("flow")
     corrected = correct(base, DataModel(DataModelConfig(hidden=(8,)), base), Correction())

@@ -1,4 +1,4 @@
-"""Nearest pairs: against every pair tried out, the limits of beta, and how unlike the data a pair is."""
+"""Tests of nearest pairs: brute-force search, the limits of beta, and novelty."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RNG = np.random.default_rng(0)
 STATE, ACTION = 5.0 + 3.0 * RNG.normal(size=(300, 3)), RNG.uniform(-1, 1, (300, 2))
 
 
-def tried_out(beta: float, state: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def brute_force(beta: float, state: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     key = np.concatenate([beta * (STATE - STATE.mean(0)) / STATE.std(0), ACTION], 1)
     asked = np.concatenate([beta * (state - STATE.mean(0)) / STATE.std(0), action], 1)
     distance = np.linalg.norm(asked[:, None] - key[None], axis=-1)
@@ -26,12 +26,12 @@ def tried_out(beta: float, state: np.ndarray, action: np.ndarray) -> tuple[np.nd
 def test_the_nearest_pair_is_the_one_with_the_least_distance(beta: float) -> None:
     state, action = 5.0 + 3.0 * RNG.normal(size=(40, 3)), RNG.uniform(-1, 1, (40, 2))
     distance, row = NearestPairs(STATE, ACTION, beta=beta).nearest(state, action)
-    expected, expected_row = tried_out(beta, state, action)
+    expected, expected_row = brute_force(beta, state, action)
     np.testing.assert_allclose(distance, expected)
     np.testing.assert_array_equal(row, expected_row)
 
 
-def test_a_large_beta_finds_the_state_and_none_finds_the_action() -> None:
+def test_a_large_beta_matches_states_and_zero_beta_matches_actions() -> None:
     shuffled = np.roll(ACTION, 7, 0)
     _, row = NearestPairs(STATE, ACTION, beta=1e6).nearest(STATE, shuffled)
     np.testing.assert_array_equal(row, np.arange(300))
@@ -39,7 +39,7 @@ def test_a_large_beta_finds_the_state_and_none_finds_the_action() -> None:
     np.testing.assert_array_equal(row, np.roll(np.arange(300), 7))
 
 
-def test_units_of_the_state_do_not_matter_and_constant_ones_are_harmless() -> None:
+def test_distances_ignore_state_units_and_constant_dimensions() -> None:
     constant = np.concatenate([STATE * [1.0, 1e3, 1e-3], np.full((300, 1), 4.0)], 1)
     _, row = NearestPairs(STATE, ACTION).nearest(STATE[:50] + 0.1, ACTION[:50])
     moved = np.concatenate([(STATE[:50] + 0.1) * [1.0, 1e3, 1e-3], np.full((50, 1), 4.0)], 1)
@@ -55,7 +55,7 @@ def test_novelty_tells_new_draws_of_the_data_from_others() -> None:
     assert float(pairs.novelty(far).min()) > 3
 
 
-def test_the_usual_distance_is_that_to_another_pair() -> None:
+def test_the_usual_distance_excludes_the_pair_itself() -> None:
     line = np.arange(11.0)[:, None]
     pairs = NearestPairs(np.zeros((11, 1)), line, beta=1.0)
     assert pairs.usual == 1.0

@@ -1,4 +1,4 @@
-"""ODICE: the conjugate, the two gradients, the weights they lead to, the unit of rewards, imitation without any."""
+"""Tests of ODICE: conjugate, orthogonal gradients, imitation weights, reward scale, and data without rewards."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def chained(algorithm: ODICE, discount: float = 0.9) -> Transitions:
 
 
 def gradients(algorithm: ODICE, data: Transitions) -> tuple[Tensor, Tensor, Tensor]:
-    """Of V: through V(s), through V(s'), and what the update uses of both."""
+    """Gradients of V through V(s), through V(s'), and of the update."""
     learned = list(algorithm.critic.parameters())
     kept, added, _ = algorithm.residual_losses(data)
     level = (1 - algorithm.config.conservatism) * algorithm.critic.values(data.obs).mean()
@@ -51,7 +51,7 @@ def gradients(algorithm: ODICE, data: Transitions) -> tuple[Tensor, Tensor, Tens
     return flat_gradient(kept, learned), flat_gradient(added, learned), used
 
 
-def test_the_slope_of_the_conjugate_is_the_ratio_of_visits() -> None:
+def test_the_derivative_of_the_conjugate_is_the_visitation_ratio() -> None:
     residual = torch.tensor([-4.0, -2.0, -1.0, 0.0, 2.0], requires_grad=True)
     value = chi_square_conjugate(residual)
     assert value.tolist() == [-1.0, -1.0, -0.75, 0.0, 3.0]
@@ -78,13 +78,13 @@ def test_conflicting_losses_lower_the_kept_one_as_if_it_stood_alone() -> None:
     net, kept, _ = two_losses()
     added = -2 * kept + (next(net.parameters())).square().sum()
     g_kept, g_added = flat_gradient(kept, net.parameters()), flat_gradient(added, net.parameters())
-    assert float(parallel_share(g_kept + g_added, g_kept)) < 0  # the naive sum climbs
+    assert float(parallel_share(g_kept + g_added, g_kept)) < 0  # the naive sum increases the kept loss
     total, share = orthogonal_sum(kept, added, net.parameters())
     assert float(share) < 0
     assert float(parallel_share(flat_gradient(total, net.parameters()), g_kept)) == pytest.approx(1, abs=1e-9)
 
 
-def test_by_hand_in_two_dimensions() -> None:
+def test_orthogonal_sum_matches_a_hand_computed_example() -> None:
     x = torch.tensor([0.0, 0.0], requires_grad=True)
     kept, added = 2 * x[0], -3 * x[0] + 5 * x[1]
     total, share = orthogonal_sum(kept, added, [x])
@@ -92,7 +92,7 @@ def test_by_hand_in_two_dimensions() -> None:
     assert float(share) == -1.5
 
 
-def test_a_gradient_without_direction_takes_nothing_away() -> None:
+def test_a_zero_kept_gradient_leaves_the_added_gradient_whole() -> None:
     x = torch.tensor([1.0, 1.0], requires_grad=True)
     total, share = orthogonal_sum(0 * x.sum(), x.sum(), [x])
     assert flat_gradient(total, [x]).tolist() == [1.0, 1.0]
@@ -103,14 +103,14 @@ def test_what_the_next_state_adds_is_orthogonal_to_what_this_state_asks() -> Non
     algorithm = odice()
     forward, backward, used = gradients(algorithm, chained(algorithm))
     assert backward.any()
-    # Their difference is small beside the two, so rounding leaves more than it would of numbers near 1.
+    # Both gradients are large compared with their difference, so the rounding error is larger than usual.
     assert float(torch.cosine_similarity(used - forward, forward, dim=0)) == pytest.approx(0, abs=1e-4)
 
 
-def test_conflicting_gradients_leave_the_step_along_the_first_whole() -> None:
+def test_conflicting_gradients_keep_the_full_forward_step() -> None:
     algorithm = odice(eta=5.0)
     data = chained(algorithm, 0.99)
-    data = replace(data, next_obs=data.obs, reward=0 * data.reward)  # V(s) and V(s') are one: the two pull apart
+    data = replace(data, next_obs=data.obs, reward=0 * data.reward)  # V(s) = V(s'): the gradients conflict
     forward, backward, used = gradients(algorithm, data)
     assert float(parallel_share(forward + backward, forward)) < 0
     assert float(parallel_share(used, forward)) == pytest.approx(1, abs=1e-4)
@@ -128,7 +128,7 @@ def test_without_eta_it_is_the_semi_gradient() -> None:
     torch.testing.assert_close(found, flat_gradient(plain, learned), atol=1e-5, rtol=1e-4)
 
 
-def test_each_residual_sees_the_other_state_through_the_slow_twins_and_weights_are_the_mean_of_both() -> None:
+def test_residuals_use_target_values_of_the_other_state_and_weights_average_the_twins() -> None:
     algorithm = odice(eta=0.5, weight_max=0.8)
     data = chained(algorithm)
     shifted(algorithm.target_critic)
@@ -144,7 +144,7 @@ def test_each_residual_sees_the_other_state_through_the_slow_twins_and_weights_a
     assert float((forward[0] - forward[1]).detach().abs().max()) > 0.1 and float(weight.max()) > 0
 
 
-def test_v_of_an_ended_episode_is_not_asked_for() -> None:
+def test_v_after_an_episode_end_is_not_used() -> None:
     algorithm = odice()
     data = chained(algorithm, 0.0)
     other = replace(data, next_obs={"state": data.next_obs["state"] + 5.0})
@@ -164,7 +164,7 @@ def test_the_value_is_where_visits_average_to_what_conservatism_asks() -> None:
     torch.testing.assert_close(algorithm.weights(data), (data.reward - value).clamp(min=0), atol=0.05, rtol=0)
 
 
-def test_the_largest_return_sets_the_unit_of_rewards() -> None:
+def test_the_largest_return_sets_the_reward_scale() -> None:
     arrays = {
         "state": np.zeros((5, 2), np.float32),
         "action": np.zeros((5, 1), np.float32),
@@ -203,7 +203,7 @@ def test_it_imitates_the_good_minority(head: str) -> None:
     assert regret(algorithm.inference_policy()) < 0.2
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     with pytest.raises(UserError, match="conservatism"):
         ODICEConfig(conservatism=1.0)
     with pytest.raises(UserError, match="eta"):

@@ -1,4 +1,4 @@
-"""The rules of the product's families over what the theme offline adds to them."""
+"""Shared rules for the entries of the theme offline."""
 
 import pytest
 from theme_rules import AlgorithmRules, ConfigRules, PolicyRules

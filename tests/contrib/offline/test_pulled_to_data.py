@@ -1,4 +1,4 @@
-"""PRDC and A2PR: the limits of beta, whom the actor is pulled to, and a bandit of mixed quality."""
+"""Tests of PRDC and A2PR: the limits of beta, regularization targets, and a bandit of mixed quality."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ MAKERS: dict[str, Callable[..., TD3BC]] = {"prdc": prdc, "a2pr": a2pr}
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_only_a_squashed_gaussian_and_sane_settings_are_accepted(name: str) -> None:
+def test_only_a_squashed_gaussian_and_valid_settings_are_accepted(name: str) -> None:
     check_accepts_only_a_squashed_gaussian_and_sane_settings(MAKERS[name])
 
 
@@ -74,20 +74,20 @@ def test_without_beta_the_nearest_action_of_any_state_is_close_enough() -> None:
     algorithm = prdc(beta=0.0)
     data = drawn(algorithm)
     chunk = algorithm.policy.mode(data.obs)
-    played = torch.from_numpy(SHOWN.arrays["action"][:, 0])
-    nearest = (chunk[:, :1, 0] - played).abs().min(1).values
+    actions = torch.from_numpy(SHOWN.arrays["action"][:, 0])
+    nearest = (chunk[:, :1, 0] - actions).abs().min(1).values
     torch.testing.assert_close(algorithm.penalty(data, chunk)[0], nearest.square())
 
 
-def test_the_pair_it_pulls_to_has_no_gradient() -> None:
+def test_the_nearest_pair_has_no_gradient() -> None:
     algorithm = prdc(alpha=0.0)
     data = drawn(algorithm)
-    wanted, _, novelty = algorithm.nearest(data.obs, algorithm.policy.mode(data.obs))
-    assert not wanted.requires_grad and not novelty.requires_grad
-    assert torch.isin(wanted.flatten(), torch.from_numpy(SHOWN.arrays["action"])).all()
+    target, _, novelty = algorithm.nearest(data.obs, algorithm.policy.mode(data.obs))
+    assert not target.requires_grad and not novelty.requires_grad
+    assert torch.isin(target.flatten(), torch.from_numpy(SHOWN.arrays["action"])).all()
 
 
-def test_pairs_hold_the_executed_chunk_and_its_mask() -> None:
+def test_pairs_contain_the_executed_chunk_and_its_mask() -> None:
     policy = GaussianPolicy(
         GaussianConfig(hidden=(8,), squash=True, normalization="minmax", action_normalization="minmax"),
         PolicySpec({"state": (2,)}, action_dim=1, horizon=4, action_horizon=3, obs_horizon=2),
@@ -120,8 +120,8 @@ def test_the_tree_of_a_resumed_run_is_the_same_and_another_dataset_is_refused() 
     other.load_state_dict(state)
     data = drawn(algorithm)
     chunk = torch.zeros(len(data), 2, 1)
-    for mine, theirs in zip(algorithm.nearest(data.obs, chunk), other.nearest(data.obs, chunk), strict=True):
-        assert torch.equal(mine, theirs)
+    for original, restored in zip(algorithm.nearest(data.obs, chunk), other.nearest(data.obs, chunk), strict=True):
+        assert torch.equal(original, restored)
     with pytest.raises(UserError, match="resume with the dataset"):
         prdc(episodes=mixed(100)).load_state_dict(state)
 
@@ -149,7 +149,7 @@ def test_the_better_action_is_taken_and_only_a_positive_advantage_pulls_once() -
     own = torch.tensor([0.0, 1.0, -2.0, 2.0, 0.7])
     take, gate = better_of(generated, own, torch.tensor([0.5, 0.5, 0.5, 1.0, 0.7]))
     assert take.tolist() == [True, False, True, True, False]
-    assert gate.tolist() == [True, True, False, True, False]  # as numbers the fourth would count twice
+    assert gate.tolist() == [True, True, False, True, False]  # the fourth counts once
 
 
 def test_where_no_advantage_is_positive_nothing_pulls() -> None:
@@ -165,14 +165,14 @@ def test_where_no_advantage_is_positive_nothing_pulls() -> None:
     assert float(info["pulled"]) == 1 and gradient(algorithm, loss).any()
 
 
-def test_the_target_of_the_pull_is_constant_and_its_mask_belongs_to_it() -> None:
+def test_the_regularization_target_is_constant_with_a_matching_mask() -> None:
     algorithm = a2pr()
     data = drawn(algorithm)
     data = replace(data, mask=torch.zeros_like(data.mask))
     chunk = algorithm.policy.mode(data.obs)
-    wanted, mask, _ = algorithm.regularization_target(data, chunk)
-    own = (wanted == data.chunk[:, :1]).flatten()
-    assert not wanted.requires_grad and bool(own.any()) and not bool(own.all())
+    target, mask, _ = algorithm.regularization_target(data, chunk)
+    own = (target == data.chunk[:, :1]).flatten()
+    assert not target.requires_grad and bool(own.any()) and not bool(own.all())
     assert mask.flatten().tolist() == (~own).float().tolist()
 
 
@@ -187,7 +187,7 @@ def test_v_follows_the_lesser_of_two_targets() -> None:
         torch.testing.assert_close(algorithm.value_target(data), data.reward + 0.9 * (online.amin(0) - 1))
 
 
-def test_a_step_teaches_v_its_target_and_the_vae_the_rows_above_v(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_fits_v_to_its_target_and_the_vae_to_rows_above_v(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm, shown = a2pr(), list[Tensor]()
     data = replace(drawn(algorithm), reward=torch.full((128,), 0.7))  # episodes of one step
 
@@ -204,7 +204,7 @@ def test_a_step_teaches_v_its_target_and_the_vae_the_rows_above_v(monkeypatch: p
     assert float((value - 0.7).abs().mean()) < 0.2
 
 
-def test_the_vae_pays_for_good_rows_alone_and_its_divergence_by_hand() -> None:
+def test_the_vae_loss_counts_only_good_rows() -> None:
     decoded, action = torch.zeros(2, 1, 1), torch.tensor([1.0, 3.0]).view(2, 1, 1)
     mean, log_std = torch.tensor([[1.0], [0.0]]), torch.zeros(2, 1)
     loss = vae_loss(decoded, action, torch.tensor([True, False]), mean, log_std, 2.0)
@@ -227,12 +227,12 @@ def test_the_vae_learns_the_good_actions_and_not_the_bad_ones() -> None:
         assert float((vae(data.obs, -torch.ones(128, 1, 1))[0] - 0.6).abs().mean()) < 0.15
 
 
-def test_the_value_of_a2pr_normalises_as_it_is_told() -> None:
-    told = [a2pr(value=ValueConfig(hidden=(8,), normalization=mode)).value for mode in ("running", "identity")]
-    assert [value.encoder.normalizer.mode for value in told] == [a2pr().policy.encoder.normalizer.mode, "identity"]
+def test_the_value_network_of_a2pr_uses_its_configured_normalization() -> None:
+    nets = [a2pr(value=ValueConfig(hidden=(8,), normalization=mode)).value for mode in ("running", "identity")]
+    assert [value.encoder.normalizer.mode for value in nets] == [a2pr().policy.encoder.normalizer.mode, "identity"]
 
 
-def test_settings_of_a2pr_that_make_no_sense_are_refused() -> None:
+def test_invalid_a2pr_settings_are_refused() -> None:
     with pytest.raises(UserError, match="reg_coef"):
         A2PRConfig(reg_coef=-0.1)
     with pytest.raises(UserError, match="weight must be positive"):

@@ -1,4 +1,4 @@
-"""`robopolicy synthesize`: train a trajectory model, resume it, and write datasets that offline learners take."""
+"""Tests of `robopolicy synthesize`: train and resume a trajectory model, and write datasets for offline learners."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ LEARN = ["evaluation.episodes=0", "budget.updates=2", "replay.offline_updates=2"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset, a trajectory model trained on it for an instant, and a policy trained offline."""
+    """A dataset, a briefly trained trajectory model, and a policy trained offline."""
     out = tmp_path_factory.mktemp("synthesize")
     collect = ["--episodes", "6", "--num-envs", "6", "--noise", "0.3", "--keep-failures", "--out", str(out / "data")]
     assert main(["collect", TASK, *collect]) == 0
@@ -53,8 +53,8 @@ def test_synthetic_episodes_are_a_dataset_that_offline_learners_take(folder, cap
         str(folder / "guided"),
     ]
     assert main(["synthesize", "write", model, *guided, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert told["episodes"] == 5 and told["kept"] == 6 and told["distance"] > 0
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary["episodes"] == 5 and summary["kept"] == 6 and summary["distance"] > 0
     real, written = read_lerobot(folder / "data"), read_lerobot(folder / "guided")
     assert written.num_episodes == 11 and written.control_dt == real.control_dt
     assert written.tasks == (TASK,) * 11 and list(written.names) == [key for key in real.names if key in written.arrays]
@@ -65,7 +65,7 @@ def test_synthetic_episodes_are_a_dataset_that_offline_learners_take(folder, cap
     assert main(["train", *again, f"dataset={folder / 'guided'}", f"out={folder}", "name=again"]) == 0
 
 
-def test_the_same_seed_writes_the_same_and_strength_0_asks_nobody(folder, capsys):
+def test_output_is_reproducible_by_seed_and_strength_0_ignores_the_policy(folder, capsys):
     model, policy = str(folder / "run/checkpoints/last"), str(folder / "iql/checkpoints/last")
     for name, options in (("a", []), ("b", []), ("c", ["--policy", policy, "--guidance-scale", "0"])):
         assert main(["synthesize", "write", model, "--episodes", "2", *options, "--out", str(folder / name)]) == 0
@@ -74,7 +74,7 @@ def test_the_same_seed_writes_the_same_and_strength_0_asks_nobody(folder, capsys
     assert "standard deviations" in capsys.readouterr().out
 
 
-def test_an_interrupted_run_ends_with_the_same_bits(folder):
+def test_an_interrupted_run_resumes_bit_identically(folder):
     config = TrajectoryTrainConfig(dataset=str(folder / "data"), out=str(folder), name="broken")
     broken = start_trajectories(with_settings(config, TINY))
     while broken.update <= 3:

@@ -1,4 +1,4 @@
-"""Synthetic trajectories: what they are guided to in closed form, and that what comes out is a dataset."""
+"""Tests of synthetic trajectories: guidance in closed form, and segments as datasets."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def white(length: int = 2, **settings: Any) -> TrajectoryModel:
 
 
 class Line(Policy):
-    """Plays `slope * state + offset`, without a density."""
+    """Deterministic policy `slope * state + offset` without a density."""
 
     name = "line"
 
@@ -67,7 +67,7 @@ class Line(Policy):
 
 
 def constant(mean: float, std: float) -> GaussianPolicy:
-    """A Gaussian that plays the same whatever it sees."""
+    """A Gaussian policy that ignores its observations."""
     own = {"normalization": "identity", "action_normalization": "meanstd", "log_std_init": float(np.log(std))}
     config = GaussianConfig(hidden=(4,), **own)
     policy = GaussianPolicy(config, PolicySpec({"state": (1,)}, 1))
@@ -96,12 +96,12 @@ def test_without_guidance_or_churn_segments_are_what_the_head_decodes(solver):
 
 
 @pytest.mark.parametrize("solver", ["heun", "euler"])
-def test_a_step_starts_from_the_level_that_churn_has_raised(solver):
+def test_a_step_starts_from_the_noise_level_raised_by_churn(solver):
     model = white(solver=solver, steps=1, sigma_max=10.0)
     model.config = replace(model.config, churn=80.0)
     generator = seeded()
     first, again = (torch.randn(5, 2, 4, generator=generator) for _ in range(2))
-    raised = 10 * first + 10 * again  # the largest rise, to the root of two
+    raised = 10 * first + 10 * again  # the largest increase, a factor of sqrt(2)
     torch.testing.assert_close(model.generate(5, generator=seeded()), raised / (1 + 200), atol=1e-6, rtol=1e-4)
 
 
@@ -114,9 +114,9 @@ def test_guided_actions_follow_the_product_of_data_and_policy(strength, churn):
         3000, pull=PolicyPull(model, constant(mean, std), PolicyGuidance(strength)), generator=seeded()
     )
     precision = 1 + strength / std**2  # N(0, 1) times N(1.5, 0.5^2)^w
-    drawn = actions(rows)
-    assert float(drawn.mean()) == pytest.approx(mean * strength / std**2 / precision, abs=0.03)
-    assert float(drawn.std()) == pytest.approx(precision**-0.5, rel=0.06)
+    sampled = actions(rows)
+    assert float(sampled.mean()) == pytest.approx(mean * strength / std**2 / precision, abs=0.03)
+    assert float(sampled.std()) == pytest.approx(precision**-0.5, rel=0.06)
 
 
 def test_guidance_touches_actions_alone_and_raises_their_likelihood_monotonically():
@@ -133,7 +133,7 @@ def test_guidance_touches_actions_alone_and_raises_their_likelihood_monotonicall
 
 
 class Denoising(Line):
-    """A flow that has learned N(1, 0.5^2), in actions three times as large as its units."""
+    """A flow trained on N(1, 0.5^2), whose actions are three times its normalised units."""
 
     def __init__(self) -> None:
         super().__init__(0.0)
@@ -155,15 +155,15 @@ def test_a_denoising_policy_guides_by_its_own_score(variance):
     torch.testing.assert_close(same, found / 3, atol=1e-4, rtol=1e-4)
 
 
-def test_behind_tanh_the_mode_is_the_anchor():
+def test_a_squashed_policy_guides_towards_its_mode():
     config = GaussianConfig(hidden=(4,), normalization="identity", squash=True, log_std_init=-1.0)
     policy, obs = GaussianPolicy(config, PolicySpec({"state": (1,)}, 1)), {"state": torch.ones(3, 1, 1)}
     far = expected_chunk(policy, obs, torch.zeros(3, 1, 1), torch.tensor([1e9]), torch.ones(1))
     torch.testing.assert_close(far, policy.mode(obs))
 
 
-def test_policies_with_chunks_and_histories_decide_where_they_would():
-    class Late(Line):  # plays the oldest state it sees, then that plus 10
+def test_chunked_policies_guide_at_their_own_decision_frames():
+    class Late(Line):  # returns the oldest observed state, then adds 10 per step
         def act(self, obs: dict[str, Tensor], **_: Any) -> Tensor:
             return obs["state"][:, :1] + 10 * torch.arange(3.0)[None, :, None]
 
@@ -171,11 +171,11 @@ def test_policies_with_chunks_and_histories_decide_where_they_would():
     pull = PolicyPull(model, Late(0.0, horizon=3, action_horizon=2, obs_horizon=2), PolicyGuidance(1e6))
     rows = torch.zeros(1, 5, 4)
     rows[0, :, 0] = torch.arange(5.0)
-    # Decisions at frames 0, 2 and 4 see the states from 0, 1 and 3 on, and play two actions each.
+    # Decisions at frames 0, 2 and 4 observe states from 0, 1 and 3 on, and execute two actions each.
     torch.testing.assert_close(actions(pull(rows, 1.0))[0], torch.tensor([0.0, 10, 1, 11, 3]), atol=1e-3, rtol=1e-3)
 
 
-def test_what_cannot_guide_is_refused():
+def test_incompatible_policies_and_settings_are_refused():
     model = white()
     other = Line(1.0)
     other.spec = PolicySpec({"goal": (2,)}, 1)
@@ -194,7 +194,7 @@ def test_what_cannot_guide_is_refused():
 
 
 def counting(lengths: list[int], terminated: list[bool]) -> Episodes:
-    """Episodes whose state counts all frames."""
+    """Episodes whose state is the global frame index."""
     found, frame = [], 0
     for length, ended in zip(lengths, terminated, strict=True):
         state = np.arange(frame, frame + length, dtype=np.float32)[:, None]
@@ -206,7 +206,7 @@ def counting(lengths: list[int], terminated: list[bool]) -> Episodes:
     return Episodes.from_list(found, 0.05)
 
 
-def test_segments_stay_in_their_episode_and_repeat_a_true_end():
+def test_segments_stay_in_their_episode_and_repeat_a_terminal_frame():
     episodes = counting([5, 3], [False, True])
     assert segment_starts(episodes, 4).tolist() == [0, 1, 5, 6, 7]
     sampler = SegmentSampler(episodes, TransitionLayout.of(episodes), length=4, batch_size=5)
@@ -218,7 +218,7 @@ def test_segments_stay_in_their_episode_and_repeat_a_true_end():
         segment_starts(counting([5], [False]), 9)
 
 
-def test_a_segment_becomes_an_episode_that_ends_where_it_says():
+def test_a_segment_becomes_an_episode_up_to_its_termination_flag():
     layout = TransitionLayout(keys=("goal", "state"), sizes=(2, 1), action_dim=1)
     rows = torch.arange(24.0).view(4, 6)
     rows[:, -1] = torch.tensor([0.1, -0.3, 0.8, 0.9])
@@ -228,7 +228,7 @@ def test_a_segment_becomes_an_episode_that_ends_where_it_says():
     assert episode.arrays["action"][1].tolist() == [9] and episode.arrays["reward"][1] == 10
 
 
-def test_datasets_without_rewards_or_with_pictures_are_refused():
+def test_datasets_without_rewards_or_with_images_are_refused():
     episodes = counting([4], [True])
     poor = replace(episodes, arrays={key: value for key, value in episodes.arrays.items() if key != "reward"})
     with pytest.raises(UserError, match="no 'reward'"):
@@ -257,7 +257,7 @@ def rms(x: Tensor) -> float:
     return float(x.square().mean().sqrt())
 
 
-def test_losses_and_draws_stay_finite_under_autocast_and_show_a_nan() -> None:
+def test_losses_and_samples_are_finite_under_autocast_and_nan_propagates() -> None:
     episodes = linear_system(10, 8)
     layout = TransitionLayout.of(episodes)
     torch.manual_seed(0)
@@ -295,6 +295,6 @@ def test_a_trained_model_obeys_the_dynamics_with_and_without_guidance():
         rows = model.generate(256, pull=pull, generator=seeded())
         state, action = rows[..., 0], rows[..., 1]
         error = rms(state[:, 1:] - 0.8 * state[:, :-1] - 0.6 * action[:, :-1])
-        assert error < 0.05  # states spread by 0.5
+        assert error < 0.05  # states have a standard deviation of 0.5
         gaps.append(rms(action + 0.8 * state))
     assert gaps[2] < 0.8 * gaps[1] < 0.64 * gaps[0]

@@ -1,4 +1,4 @@
-"""Orders of visits: exact ways, what the network's choice may not depend on, and what it learns."""
+"""Tests of visit ordering: exact paths, invariances of the network, and imitation of optimal orders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def network():
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_the_exact_way_is_the_shortest_of_all(ends):
+def test_the_exact_order_is_the_shortest_of_all_permutations(ends):
     points, start, last = instances()
     end = last if ends else None
     every = torch.tensor(list(permutations(range(6))))
@@ -39,7 +39,7 @@ def test_the_exact_way_is_the_shortest_of_all(ends):
         assert torch.equal(found, every[lengths.argmin()])
 
 
-def test_lengths_and_nearest_neighbours_of_a_line():
+def test_path_lengths_and_nearest_neighbours_on_a_line():
     points, start = torch.tensor([[[3.0], [1.0], [-2.0]]]), torch.zeros(1, 1)
     assert nearest_orders(points, start).tolist() == [[1, 0, 2]]
     assert path_length(points, torch.tensor([[1, 0, 2]]), start).tolist() == [8.0]
@@ -59,20 +59,20 @@ def test_the_choice_does_not_depend_on_the_order_of_the_points(network):
 def test_the_choice_does_not_depend_on_what_was_visited(network):
     points, start, end = instances(rows=1, count=7)
     order = order_visits(points, start, end, policy=network)[0]
-    for done in range(1, 7):  # as if the way began there, with the points that are left and no others
+    for done in range(1, 7):  # a path that starts there, with only the remaining points
         left = order[done:].sort().values
         rest = order_visits(points[:, left], points[:, order[done - 1]], end, policy=network)[0]
         assert torch.equal(left[rest], order[done:])
 
 
-def test_the_choice_does_not_depend_on_place_and_scale(network):
+def test_the_choice_does_not_depend_on_translation_and_scale(network):
     points, start, end = instances(count=9)
     scores = network(points, start, end)
     moved = [40 * value + torch.tensor([3.0, -7.0]) for value in (points, start, end)]
     assert torch.allclose(network(*moved), scores, atol=1e-4)
 
 
-def test_every_point_is_visited_once_and_a_batch_is_its_rows(network):
+def test_every_point_is_visited_once_and_batch_rows_are_independent(network):
     points, start, _ = instances(rows=5, count=11)
     order = order_visits(points, start, policy=network)
     assert torch.equal(order.sort(1).values, torch.arange(11).expand(5, -1))
@@ -98,7 +98,7 @@ def test_imitation_beats_the_nearest_neighbour_also_on_more_points():
     assert ratios(policy, 14)[0] < 0.98
 
 
-def test_training_repeats(tmp_path):
+def test_training_is_reproducible(tmp_path):
     first, second = (train_visits(VisitConfig(width=8, layers=1), updates=3, visits=4, batch=8) for _ in range(2))
     pairs = zip(first.parameters(), second.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
@@ -119,7 +119,7 @@ def test_the_command_trains_and_reports(tmp_path, capsys):
     assert "nearest neighbour heuristic (below 1 is better)" in " ".join(capsys.readouterr().out.split())
 
 
-def test_what_cannot_be_ordered_is_refused(network, tmp_path):
+def test_invalid_input_is_refused(network, tmp_path):
     points, start, _ = instances(rows=1, count=13)
     with pytest.raises(UserError, match="13 visits are too many"):
         order_visits(points, start)

@@ -1,4 +1,4 @@
-"""Learned noise masks: shapes, schedule, and a distribution that moves only with a loss that depends on it."""
+"""Tests of learned noise masks: shapes, schedule, and a distribution trained only by losses that depend on it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def switched_on() -> NoiseMask:
 
 def test_a_fresh_mask_is_uniform_smooth_and_within_its_range() -> None:
     mask = switched_on()
-    drawn = mask.draw(IMAGE)
-    assert drawn.shape == (6, 1, 16, 16) and float(drawn.min()) > 0 and float(drawn.max()) < 1
+    sampled = mask.draw(IMAGE)
+    assert sampled.shape == (6, 1, 16, 16) and float(sampled.min()) > 0 and float(sampled.max()) < 1
     assert torch.equal(mask.distribution(IMAGE).mean, torch.full((6, 4, 4), 0.5))
-    assert float(drawn.diff(dim=2).abs().max()) < 0.2 and float(drawn.diff(dim=3).abs().max()) < 0.2
-    assert not drawn.requires_grad and mask.logp is not None and mask.logp.shape == (6,)
+    assert float(sampled.diff(dim=2).abs().max()) < 0.2 and float(sampled.diff(dim=3).abs().max()) < 0.2
+    assert not sampled.requires_grad and mask.logp is not None and mask.logp.shape == (6,)
 
 
 @pytest.mark.parametrize("size", [(16, 16), (7, 19)])
-def test_blurring_keeps_what_is_even(size: tuple[int, int]) -> None:
+def test_blurring_preserves_a_constant_mask(size: tuple[int, int]) -> None:
     mask = switched_on()
     mask.distribution = lambda image: Even()  # type: ignore[assignment,return-value]
     torch.testing.assert_close(mask.draw(torch.zeros(2, 3, *size)), torch.full((2, 1, *size), 0.25))
@@ -116,6 +116,6 @@ def test_cloning_trains_the_masks_of_its_first_half_and_no_others() -> None:
         ({"cells": 4}, "needs a name"),
     ],
 )
-def test_settings_that_name_no_augmentation_are_refused(settings: dict, message: str) -> None:
+def test_invalid_augmentation_settings_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         VisionConfig(augmentation=settings)

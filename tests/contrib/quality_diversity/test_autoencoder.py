@@ -1,4 +1,4 @@
-"""The autoencoder: it finds the plane that vectors lie in, keeps going from where it was, and knows what is strange."""
+"""Tests of the autoencoder: it fits vectors on a plane, and its error is large for other vectors."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ def plane(count: int, seed: int) -> torch.Tensor:
     )
 
 
-def test_it_learns_a_plane_and_is_surprised_by_what_lies_outside() -> None:
+def test_it_fits_a_plane_and_has_a_large_error_off_the_plane() -> None:
     net, generator = Autoencoder(6, 2, (32,)), torch.Generator().manual_seed(0)
     data = plane(512, 1)
     before = net.error(data).mean().item()
     found = net.fit(data, epochs=60, batch_size=64, lr=3e-3, generator=generator)
-    usual, strange = plane(100, 2), plane(100, 2) + torch.randn(100, 6, generator=generator)
-    assert found < 0.1 * before and net.error(usual).mean().item() < 0.1 < net.error(strange).mean().item()
+    usual, unusual = plane(100, 2), plane(100, 2) + torch.randn(100, 6, generator=generator)
+    assert found < 0.1 * before and net.error(usual).mean().item() < 0.1 < net.error(unusual).mean().item()
     assert net.encode(data).shape == (512, 2)
 
 
-def test_vectors_that_never_change_do_no_harm() -> None:
+def test_constant_vectors_are_encoded_without_overflow() -> None:
     net = Autoencoder(3, 2, ())
     assert net.fit(torch.ones(10, 3), epochs=2, batch_size=4, lr=1e-3, generator=torch.Generator()) < 1e9
     assert bool(net.encode(torch.ones(1, 3)).isfinite().all())

@@ -1,4 +1,4 @@
-"""Behaviors: how episodes are summed up, that feet are where MuJoCo says, and that simulators show what is wanted."""
+"""Tests of behaviors: episode descriptors, foot heights against MuJoCo, and descriptor observations."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from robopolicy_tasks.locomotion.robots import HalfCheetah, Hopper, Walker2d
 DESCRIPTOR = (WrapperSpec("descriptor"),)
 
 
-def asked(name: str, num_envs: int = 3, backend: str = "auto") -> VectorSim:
+def descriptor_sim(name: str, num_envs: int = 3, backend: str = "auto") -> VectorSim:
     return make_sim(name, SimOptions(num_envs=num_envs, backend=backend, wrappers=DESCRIPTOR))
 
 
-def test_descriptors_lie_between_the_bounds() -> None:
+def test_descriptors_are_normalised_and_clipped_to_the_bounds() -> None:
     behavior = BehaviorDescriptor(("x [m]", "y [m]"), (-2.0, 0.0), (2.0, 1.0))
     assert behavior.normalize(torch.tensor([[0.0, 0.25], [5.0, -1.0]])).tolist() == [[0.5, 0.25], [1.0, 0.0]]
     with pytest.raises(UserError, match="low < high"):
@@ -38,35 +38,35 @@ def test_descriptors_lie_between_the_bounds() -> None:
 
 
 @pytest.mark.parametrize("name", ["toy/arm", "toy/point_mass", "locomotion/half_cheetah", "locomotion/ant"])
-def test_simulators_that_show_descriptors_keep_the_contract(name: str) -> None:
-    assert check_simulator(asked(name), lambda count: asked(name, count)) == []
+def test_simulators_with_descriptors_meet_the_contract(name: str) -> None:
+    assert check_simulator(descriptor_sim(name), lambda count: descriptor_sim(name, count)) == []
 
 
-def test_the_hand_of_the_arm_is_where_geometry_puts_it() -> None:
+def test_the_hand_position_matches_the_arm_geometry() -> None:
     straight, up = torch.zeros(LINKS), torch.zeros(LINKS)
     up[0] = torch.pi / 2
     torch.testing.assert_close(hand(torch.stack([straight, up])), torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
     bent = torch.zeros(LINKS)
-    bent[LINKS // 2] = torch.pi  # folds back onto itself
+    bent[LINKS // 2] = torch.pi  # the arm folds back onto itself
     torch.testing.assert_close(hand(bent), torch.zeros(2), atol=1e-6, rtol=0)
 
 
-def test_the_last_behaviour_of_an_episode_is_told_with_its_distance_from_what_was_wanted() -> None:
-    sim = asked("toy/arm", 4)
-    wanted = sim.reset(7)["descriptor"]
+def test_the_final_descriptor_is_reported_with_its_error_from_the_target() -> None:
+    sim = descriptor_sim("toy/arm", 4)
+    target = sim.reset(7)["descriptor"]
     for count in range(20):
         step = sim.step(torch.full((4, LINKS), 0.5))
         assert bool(step.done.all()) == (count == 19)
-        assert torch.equal(step.final_obs["descriptor"], wanted)
+        assert torch.equal(step.final_obs["descriptor"], target)
     expected = (hand(step.final_obs["state"][:, :LINKS]) + 1) / 2
     torch.testing.assert_close(step.info["descriptor"], expected)
-    torch.testing.assert_close(step.info["log.descriptor_error"], (expected - wanted).norm(dim=1))
-    assert not torch.equal(step.obs["descriptor"], wanted)
-    assert torch.equal(asked("toy/arm", 1).reset(9)["descriptor"][0], wanted[2])  # episode 9, alone
+    torch.testing.assert_close(step.info["log.descriptor_error"], (expected - target).norm(dim=1))
+    assert not torch.equal(step.obs["descriptor"], target)
+    assert torch.equal(descriptor_sim("toy/arm", 1).reset(9)["descriptor"][0], target[2])  # episode 9
 
 
-def test_mean_behaviours_count_the_steps_of_a_row_alone() -> None:
-    sim = asked("locomotion/half_cheetah", 2)
+def test_mean_descriptors_count_only_active_steps_of_each_row() -> None:
+    sim = descriptor_sim("locomotion/half_cheetah", 2)
     sim.reset(0)
     rows, seen = torch.tensor([True, False]), []
     for count in range(8):
@@ -103,15 +103,15 @@ def test_feet_are_as_high_as_mujoco_says(robot: type, name: str, feet: tuple[str
     assert set(of_state(low).flatten()) <= {0.0, 1.0}
 
 
-def test_policies_that_saw_descriptors_see_them_again() -> None:
+def test_policies_trained_with_descriptors_get_the_descriptor_wrapper() -> None:
     assert observation_options([{"state": (9,), "descriptor": (2,)}]) == {"wrappers": DESCRIPTOR}
 
 
 def test_tasks_without_behavior_are_refused() -> None:
     with pytest.raises(UserError, match="has no behavior descriptor"):
-        asked("locomotion/inverted_pendulum")
+        descriptor_sim("locomotion/inverted_pendulum")
     with pytest.raises(UserError, match="has no behavior descriptor"):
-        asked("locomotion/half_cheetah", backend="gymnasium")
+        descriptor_sim("locomotion/half_cheetah", backend="gymnasium")
 
 
 def test_a_package_adds_the_behavior_of_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,11 +119,11 @@ def test_a_package_adds_the_behavior_of_its_task(monkeypatch: pytest.MonkeyPatch
         BehaviorDescriptor(("vx [m/s]",), (-4.0,), (4.0,)), of_step=lambda s: s.final_obs["state"][:, 2:3]
     )
     monkeypatch.setitem(BEHAVIORS._rows, "toy/point_mass", speed)
-    sim = asked("toy/point_mass")
+    sim = descriptor_sim("toy/point_mass")
     assert sim.reset(0)["descriptor"].shape == (3, 1)
     step = sim.step(torch.ones(3, 2))
     torch.testing.assert_close(step.info["descriptor"], (step.final_obs["state"][:, 2:3] + 4) / 8)
 
 
-def test_an_action_that_is_no_number_is_refused() -> None:
+def test_a_nan_action_is_refused() -> None:
     check_refuses_actions_that_are_no_numbers("arm")

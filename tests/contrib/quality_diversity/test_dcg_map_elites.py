@@ -1,4 +1,4 @@
-"""DCG-MAP-Elites: rewards for behaving as asked, variations, members and policies, resumption, and an arm."""
+"""Tests of DCG-MAP-Elites: descriptor-conditioned rewards, variation operators, members as policies, and an arm."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_behaving_as_asked_pays_and_nothing_else_does() -> None:
     assert torch.equal(windows.next_obs["descriptor"][:, 0], wanted)
 
 
-def test_children_lie_between_and_around_their_parents() -> None:
+def test_crossover_samples_around_the_line_between_the_parents() -> None:
     generator = torch.Generator().manual_seed(0)
     first, second = torch.zeros(2000, 3), torch.tensor([1.0, 2.0, -1.0]).expand(2000, 3)
     assert torch.equal(iso_line_crossover(first, second, 0.0, 0.0, generator), first)
@@ -119,7 +119,7 @@ def test_children_lie_between_and_around_their_parents() -> None:
     assert float(iso_line_crossover(first, second, 0.005, 0.0, generator).std()) == pytest.approx(0.005, rel=0.1)
 
 
-def test_a_member_plays_as_a_policy_with_its_weights_and_its_constant_does() -> None:
+def test_a_member_acts_like_a_policy_with_its_weights_and_descriptor() -> None:
     algorithm, obs = learner(run()), states()
     weights, constants = algorithm.population.split(algorithm.candidates.members)
     chunks = algorithm.population.modes(weights, constants, {k: v.expand(10, *v.shape) for k, v in obs.items()})
@@ -132,7 +132,7 @@ def test_a_member_plays_as_a_policy_with_its_weights_and_its_constant_does() -> 
 
 
 @pytest.mark.parametrize("horizon", [1, 4])
-def test_steps_are_remembered_with_what_was_achieved_and_wanted(horizon: int) -> None:
+def test_stored_steps_contain_achieved_and_target_descriptors(horizon: int) -> None:
     parts = run(horizon=horizon, num_envs=4)  # three rounds, the last of two candidates
     algorithm = learner(parts)
     generations(parts, 1)
@@ -141,9 +141,9 @@ def test_steps_are_remembered_with_what_was_achieved_and_wanted(horizon: int) ->
     assert parts.source.env_steps == 2 * 10 * 20
     record = generation.windows.record
     rows = {tuple(row) for row in torch.cat([record["achieved"], record["wanted"]], 1).tolist()}
-    unlike = [row for row in rows if row[:2] != row[2:]]
+    differing = [row for row in rows if row[:2] != row[2:]]
     descriptor, constant = generation.scores.descriptor[9], algorithm.candidates.members[9, -2:]
-    assert [list(row) for row in unlike] == [pytest.approx([*descriptor.tolist(), *constant.tolist()])]
+    assert [list(row) for row in differing] == [pytest.approx([*descriptor.tolist(), *constant.tolist()])]
     assert len(rows) <= 20
 
 
@@ -176,7 +176,7 @@ def test_climbers_climb_the_critic_at_their_own_descriptor_and_leave_it_alone() 
     assert all(torch.equal(value, critic[key]) for key, value in algorithm.critic.state_dict().items())
 
 
-def test_climbers_climb_by_themselves() -> None:
+def test_gradient_offspring_are_independent_of_each_other() -> None:
     parts = run()
     algorithm = learner(parts)
     generations(parts, 1)
@@ -187,7 +187,7 @@ def test_climbers_climb_by_themselves() -> None:
     torch.testing.assert_close(algorithm._gradient_offspring(parents[torch.tensor([1])], obs)[0], together[1])
 
 
-def test_an_elite_taken_out_ignores_what_it_is_asked_for() -> None:
+def test_an_extracted_elite_ignores_the_observed_descriptor() -> None:
     parts = run()
     algorithm, obs = learner(parts), states()
     generations(parts, 1)
@@ -201,24 +201,22 @@ def test_an_elite_taken_out_ignores_what_it_is_asked_for() -> None:
 
 
 def test_it_covers_more_of_where_an_arm_can_reach_than_as_many_random_networks() -> None:
-    """Faldor et al. 2023: 320 episodes each; with three seeds 1.9 to 2.6 times as much."""
+    """Faldor et al. 2023: 320 episodes each; the ratio is 1.9 to 2.6 over three seeds."""
     sizes = {"cells": 128, "critic_steps": 20, "pg_steps": 5, "iso": 0.02, "line": 0.1}
     searched = run(num_envs=40, ga_offspring=24, pg_offspring=8, actors=8, **sizes)
     found = generations(searched, 8)[-1]
-    drawn = run(num_envs=40, ga_offspring=320, pg_offspring=0, actors=0, **sizes)
-    random = generations(drawn, 1)[-1]
-    assert searched.source.env_steps == drawn.source.env_steps == 320 * 20
+    random_search = run(num_envs=40, ga_offspring=320, pg_offspring=0, actors=0, **sizes)
+    random = generations(random_search, 1)[-1]
+    assert searched.source.env_steps == random_search.source.env_steps == 320 * 20
     assert found["archive/coverage"] > 1.7 * random["archive/coverage"]
     assert found["archive/qd_score"] > 1.7 * random["archive/qd_score"]
 
 
-def test_what_it_cannot_train_is_refused() -> None:
+def test_unsupported_policies_and_settings_are_refused() -> None:
     with pytest.raises(UserError, match="squashed"):
         DCGMAPElites(DCGMAPElitesConfig(), flow(), total_updates=1)
-    everything = (
-        r"policy=squashed_gaussian policy\.normalization=identity task\.wrappers=\[descriptor\], on a task with"
-    )
-    with pytest.raises(UserError, match=everything):
+    message = r"policy=squashed_gaussian policy\.normalization=identity task\.wrappers=\[descriptor\], on a task with"
+    with pytest.raises(UserError, match=message):
         DCGMAPElites(DCGMAPElitesConfig(), flow(), total_updates=1)
     with pytest.raises(UserError, match=r"task\.wrappers=\[descriptor\]"):
         DCGMAPElites(DCGMAPElitesConfig(), gaussian(), total_updates=1)

@@ -1,4 +1,4 @@
-"""The whole path of a repertoire: train, stop, resume, look at the archive, take an elite out, evaluate it."""
+"""End-to-end tests of an archive: train, inspect the archive, extract an elite and evaluate it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def test_an_elite_is_a_checkpoint_that_can_be_evaluated(
     assert 0 < found["fitness"] <= 20
 
 
-def test_mistakes_are_told_in_one_line(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_refused_in_one_line(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for words, message in (
         (["elite", str(tmp_path)], "is not a run"),
         (["elite", str(trained), "--descriptor", "0.5", "0.5"], "--out needs --descriptor or --rank"),
@@ -64,7 +66,7 @@ def test_mistakes_are_told_in_one_line(trained: Path, tmp_path: Path, capsys: py
         assert message in capsys.readouterr().err
 
 
-def test_a_search_leaves_the_policies_that_were_paid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stax_run_saves_its_rewarded_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"population": 4, "chunk": 12, "emitter": 2, "floor": -1.0, "hidden": "[4]", "epochs": 1}
     words = ["experiment=point_mass_stax", "policy.hidden=[8]", "sim.num_envs=8", "evaluation.episodes=2"]
     words += [f"algorithm.{key}={value}" for key, value in settings.items()]

@@ -1,4 +1,4 @@
-"""The archive of elites: one per cell, scores by hand, and exact resumption."""
+"""Tests of the elite archive: one elite per cell, metrics by hand, and exact resumption."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def test_a_cell_keeps_its_best() -> None:
     assert found.nearest(torch.tensor([0.0, 0.0])).solution.tolist() == [[1.0, 1.0, 1.0]]
 
 
-def test_scores_by_hand() -> None:
+def test_metrics_match_hand_computed_values() -> None:
     found = archive(cells=16, floor=-1.0)
     found.add(torch.rand(4, 3), torch.tensor([0.0, 1.0, 2.0, 3.0]), CORNERS)
     metrics = found.metrics()
     assert metrics == pytest.approx({"qd_score": 10.0, "coverage": 4 / 16, "max_fitness": 3.0})
-    found.add(torch.rand(1, 3), torch.tensor([-5.0]), CORNERS[:1])  # worse than what is there
+    found.add(torch.rand(1, 3), torch.tensor([-5.0]), CORNERS[:1])  # worse than the current elite
     assert found.metrics() == pytest.approx(metrics)
 
 
-def test_what_is_not_finite_stays_outside() -> None:
+def test_non_finite_fitness_is_rejected() -> None:
     found = archive()
     assert not found.add(torch.rand(2, 3), torch.tensor([torch.nan, torch.inf]), CORNERS[:2]).any()
     with pytest.raises(UserError, match="archive is empty"):

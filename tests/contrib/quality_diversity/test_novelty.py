@@ -1,4 +1,4 @@
-"""Novelty, fronts and emitters against values written down by hand."""
+"""Tests of novelty, Pareto fronts and emitters against hand-computed values."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from robopolicy.contrib.quality_diversity.individuals import EvaluatedPolicies, 
 from robopolicy.contrib.quality_diversity.novelty import crowding, novelty, pareto_ranks, select_diverse
 
 
-def people(*fitness: float) -> EvaluatedPolicies:
-    earned = torch.tensor(fitness, dtype=torch.float64)
+def evaluated(*fitness: float) -> EvaluatedPolicies:
+    returns = torch.tensor(fitness, dtype=torch.float64)
     weights = torch.arange(len(fitness)).float()[:, None].expand(-1, 4)
-    return EvaluatedPolicies(weights, earned, torch.zeros(len(fitness), 2, 3))
+    return EvaluatedPolicies(weights, returns, torch.zeros(len(fitness), 2, 3))
 
 
 def test_novelty_is_the_mean_distance_to_the_nearest_others() -> None:
@@ -26,7 +26,7 @@ def test_novelty_is_the_mean_distance_to_the_nearest_others() -> None:
     assert novelty(line[:1], line[:1], 3).tolist() == [math.inf]
 
 
-def test_nobody_of_a_front_is_beaten_and_everybody_behind_it_is() -> None:
+def test_pareto_ranks_count_the_dominating_fronts() -> None:
     first = torch.tensor([3.0, 1.0, 2.0, 0.0, 3.0])
     second = torch.tensor([1.0, 3.0, 2.0, 0.0, 0.5])
     assert pareto_ranks(first, second).tolist() == [0, 0, 0, 2, 1]
@@ -34,7 +34,7 @@ def test_nobody_of_a_front_is_beaten_and_everybody_behind_it_is() -> None:
     assert pareto_ranks(same, same).tolist() == [0, 0, 0]
 
 
-def test_of_a_crowded_front_those_with_room_are_kept() -> None:
+def test_selection_prefers_large_crowding_distances() -> None:
     first, second = torch.tensor([0.0, 1.0, 1.2, 4.0]), torch.tensor([4.0, 3.0, 2.8, 0.0])
     room = crowding(first, second)
     assert room.tolist() == pytest.approx([math.inf, 1.2 / 4 * 2, 3.0 / 4 * 2, math.inf])
@@ -43,22 +43,22 @@ def test_of_a_crowded_front_those_with_room_are_kept() -> None:
     assert sorted(select_diverse(*worse, 5).tolist())[1:] == [4, 5, 6, 7]
 
 
-def test_mutants_have_the_step_that_was_asked_for_and_stay_in_bounds() -> None:
+def test_mutants_have_the_requested_step_size_and_stay_in_bounds() -> None:
     generator = torch.Generator().manual_seed(0)
     mutants = mutated(torch.zeros(500, 20), 0.3, 5.0, generator)
     assert float(mutants.std()) == pytest.approx(0.3, rel=0.03)
     assert float(mutated(torch.zeros(500, 20), 3.0, 1.0, generator).abs().max()) == 1.0
 
 
-def test_an_emitter_keeps_those_that_earn_most_and_measures_its_gain() -> None:
+def test_an_emitter_keeps_the_best_members_and_measures_its_improvement() -> None:
     generator = torch.Generator().manual_seed(0)
-    emitter = Emitter(people(1.0), sigma=0.1, size=2, limit=5.0)
+    emitter = Emitter(evaluated(1.0), sigma=0.1, size=2, limit=5.0)
     assert emitter.ask(generator).shape == (2, 4) and emitter.count == 2
-    emitter.tell(people(1.0, 0.0))
+    emitter.tell(evaluated(1.0, 0.0))
     assert emitter.ask(generator).shape == (4, 4)
     for gain in range(1, TRIAL):
         assert not emitter.is_evaluated
-        emitter.tell(people(1.0 + gain, 0.0, 0.0, 0.0))
+        emitter.tell(evaluated(1.0 + gain, 0.0, 0.0, 0.0))
     assert emitter.is_evaluated and emitter.just_evaluated
     assert emitter.members.fitness.tolist() == [6.0, 5.0]
     emitter.rate()  # means of the generations: 0.5, 1.5, 2.5, 3.5, 4.5, 5.5
@@ -66,34 +66,34 @@ def test_an_emitter_keeps_those_that_earn_most_and_measures_its_gain() -> None:
 
 
 def test_an_emitter_puts_by_its_first_best_and_then_whoever_is_better() -> None:
-    emitter = Emitter(people(1.0), sigma=0.1, size=3, limit=5.0)
-    emitter.tell(people(0.0, -1.0, 0.0))
+    emitter = Emitter(evaluated(1.0), sigma=0.1, size=3, limit=5.0)
+    emitter.tell(evaluated(0.0, -1.0, 0.0))
     assert not len(emitter.fresh(0.0))
-    emitter.tell(people(2.0, 3.0))
+    emitter.tell(evaluated(2.0, 3.0))
     assert emitter.fresh(0.0).fitness.tolist() == [3.0]
-    emitter.tell(people(5.0, 4.0, 1.0))
+    emitter.tell(evaluated(5.0, 4.0, 1.0))
     assert emitter.fresh(0.0).fitness.tolist() == [5.0, 4.0]
     assert not len(emitter.fresh(0.0))
 
 
-def test_an_emitter_ends_when_nothing_gets_better() -> None:
-    emitter = Emitter(people(1.0), sigma=0.1, size=2, limit=5.0)
+def test_an_emitter_is_stale_without_improvement() -> None:
+    emitter = Emitter(evaluated(1.0), sigma=0.1, size=2, limit=5.0)
     for generation in range(60):
-        emitter.tell(people(float(generation), float(generation)))
+        emitter.tell(evaluated(float(generation), float(generation)))
     assert not emitter.stale(40) and not emitter.stale(100)
     for _ in range(40):
-        emitter.tell(people(0.0))
+        emitter.tell(evaluated(0.0))
     assert emitter.stale(40)
 
 
-def test_an_emitter_remembers_those_unlike_any_before() -> None:
-    emitter = Emitter(people(1.0), sigma=0.1, size=2, limit=5.0)
-    emitter.record_novel(people(1.0, 2.0), torch.tensor([0.5, 0.2]))
-    emitter.record_novel(people(3.0, 4.0), torch.tensor([0.4, 0.9]))
+def test_an_emitter_stores_the_most_novel_members() -> None:
+    emitter = Emitter(evaluated(1.0), sigma=0.1, size=2, limit=5.0)
+    emitter.record_novel(evaluated(1.0, 2.0), torch.tensor([0.5, 0.2]))
+    emitter.record_novel(evaluated(3.0, 4.0), torch.tensor([0.4, 0.9]))
     assert emitter.novel.fitness.tolist() == [1.0, 2.0, 4.0] and emitter.most_novel == pytest.approx(0.9)
 
 
-def test_views_are_vectors_of_all_observations() -> None:
+def test_views_flatten_all_observations() -> None:
     obs = {"state": torch.ones(2, 5), "image.front": torch.full((2, 3, 64, 48), 255, dtype=torch.uint8)}
     views = flatten_obs(obs)
     assert views.shape == (2, 3 * 16 * 16 + 5) and bool((views == 1.0).all())

@@ -1,4 +1,4 @@
-"""The rules of the product's families over what the theme quality_diversity adds to them."""
+"""Shared rules for the entries of the theme quality_diversity."""
 
 import pytest
 from theme_rules import AlgorithmRules, ConfigRules, PresetRules, SourceRules

@@ -1,4 +1,4 @@
-"""STAX: turns of exploration and exploitation, who is kept, views, resumption, and a goal that pays when reached."""
+"""Tests of STAX: exploration and exploitation phases, selection, views, coverage, and sparse rewards."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def learner(parts: RunComponents) -> STAX:
     return parts.algorithm
 
 
-def played(algorithm: STAX, fitness: Any = 0.0, far: float = 0.0) -> EvaluatedPolicies:
-    """What might become of the candidates: views near zero, of the last of them `far` away."""
+def results(algorithm: STAX, fitness: Any = 0.0, far: float = 0.0) -> EvaluatedPolicies:
+    """Possible results of the candidates: views near zero, shifted by `far` for the last one."""
     count = len(algorithm.candidates)
     views = 0.01 * torch.randn(count, 3, 6, generator=torch.Generator().manual_seed(count))
     views[-1] += far
@@ -71,18 +71,18 @@ def played(algorithm: STAX, fitness: Any = 0.0, far: float = 0.0) -> EvaluatedPo
     )
 
 
-def test_individuals_and_their_behaviours_stay_on_the_cpu_wherever_it_is_built() -> None:
+def test_individuals_and_behaviours_do_not_depend_on_the_default_device() -> None:
     algorithm = learner(run())
     with torch.device("meta"):
         other = STAX(algorithm.config, algorithm.policy, total_updates=9)
     for _ in range(2):
-        algorithm.update(played(algorithm))
-        other.update(played(other))
+        algorithm.update(results(algorithm))
+        other.update(results(other))
     assert torch.equal(algorithm.candidates, other.candidates)
 
 
 @pytest.mark.parametrize("horizon", [1, 4])
-def test_members_all_play_the_same_episodes_and_are_looked_at_on_the_way(horizon: int) -> None:
+def test_members_run_the_same_episodes_and_record_views(horizon: int) -> None:
     parts = run(num_envs=4, starts=2, horizon=horizon)
     algorithm = learner(parts)
     found = parts.source.next(algorithm)
@@ -90,7 +90,7 @@ def test_members_all_play_the_same_episodes_and_are_looked_at_on_the_way(horizon
     for member in (0, 5):
         policy = copy.deepcopy(algorithm.policy)
         algorithm.population.put(algorithm.candidates[member], policy)
-        earned = 0.0
+        total = 0.0
         for start in range(2):
             obs, steps = sim.reset(1_000_000 + start), list[Tensor]()
             while True:
@@ -99,7 +99,7 @@ def test_members_all_play_the_same_episodes_and_are_looked_at_on_the_way(horizon
                     step = sim.step(action)
                     obs = step.obs
                     steps.append(step.final_obs["state"][0])
-                    earned += float(step.reward)
+                    total += float(step.reward)
                     if bool(step.done):
                         break
                 if bool(step.done):
@@ -108,90 +108,90 @@ def test_members_all_play_the_same_episodes_and_are_looked_at_on_the_way(horizon
             for view in range(3):
                 seen = found.views[member, 3 * start + view]
                 torch.testing.assert_close(seen, steps[-(-length * (view + 1) // 3) - 1], rtol=1e-4, atol=1e-4)
-        assert float(found.fitness[member]) == pytest.approx(earned / 2)
+        assert float(found.fitness[member]) == pytest.approx(total / 2)
 
 
 def test_exploration_keeps_who_is_unlike_others_and_archives_some() -> None:
     algorithm = learner(run(archived=2))
-    algorithm.update(played(algorithm))
+    algorithm.update(results(algorithm))
     assert len(algorithm.parents) == 6 and algorithm.candidates.shape[0] == 12 and not len(algorithm.archive)
-    batch = played(algorithm, far=50.0)
+    batch = results(algorithm, far=50.0)
     algorithm.update(batch)
-    assert torch.equal(algorithm.parents.weights[0], batch.weights[-1])  # far away is new, and badly reconstructed
+    assert torch.equal(algorithm.parents.weights[0], batch.weights[-1])  # novel and badly reconstructed
     assert len(algorithm.archive) == 2 and len(algorithm.parents) == 6
 
 
-def test_both_objectives_count_in_pareto_selection() -> None:
+def test_pareto_selection_uses_both_objectives() -> None:
     algorithm = learner(run(selection="pareto"))
-    algorithm.update(played(algorithm))
-    batch = played(algorithm, far=50.0)
+    algorithm.update(results(algorithm))
+    batch = results(algorithm, far=50.0)
     algorithm.update(batch)
     assert bool((algorithm.parents.weights == batch.weights[-1]).all(1).any())
 
 
-def test_who_was_paid_gets_an_emitter_once_and_is_what_the_run_deploys() -> None:
+def test_rewarded_policies_get_one_emitter_and_the_best_one_is_deployed() -> None:
     algorithm = learner(run(chunk=1000))
-    algorithm.update(played(algorithm))
-    pay = torch.zeros(12)
-    pay[3], pay[4] = 1.0, 2.0
-    batch = played(algorithm, pay)
+    algorithm.update(results(algorithm))
+    rewards = torch.zeros(12)
+    rewards[3], rewards[4] = 1.0, 2.0
+    batch = results(algorithm, rewards)
     algorithm.update(batch)
     assert len(algorithm.emitters) == len(algorithm.paid) == 2
     assert torch.equal(algorithm.population.weights(algorithm.inference_policy()), batch.weights[4])
     distance = (torch.cat([algorithm.candidates[:0], batch.weights]) - batch.weights[3]).square().mean(1).sqrt()
     assert algorithm.emitters[0].sigma <= float(distance[distance > 0].min()) / 3 + 1e-6
-    everyone = algorithm.parents
-    algorithm._spawn_emitters(everyone, algorithm.sown)
-    assert len(algorithm.emitters) == 2 + int(((everyone.fitness > 0) & ~algorithm.sown).sum())
+    parents = algorithm.parents
+    algorithm._spawn_emitters(parents, algorithm.sown)
+    assert len(algorithm.emitters) == 2 + int(((parents.fitness > 0) & ~algorithm.sown).sum())
 
 
-def test_turns_alternate_and_an_emitter_that_gets_nowhere_ends() -> None:
+def test_phases_alternate_and_a_stagnant_emitter_ends() -> None:
     algorithm = learner(run())
-    algorithm.update(played(algorithm))  # 6 of 24
-    algorithm.update(played(algorithm, 1.0))  # 18 of 24
+    algorithm.update(results(algorithm))  # 6 of 24
+    algorithm.update(results(algorithm, 1.0))  # 18 of 24
     assert algorithm.exploring
-    algorithm.update(played(algorithm, 1.0))  # 30
+    algorithm.update(results(algorithm, 1.0))  # 30
     assert not algorithm.exploring and algorithm.left == 24 and len(algorithm.candidates) == 2
     emitters = len(algorithm.emitters)
     for _ in range(6):  # 2, then 4 each: 22 of 24
         assert not algorithm.exploring
-        algorithm.update(played(algorithm, 1.0))
+        algorithm.update(results(algorithm, 1.0))
     assert len(algorithm.emitters) == emitters - 1
-    assert algorithm.exploring  # what is left of the turn is too little for another trial
+    assert algorithm.exploring  # the rest of the phase is too short for another trial
     assert len(algorithm.candidates) == 12
 
 
 def test_an_emitter_that_improves_goes_on_with_the_turn() -> None:
     algorithm = learner(run(chunk=60))
-    algorithm.update(played(algorithm))
-    pay = torch.zeros(12)
-    pay[0] = 1.0
+    algorithm.update(results(algorithm))
+    rewards = torch.zeros(12)
+    rewards[0] = 1.0
     while algorithm.exploring:
-        algorithm.update(played(algorithm, pay if not len(algorithm.emitters) else 0.0))
+        algorithm.update(results(algorithm, rewards if not len(algorithm.emitters) else 0.0))
     (emitter,) = algorithm.emitters
     for generation in range(12):
-        algorithm.update(played(algorithm, float(generation)))
+        algorithm.update(results(algorithm, float(generation)))
     assert algorithm.emitters == [emitter] and emitter.improvement > 0 and len(emitter.earned) == 12
     assert float(algorithm.paid.fitness.max()) == 11.0
 
 
-def test_nothing_paid_means_exploration_goes_on() -> None:
+def test_exploration_continues_without_rewarded_policies() -> None:
     algorithm = learner(run())
     for _ in range(12):
-        algorithm.update(played(algorithm))
+        algorithm.update(results(algorithm))
         assert algorithm.exploring and len(algorithm.candidates) == 12
     before = learner(run())
     assert torch.equal(algorithm.population.weights(), before.population.weights())
 
 
-def test_the_autoencoder_is_trained_later_and_later() -> None:
+def test_the_autoencoder_training_interval_grows() -> None:
     algorithm = learner(run())
-    trained = [update for update in range(40) if "autoencoder/error" in algorithm.update(played(algorithm))]
-    assert [b - a for a, b in pairwise(trained)] == [4, 6, 8, 10]  # two generations a turn
+    trained = [update for update in range(40) if "autoencoder/error" in algorithm.update(results(algorithm))]
+    assert [b - a for a, b in pairwise(trained)] == [4, 6, 8, 10]  # two generations per phase
 
 
 def test_it_covers_more_behaviours_than_as_many_random_networks() -> None:
-    """Paolo et al. 2021: where 1000 policies end, in squares of a metre; with four seeds 1.5 to 2.2 times as many."""
+    """Paolo et al. 2021: final positions of 1000 policies in 1 m cells; the ratio is 1.5 to 2.2 over four seeds."""
     parts = run(num_envs=32, population=16, chunk=160, policy=replace(NETWORK, hidden=(16, 16)), code=4, together=4)
     algorithm, views, count = learner(parts), list[Tensor](), 0
     while count < 1000:
@@ -203,13 +203,13 @@ def test_it_covers_more_behaviours_than_as_many_random_networks() -> None:
     assert isinstance(source, ObservationSource)
     random = source.sampler.evaluate(source._act, algorithm.population.fresh(count, 77))
 
-    def places(seen: Tensor) -> int:
+    def visited_cells(seen: Tensor) -> int:
         return len({tuple(row) for row in seen[:, -1, :2].round().int().tolist()})
 
-    assert places(torch.cat(views)) > 1.3 * places(random.views)
+    assert visited_cells(torch.cat(views)) > 1.3 * visited_cells(random.views)
 
 
-def test_emitters_climb_where_something_was_paid() -> None:
+def test_emitters_improve_rewarded_policies() -> None:
     parts = run(num_envs=32, population=16, chunk=160, reward="shaped", floor=-6.0, together=4)
     algorithm = learner(parts)
     for _ in range(40):
@@ -218,7 +218,7 @@ def test_emitters_climb_where_something_was_paid() -> None:
     assert max(gains) > 1.0
 
 
-def test_what_it_cannot_search_is_refused() -> None:
+def test_unsupported_policies_and_settings_are_refused() -> None:
     with pytest.raises(UserError, match="gaussian policy"):
         STAX(STAXConfig(), flow(), total_updates=1)
     with pytest.raises(UserError, match=r"policy\.normalization=identity"):

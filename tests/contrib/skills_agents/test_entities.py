@@ -1,4 +1,4 @@
-"""Sets as observations: blind to order, open to any number, empty places, and in policies."""
+"""Tests of set observations: order invariance, variable size, empty slots, and use in policies."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def test_features_ignore_the_order_of_the_entities():
         assert_close(net()(entities), net()(entities[:, list(order)]), atol=1e-6, rtol=1e-5)
 
 
-def test_a_network_takes_more_entities_than_it_was_built_for():
+def test_a_network_accepts_more_entities_than_in_its_specification():
     entities = torch.randn(6, 5, 4)
     features = net()(entities)
     assert features.shape == (6, 5) and bool(features.isfinite().all())
     assert not torch.allclose(features, net()(entities[:, :3]))
 
 
-def test_a_row_of_zeros_is_an_empty_place():
+def test_a_row_of_zeros_is_an_empty_slot():
     entities = torch.randn(6, 3, 4)
     padded = torch.cat([entities[:, :1], torch.zeros(6, 2, 4), entities[:, 1:]], 1)
     assert_close(net()(padded), net()(entities), atol=1e-6, rtol=1e-5)
 
 
-def test_nobody_there_gives_zeros_and_gradients_stay_finite():
+def test_an_empty_set_has_zero_features_and_finite_gradients():
     model, entities = net(), torch.randn(4, 3, 4)
     entities[1] = 0
     features = model(entities)
@@ -57,8 +57,8 @@ def test_nobody_there_gives_zeros_and_gradients_stay_finite():
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
 
 
-def test_entities_see_each_other_unless_told_not_to():
-    """Without layers, what is gathered is a weighted mean of parts that depend on one entity each."""
+def test_entities_do_not_interact_without_layers():
+    """Without layers, the output is a weighted mean of terms that each depend on one entity."""
     torch.manual_seed(0)
     alone, entities = EntityNet((3, 4), EntityConfig(width=16, heads=2, layers=0, features=5)), torch.randn(1, 3, 4)
     assert len(list(alone.blocks)) == 0
@@ -67,16 +67,16 @@ def test_entities_see_each_other_unless_told_not_to():
     assert_close(alone(entities), alone.project((shares[..., None] * embedded).sum(1)))
 
 
-def test_each_number_of_an_entity_has_its_own_scale_from_the_data():
+def test_each_entity_feature_has_its_own_scale_from_the_data():
     model = net()
     model.fit(torch.tensor([0.0, -1, 0, 0] * 3), torch.tensor([2.0, 1, 4, 0] * 3))
     assert_close(model.centre, torch.tensor([1.0, 0, 2, 0]))
-    assert_close(model.scale, torch.tensor([1.0, 1, 2, 1]))  # a constant number keeps its unit
+    assert_close(model.scale, torch.tensor([1.0, 1, 2, 1]))  # a constant feature has scale 1
     with pytest.raises(UserError, match="not finite"):
         model.fit(torch.zeros(12), torch.full((12,), torch.nan))
 
 
-def test_sets_join_the_features_and_learn():
+def test_set_features_are_concatenated_and_receive_gradients():
     model = ObservationEncoder(OBSERVATION, normalization="minmax", encoders={"entities": SMALL_SETTINGS})
     model.fit_normalizer(
         {"state": {"min": [-1, -1], "max": [1, 1]}, "entities.others": {"min": [-2.0] * 12, "max": [2.0] * 12}}
@@ -117,12 +117,12 @@ def test_a_policy_runs_among_two_agents_more_than_it_was_built_for(head: str):
         (lambda: EntityConfig(layers=-1), "layers must be at least 0"),
     ],
 )
-def test_sizes_that_fit_nothing_are_refused(make, message: str):
+def test_invalid_sizes_are_refused(make, message: str):
     with pytest.raises(UserError, match=message):
         make()
 
 
-def test_what_any_parent_knows_of_entities_serves_critics_and_actors() -> None:
+def test_entity_statistics_of_any_parent_serve_critics_and_actors() -> None:
     check_what_any_parent_knows_serves_critics_and_actors(({"state": (3,)}, {"entities.e": (4, 5)}))
 
 

@@ -1,4 +1,4 @@
-"""Agents that have to meet: rows that share a world, and a policy among more agents than it learned with."""
+"""Tests of the gather task: rows that share a world, and a policy with more agents than in training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def open_sim(name: str = "toy/gather", num_envs: int = 9, reward: str = "sparse"
 
 
 def success_of(act, name: str, num_envs: int = 60) -> float:
-    """Share of the rows that meet in their first episode."""
+    """Fraction of rows that meet in their first episode."""
     sim = open_sim(name, num_envs)
     obs = sim.reset(0)
     met, ended = torch.zeros(num_envs, dtype=torch.bool), torch.zeros(num_envs, dtype=torch.bool)
@@ -32,12 +32,12 @@ def success_of(act, name: str, num_envs: int = 60) -> float:
     return float(met.float().mean())
 
 
-def test_the_task_keeps_the_simulator_contract():
+def test_the_tasks_meet_the_simulator_contract():
     for name in ("toy/gather", "toy/gather_more"):
         assert check_simulator(open_sim(name, 7, "shaped")) == []
 
 
-def test_worlds_take_turns_and_nobody_is_left_alone():
+def test_world_sizes_alternate_without_single_agents():
     assert assign_worlds(9, (2, 3, 4)).tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2]
     assert assign_worlds(10, (2, 3, 4)).tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3]
     assert assign_worlds(3, (2, 3, 4)).tolist() == [0, 0, 0]
@@ -45,7 +45,7 @@ def test_worlds_take_turns_and_nobody_is_left_alone():
     assert assign_worlds(1, (2,)).tolist() == [0]
 
 
-def test_agents_of_a_world_see_each_other_from_where_they_are_and_no_one_else():
+def test_agents_observe_relative_positions_within_their_world_only():
     sim = open_sim()
     others = sim.reset(3)[OTHERS]
     assert others.shape == (9, MAX_AGENTS - 1, 4)
@@ -55,7 +55,7 @@ def test_agents_of_a_world_see_each_other_from_where_they_are_and_no_one_else():
     assert_close(others[2, 0, :2], position[3] - position[2])
 
 
-def test_a_world_shares_its_reward_and_its_end():
+def test_a_world_shares_its_reward_and_termination():
     sim = open_sim(reward="shaped")
     obs = sim.reset(0)
     for _ in range(60):
@@ -67,7 +67,7 @@ def test_a_world_shares_its_reward_and_its_end():
         obs = step.obs
 
 
-def test_the_expert_meets_and_a_lone_agent_has_nobody_to_meet():
+def test_the_expert_succeeds_and_a_single_agent_fails():
     assert success_of(GatherExpert(), "toy/gather") == success_of(GatherExpert(), "toy/gather_more") == 1.0
     assert success_of(GatherExpert(), "toy/gather", 1) == 0.0
     assert get_task("gather").make_expert is not None
@@ -110,5 +110,5 @@ def test_a_policy_that_imitated_worlds_of_four_meets_in_worlds_of_six():
     assert success_of(act, "toy/gather") > 0.9 and success_of(act, "toy/gather_more") > 0.9
 
 
-def test_an_action_that_is_no_number_is_refused() -> None:
+def test_a_nan_action_is_refused() -> None:
     check_refuses_actions_that_are_no_numbers("gather")

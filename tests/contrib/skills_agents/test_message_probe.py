@@ -1,4 +1,4 @@
-"""Messages beside the observations: functions of what is seen that change nothing else, and a constant one nothing."""
+"""Tests of message observations: functions of the state that change nothing else; constant ones have no effect."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from robopolicy.sim.registry import SimOptions, make_sim, observation_options
 from robopolicy.sim.wrappers.registry import WrapperSpec
 
 
-def told(kind: str = "", num_envs: int = 3) -> VectorSim:
+def make_message_sim(kind: str = "", num_envs: int = 3) -> VectorSim:
     wrappers = (WrapperSpec("message", {"kind": kind}),) if kind else ()
     return make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward="shaped", wrappers=wrappers))
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
-def test_the_contract_holds(kind: str) -> None:
-    assert check_simulator(told(kind), lambda count: told(kind, count)) == []
+def test_message_wrappers_meet_the_simulator_contract(kind: str) -> None:
+    assert check_simulator(make_message_sim(kind), lambda count: make_message_sim(kind, count)) == []
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
 def test_nothing_but_the_message_is_new(kind: str) -> None:
-    plain, sim = told(), told(kind)
+    plain, sim = make_message_sim(), make_message_sim(kind)
     assert torch.equal(plain.reset(0)["state"], sim.reset(0)["state"])
     generator = torch.Generator().manual_seed(0)
     for _ in range(60):
         action = torch.rand(3, 2, generator=generator) * 2 - 1
-        ours, theirs = sim.step(action), plain.step(action)
+        wrapped_step, plain_step = sim.step(action), plain.step(action)
         for name in ("reward", "terminated", "truncated"):
-            assert torch.equal(getattr(ours, name), getattr(theirs, name))
-        for one, other in ((ours.obs, theirs.obs), (ours.final_obs, theirs.final_obs)):
+            assert torch.equal(getattr(wrapped_step, name), getattr(plain_step, name))
+        for one, other in ((wrapped_step.obs, plain_step.obs), (wrapped_step.final_obs, plain_step.final_obs)):
             assert torch.equal(one["state"], other["state"])
-            said = one[f"message.{kind}"]
-            assert torch.equal(said, message_function(kind, 6, 2, torch.device("cpu"))(one["state"]))
-            assert said.shape == (3, 2) and said.abs().max() <= 2 * math.pi
+            observed = one[f"message.{kind}"]
+            assert torch.equal(observed, message_function(kind, 6, 2, torch.device("cpu"))(one["state"]))
+            assert observed.shape == (3, 2) and observed.abs().max() <= 2 * math.pi
 
 
 def test_near_observations_get_unlike_messages_at_a_high_frequency_alone() -> None:
     state = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
     change = {}
     for kind in MESSAGES:
-        speak = message_function(kind, 6, 2, torch.device("cpu"))
-        change[kind] = float((speak(state) - speak(state + 0.03)).abs().mean())
+        encode = message_function(kind, 6, 2, torch.device("cpu"))
+        change[kind] = float((encode(state) - encode(state + 0.03)).abs().mean())
     assert change["constant"] == 0 and change["random"] < 0.3 < 3.0 < change["high_frequency"]
 
 
@@ -86,8 +86,8 @@ def test_a_policy_is_evaluated_with_the_messages_it_was_trained_with() -> None:
         observation_options([seen, {"message.constant": (4,)}])
 
 
-def test_messages_that_cannot_be_made_are_refused() -> None:
+def test_invalid_messages_are_refused() -> None:
     with pytest.raises(UserError, match=r"Unknown message 'randm'.*'random'"):
-        told("randm")
+        make_message_sim("randm")
     with pytest.raises(UserError, match=r"message\.size must be at least 1"):
         WrapperSpec("message", {"size": 0})

@@ -1,4 +1,4 @@
-"""Codes of skills: who draws them, what the bonus is worth at its limits, exact resume."""
+"""Tests of skill codes: sampling, limits of the bonus, and exact resume."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def open_sim(bonus: float = 0.0, num_envs: int = 64) -> SkillSim:
     return sim
 
 
-def play(sim: SkillSim, steps: int, revealing: bool) -> torch.Tensor:
-    """Bonuses `(steps,)` while actions tell the code, or are the same for all."""
-    obs, paid = sim.reset(0), []
+def run_steps(sim: SkillSim, steps: int, revealing: bool) -> torch.Tensor:
+    """Bonuses `(steps,)` while actions reveal the code, or are independent of it."""
+    obs, bonuses = sim.reset(0), []
     directions = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
         action = 2 * torch.rand(sim.num_envs, 2, generator=generator) - 1
         step = sim.step(obs[SKILL_KEY] @ directions if revealing else action)
-        paid.append(step.info["reward.skill"].mean())
+        bonuses.append(step.info["reward.skill"].mean())
         obs = step.obs
-    return torch.stack(paid)
+    return torch.stack(bonuses)
 
 
 def test_before_anything_is_learnt_the_bonus_is_zero():
@@ -48,21 +48,21 @@ def test_before_anything_is_learnt_the_bonus_is_zero():
     assert_close(decoder.loss(behaviour, skill), torch.full((8,), math.log(K)))
 
 
-def test_a_certain_decoder_pays_the_logarithm_of_the_number_of_codes():
+def test_the_bonus_of_a_certain_decoder_is_log_k():
     decoder, skill = SkillDecoder(K, K, hidden=()), torch.arange(16) % K
     behaviour = torch.nn.functional.one_hot(skill, K).float()
     decoder.normalizer.update(behaviour)
     decoder.body[0].weight.data = 50.0 * torch.eye(K)
     assert_close(decoder.bonus(behaviour, skill), torch.full((16,), math.log(K)), atol=1e-4, rtol=0)
-    assert bool((decoder.bonus(behaviour, (skill + 1) % K) < -10).all())  # and takes off for a wrong code
+    assert bool((decoder.bonus(behaviour, (skill + 1) % K) < -10).all())  # negative for a wrong code
 
 
 def test_in_play_the_bonus_is_zero_where_behaviour_ignores_the_code_and_log_k_where_it_tells():
-    assert float(play(open_sim(1.0), 300, revealing=True)[-20:].mean()) > 0.95 * math.log(K)
-    assert abs(float(play(open_sim(1.0), 300, revealing=False)[-20:].mean())) < 0.1
+    assert float(run_steps(open_sim(1.0), 300, revealing=True)[-20:].mean()) > 0.95 * math.log(K)
+    assert abs(float(run_steps(open_sim(1.0), 300, revealing=False)[-20:].mean())) < 0.1
 
 
-def test_without_a_bonus_only_the_observation_grows():
+def test_without_a_bonus_only_the_observation_changes():
     sim = open_sim(num_envs=3)
     assert check_simulator(sim, lambda n: open_sim(num_envs=n)) == []
     plain = make_sim("toy/point_mass", SimOptions(num_envs=3))
@@ -72,12 +72,12 @@ def test_without_a_bonus_only_the_observation_grows():
     assert torch.equal(sim.step(action).reward, plain.step(action).reward)
 
 
-def test_with_a_bonus_the_contract_holds_but_for_seeds():
+def test_with_a_bonus_the_contract_holds_except_seeded_episodes():
     assert check_simulator(open_sim(0.1, num_envs=3)) == []
     assert not open_sim(0.1).spec.seeded_episodes
 
 
-def test_a_code_belongs_to_the_seed_of_the_episode_and_all_come_alike():
+def test_a_code_depends_on_the_episode_seed_and_codes_are_uniform():
     sim = open_sim(num_envs=2000)
     first, again = sim.reset(7)[SKILL_KEY], sim.reset(7)[SKILL_KEY]
     assert torch.equal(first, again) and torch.equal(first.sum(1), torch.ones(2000))
@@ -85,7 +85,7 @@ def test_a_code_belongs_to_the_seed_of_the_episode_and_all_come_alike():
     assert float((first.mean(0) - 1 / K).abs().max()) < 0.05
 
 
-def test_the_last_observation_of_an_episode_shows_its_own_code():
+def test_the_final_observation_contains_the_code_of_its_episode():
     sim = open_sim(num_envs=16)
     shown = sim.reset(0)[SKILL_KEY]
     for _ in range(40):
@@ -94,9 +94,9 @@ def test_the_last_observation_of_an_episode_shows_its_own_code():
     assert not torch.equal(step.obs[SKILL_KEY], shown)
 
 
-def test_it_resumes_exactly_with_what_the_decoder_knew():
+def test_it_resumes_exactly_with_the_decoder_state():
     sim, again = open_sim(1.0, num_envs=8), open_sim(1.0, num_envs=8)
-    play(sim, 5, revealing=True)
+    run_steps(sim, 5, revealing=True)
     again.reset(3)
     assert_close(again.load_state_dict(sim.state_dict()), dict(sim._obs))
     for _ in range(3):
@@ -104,7 +104,7 @@ def test_it_resumes_exactly_with_what_the_decoder_knew():
         assert torch.equal(one.reward, other.reward)
 
 
-def test_checkpoints_tell_how_many_skills_they_need():
+def test_checkpoints_set_the_number_of_skills():
     found = observation_options([{"state": (6,), SKILL_KEY: (K,)}])
     assert found == {"wrappers": (WrapperSpec("skills", {"count": K}),)}
     with pytest.raises(
@@ -113,7 +113,7 @@ def test_checkpoints_tell_how_many_skills_they_need():
         observation_options([{SKILL_KEY: (2,)}, {SKILL_KEY: (4,)}])
 
 
-def test_evaluation_pays_no_bonus():
+def test_evaluation_has_no_bonus():
     trained = WrapperSpec("skills", {"count": K, "bonus": 0.5})
     assert evaluation_wrappers([trained]) == (WrapperSpec("skills", {"count": K}),)
 
@@ -122,6 +122,6 @@ def test_evaluation_pays_no_bonus():
     ("options", "message"),
     [({"count": 1}, "skills.count must be at least 2"), ({"bonus": -1.0}, "skills.bonus must not")],
 )
-def test_settings_that_mean_nothing_are_refused(options: dict[str, Any], message: str):
+def test_invalid_settings_are_refused(options: dict[str, Any], message: str):
     with pytest.raises(UserError, match=message):
         WrapperSpec("skills", options)

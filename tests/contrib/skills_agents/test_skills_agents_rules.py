@@ -1,4 +1,4 @@
-"""The rules of the product's families over what the theme skills_agents adds to them."""
+"""Shared rules for the entries of the theme skills_agents."""
 
 from theme_rules import ConfigRules
 

@@ -1,4 +1,4 @@
-"""A small text policy."""
+"""Fixture of a small text policy."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The advantage pipeline on both layouts: each stage, the invariants of the group methods, trackers, checkpoints."""
+"""Tests of contributed advantage stages and trackers on both layouts."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from robopolicy.core.advantage import TrackerBaseline, outcome
 from robopolicy.core.decisions import by_group
 
 
-def test_a_tracked_baseline_needs_no_second_rollout(decisions):
+def test_a_tracked_baseline_needs_only_one_rollout_per_prompt(decisions):
     tracker = MeanTracker(prior=0.25)
     torch.testing.assert_close(TrackerBaseline(tracker)(outcome(decisions), decisions), outcome(decisions) - 0.25)
     keys = decisions.require("group")
@@ -18,7 +18,7 @@ def test_a_tracked_baseline_needs_no_second_rollout(decisions):
     torch.testing.assert_close(TrackerBaseline(tracker)(outcome(decisions), decisions), expected)
 
 
-def test_modulation_may_touch_one_sign_only(decisions):
+def test_modulation_can_be_restricted_to_one_sign(decisions):
     raw = decisions.require("reward")
     double = lambda d: torch.full((len(d), 1), 2.0)  # noqa: E731
     torch.testing.assert_close(Modulate(double)(raw, decisions), 2 * raw)

@@ -1,4 +1,4 @@
-"""Annotators: other rollouts at the same tasks, and other probabilities."""
+"""Tests of annotators: additional rollouts of the same tasks, and additional probabilities."""
 
 import copy
 import math
@@ -29,7 +29,7 @@ from robopolicy_tasks.text.arithmetic import Arithmetic
 from robopolicy_tasks.text.calculator import Calculator
 from robopolicy_tasks.text.grid import Grid, Waypoints
 
-READERS = {  # recipe -> what is found for it beside its rollouts
+READERS = {  # recipe -> annotations in addition to its rollouts
     "a_star_po": ["value_ref"],
     "a_lol": ["mean_ref"],
     "self": ["unlikely"],
@@ -40,7 +40,7 @@ READERS = {  # recipe -> what is found for it beside its rollouts
 }
 
 
-MORE = (  # recipes that read what the environment or the model shows
+MORE = (  # recipes that read data of the environment or the model
     *(
         "v0",
         "hgpo",
@@ -55,7 +55,7 @@ MORE = (  # recipes that read what the environment or the model shows
 
 
 class Errand(TextEpisode):
-    """Three turns, each worth 1."""
+    """Episode of three turns with reward 1 each."""
 
     prompt, turn = "go", 0
 
@@ -72,13 +72,13 @@ class Errands(TextTask):
 
 
 @pytest.mark.parametrize("recipe", READERS)
-def test_recipes_say_what_they_read_alongside(recipe):
+def test_recipes_declare_their_annotators(recipe):
     algorithm, _ = learner(Arithmetic(), recipe, group_size=2)
     assert list(algorithm.annotators()) == READERS[recipe]
 
 
 @pytest.mark.parametrize("recipe", [*READERS, *MORE])
-def test_recipes_that_read_more_than_their_rollouts_run(recipe):
+def test_recipes_with_annotators_train(recipe):
     algorithm, feed = learner(Arithmetic(), recipe, prompts_per_update=2)
     for _ in range(2):
         metrics = algorithm.update(feed.next(algorithm))
@@ -88,7 +88,7 @@ def test_recipes_that_read_more_than_their_rollouts_run(recipe):
 
 @pytest.mark.parametrize("task", [Grid(), Calculator(), Waypoints()], ids=lambda task: task.name)
 @pytest.mark.parametrize("recipe", ["segment_spo", "spae", "salt"])
-def test_conversations_have_moments(recipe, task):
+def test_recipes_with_intermediate_states_train_on_conversations(recipe, task):
     algorithm, feed = learner(task, recipe, prompts_per_update=2, group_size=2)
     algorithm.update(feed.next(algorithm))
     feed.close()
@@ -101,7 +101,7 @@ def test_the_best_value_is_a_soft_maximum_over_eight_rollouts():
 
 
 @pytest.mark.parametrize(("recipe", "key"), [("a_star_po", "value_ref"), ("a_lol", "mean_ref")])
-def test_values_of_tasks_are_soft_or_mean_and_found_once(recipe, key):
+def test_task_values_are_soft_maxima_or_means_and_cached(recipe, key):
     _algorithm, feed, envs, rows = completed(Scale(), recipe)
     annotator = feed.annotators[key]
     annotator.known.clear()
@@ -116,11 +116,11 @@ def test_values_of_tasks_are_soft_or_mean_and_found_once(recipe, key):
     assert float(value[0]) == pytest.approx(by_hand, rel=1e-5)
     before = envs.initial.generated
     assert torch.equal(annotator(envs, feed._batch.trajectories, rows).extra[key], value)
-    assert envs.initial.generated == before  # nothing was played again
+    assert envs.initial.generated == before  # no new rollouts
 
 
 @torch.no_grad()
-def test_likelihood_is_that_of_the_start():
+def test_likelihood_uses_the_initial_policy():
     algorithm, feed, envs, rows = completed(Scale(), "self")
     with torch.enable_grad():
         algorithm.update(rows.with_fields(extra={**rows.extra, "likelihood": torch.zeros(len(rows))}))
@@ -132,7 +132,7 @@ def test_likelihood_is_that_of_the_start():
     assert float(again.extra["likelihood"][0]) == pytest.approx(math.exp(-float(loss)), rel=1e-4)
 
 
-def test_values_before_messages_come_from_there():
+def test_values_before_messages_come_from_rollouts_at_that_point():
     _algorithm, feed, envs, rows = completed(Grid(), "proact")
     trajectories = feed._batch.trajectories
     moments, places = cut_points(envs.current, trajectories)
@@ -146,7 +146,7 @@ def test_values_before_messages_come_from_there():
 
 
 def test_messages_are_cut_behind_every_fifth_uncertain_token():
-    """Guo et al. 2025: sure tokens do not count, the next message counts anew, and nothing begins behind its end."""
+    """Guo et al. 2025: certain tokens are not counted, each message restarts the count, and no cut is at its end."""
     logp = torch.tensor([[-1.0] * 6 + [0.0] * 3 + [-1.0] * 4 + [0.0] * 2 + [-1.0] * 7])
     mask = torch.ones_like(logp).bool()
     mask[0, 13:15] = False  # the reply
@@ -158,7 +158,7 @@ def test_messages_are_cut_behind_every_fifth_uncertain_token():
 
 
 def test_values_at_cuts_come_from_there():
-    """Guo et al. 2025: the message goes on where it was cut, and telescopes to the reward."""
+    """Guo et al. 2025: rollouts continue the message at the cut, and the advantages telescope to the reward."""
     algorithm, feed, envs, rows = completed(Scale(), "segment_spo")
     feed.annotators["segments"] = annotator = SegmentValue(every=1, below=1.0)
     trajectories = feed._batch.trajectories
@@ -167,7 +167,7 @@ def test_values_at_cuts_come_from_there():
     assert all(unit[row][own[row]].tolist() == list(range(int(own[row].sum()))) for row in range(len(split)))
     row = int(own.sum(1).argmax())
     count = int(own[row].sum())
-    assert count == 6 and rows.require("unit")[row].tolist() == [0] * 5 + [1]  # as the recipe cuts it
+    assert count == 6 and rows.require("unit")[row].tolist() == [0] * 5 + [1]  # the recipe's own segments
     columns = [[] for _ in trajectories]
     columns[row] = [count - 1]
     moments, places = cut_points(envs.current, trajectories, columns)
@@ -198,19 +198,19 @@ def test_values_of_rollouts_are_discounted_as_the_start_says():
 
 
 @torch.no_grad()
-def test_probes_ask_for_the_answer_before_every_message():
+def test_probes_score_the_answer_before_every_message():
     algorithm, feed, _worlds, rows = completed(Calculator(), "spae")
-    accuracy, sure = rows.extra["probe_accuracy"], rows.extra["probe_confidence"]
+    accuracy, confidence = rows.extra["probe_accuracy"], rows.extra["probe_confidence"]
     trajectory, policy = feed._batch.trajectories[0], algorithm.policy
     answer = trajectory.record.episode.answer
     loss, info = policy.sft_loss(
         [policy.tokenizer.prompt([trajectory.record.episode.prompt])], [policy.encode_message(answer)]
     )
     assert float(accuracy[0, 0]) == pytest.approx(math.exp(-float(loss)), rel=1e-4)
-    assert float(sure[0, 0]) == pytest.approx(math.exp(-float(info["entropy"])), rel=1e-4)
+    assert float(confidence[0, 0]) == pytest.approx(math.exp(-float(info["entropy"])), rel=1e-4)
 
 
-def test_durations_are_tokens_of_messages():
+def test_durations_count_the_tokens_of_a_message():
     _algorithm, _feed, _worlds, rows = completed(Grid(), "duration_aware")
     unit, duration = rows.require("unit")[0], rows.extra["duration"][0]
     for number in unit.unique().tolist():
@@ -231,26 +231,26 @@ def test_a_source_with_annotators_resumes_exactly(recipe):
     assert [other.update(again.next(other)) for _ in range(2)] == expected
 
 
-def test_what_workers_elsewhere_said_cannot_be_gone_on_from():
+def test_trajectories_of_remote_workers_cannot_be_continued():
     _algorithm, feed, envs, _rows = completed(Grid(), "segment_spo")
     with pytest.raises(UserError, match="needs num_workers=0"):
         cut_points(envs.current, [replace(feed._batch.trajectories[0], record=None)])
 
 
 def test_weights_of_objectives_follow_the_gradients_of_the_learner_and_resume():
-    """Lu et al. 2025 (b), against autograd of the loss that is written out."""
+    """Lu et al. 2025 (b), against autograd of the explicit loss."""
     algorithm, feed = learner(Scale(), "gradient_weights", group_size=4)
     weights = feed.collector.reward.parts[0]
     weights.weighted_objectives = feed.collector.reward.weighted_objectives = (
         "reward",
         "length",
         "truncated",
-    )  # which differ without training
+    )  # these differ without training
     rows = feed.next(algorithm)
     worth, group = rows.extra["objectives"], rows.require("group")
     assert worth.shape == (len(rows), 3)
-    told = [trajectory.metrics for trajectory in feed._batch.trajectories]
-    assert worth[:, 1:].tolist() == [[metrics["length"], metrics["truncated"]] for metrics in told]
+    metrics_of_rows = [trajectory.metrics for trajectory in feed._batch.trajectories]
+    assert worth[:, 1:].tolist() == [[metrics["length"], metrics["truncated"]] for metrics in metrics_of_rows]
     logp, valid = score(algorithm.policy, rows).logp, rows.valid()
     mean = (logp * valid).sum(1) / valid.sum(1).clamp(min=1)
     jacobian = []
@@ -273,8 +273,8 @@ def test_weights_of_objectives_follow_the_gradients_of_the_learner_and_resume():
     assert torch.equal(other.collector.reward.parts[0].weight, weights.weight)
 
 
-def test_the_last_batch_is_scored_once_more_by_what_became_of_the_reward():
-    """Wang et al. 2026: nothing while the reward is as before; with a gain, the rows of the last batch count again."""
+def test_the_last_batch_is_rescored_by_the_gain_in_reward():
+    """Wang et al. 2026: replayed rows have zero advantage without a reward gain, and nonzero advantage with one."""
     algorithm, feed = learner(Scale(), "pipo", group_size=4)
     stage = algorithm.recipe.pipeline.stages[-1]
     for _ in range(2):
@@ -282,14 +282,14 @@ def test_the_last_batch_is_scored_once_more_by_what_became_of_the_reward():
         algorithm.update(rows)
     again = rows.source == 1
     assert int(again.sum()) == len(rows) / 2 and bool((algorithm.advantage[again] == 0).all())
-    stage.rewards = [0.0, 0.1] * 4  # everything is better than that
+    stage.rewards = [0.0, 0.1] * 4  # all new rewards are higher
     rows = feed.next(algorithm)
     algorithm.update(rows)
     again = rows.source == 1
     assert bool((algorithm.advantage[again] != 0).any()) and float(algorithm.advantage[again].abs().max()) <= 10.0
 
 
-def test_a_batch_that_moves_the_front_is_worth_more():
+def test_the_hypervolume_gain_of_a_batch_is_stored():
     """Lu et al. 2025 (a)."""
     algorithm, feed = learner(Arithmetic(), "hypervolume")
     feed.next(algorithm)

@@ -1,4 +1,4 @@
-"""Selectors, masks and weights at their edges, by hand: the least that is chosen, and what is not chosen at all."""
+"""Tests of selectors, masks and weights at their limits, against hand-computed selections."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def episodes(*reward: float, **fields: object) -> Decisions:
     return Decisions(torch.zeros(len(reward), 1), reward=column(*reward), group=group, **fields)  # pyright: ignore
 
 
-def test_the_best_the_worst_and_a_share_of_the_rest() -> None:
-    """PF-PPO (Shen and Zhang 2024): neither end is drawn again from the rest."""
+def test_extremes_selects_best_worst_and_a_share_of_the_rest() -> None:
+    """PF-PPO (Shen and Zhang 2024): the best and the worst rollout are not sampled again from the rest."""
     case, middle = episodes(0.1, 0.9, 0.5, 0.4, 0.6), set[int]()
     for seed in range(20):
         rows = set(Extremes(rest=1 / 3)(case, torch.Generator().manual_seed(seed)).tolist())
@@ -32,7 +32,7 @@ def test_the_best_the_worst_and_a_share_of_the_rest() -> None:
     assert middle == {2, 3, 4}
 
 
-def test_at_least_one_better_rollout_is_drawn() -> None:
+def test_positive_selects_at_least_one_rollout() -> None:
     case = episodes(1.0, 1.0, 0.0, extra={"mean_ref": torch.full((3,), 0.5)})
     assert positive(case, torch.Generator().manual_seed(0), share=0.1).tolist() in ([0], [1])
 
@@ -43,8 +43,8 @@ def test_a_small_share_keeps_the_best_and_the_worst() -> None:
     assert kept[:, 0].tolist() == [False, True, False, True]
 
 
-def test_a_density_above_one_counts_as_certain() -> None:
-    """AMPO (Yuan et al. 2025): a teacher's rows of a robot."""
+def test_a_density_above_one_is_clipped_to_one() -> None:
+    """AMPO (Yuan et al. 2025): teacher rows of a robot."""
     case = episodes(0.0, 0.0, source=torch.tensor([2, 0]))
     loss, _ = OffPolicyRows(source=2, shape=0.1)(case, column(1.0, 1.0), column(3.0, 3.0))
     assert_close(loss, torch.tensor(-0.5 / 1.1, dtype=torch.float64))  # a mean over both kinds of rows

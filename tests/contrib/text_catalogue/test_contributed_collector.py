@@ -1,4 +1,4 @@
-"""The sampling side as one object: what it plays, drops, resamples, reports and remembers."""
+"""Tests of the rollout collector: replay, dropping, resampling, reported errors and exact resume."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def env(request) -> SecretSequenceEnv:
     return SecretSequenceEnv(request.param, length=4, symbols=2)
 
 
-def test_the_last_batch_is_learned_from_again_and_resumes(env):
+def test_the_last_batch_is_replayed_and_restored(env):
     side = collector(env, {"replay_last_batch": True})
     first, second, third = (side.collect(2) for _ in range(3))
     assert [trajectory.source for trajectory in first.trajectories] == [0] * 8
@@ -60,33 +60,33 @@ def test_runs_resume_exactly(env):
 
 
 def test_tied_groups_are_dropped_and_resampled(env):
-    """DAPO: every group that is learned from is mixed, at the cost of more rollouts; the sampler hears of all."""
+    """DAPO: every training group is mixed, at the cost of more rollouts; the sampler observes all rollouts."""
     env.know(0)
     env.know(1)
     side = collector(env, {"intervention": ["drop"], "max_resample_rounds": 20})
-    heard = []
-    side.sampler.observe = lambda keys, rewards, advantage: heard.append((keys, rewards, advantage))
+    observed = []
+    side.sampler.observe = lambda keys, rewards, advantage: observed.append((keys, rewards, advantage))
     batch = side.collect(3)
     rewards = batch.decisions.require("reward").sum(1)
     for key in batch.decisions.group.unique():
         assert key >= 2 and 0 < float(rewards[batch.decisions.group == key].sum()) < 4
     assert len(env.completed) > 12
     side.observe(batch, torch.ones(len(batch.decisions), 1))
-    ((keys, verdicts, size),) = heard
+    ((keys, verdicts, size),) = observed
     assert (
         len(keys) == len(env.completed) and bool((size[keys < 2] == 0).all()) and bool((verdicts[keys < 2] == 1).all())
     )
 
 
-def test_reward_errors_under_help_and_in_rewards_are_reported_too(env):
+def test_nan_rewards_in_interventions_and_reward_terms_are_reported(env):
     for key in range(4):
         env.know(key, -1e9)
     rollout = env.rollout
 
     def faulty(tasks, units=None):
         completed = rollout(tasks, units=units)
-        told = [replace(a, reward=float("nan")) if a.task.context and a.task.key == 1 else a for a in completed]
-        return [replace(a, metrics={"share": float("nan")}) if a.task.key == 3 else a for a in told]
+        with_nan = [replace(a, reward=float("nan")) if a.task.context and a.task.key == 1 else a for a in completed]
+        return [replace(a, metrics={"share": float("nan")}) if a.task.key == 3 else a for a in with_nan]
 
     env.rollout = faulty
     plain = {"intervention": [{"name": "hint", "shares": [1.0]}], "reward": [{"name": "sum", "terms": {"share": 1.0}}]}
@@ -97,15 +97,15 @@ def test_reward_errors_under_help_and_in_rewards_are_reported_too(env):
     assert bool(batch.decisions.require("reward").isfinite().all())
 
 
-def test_a_batch_of_nothing_raises(env):
+def test_an_empty_batch_raises(env):
     for key in range(4):
         env.know(key)
     with pytest.raises(RuntimeError, match="No group is left to train on"):
         collector(env, {"intervention": ["drop"]}).collect(2)
 
 
-def test_interventions_see_verdicts_and_rows_carry_rewards(env):
-    """A shaped reward does not hide that a group has failed."""
+def test_interventions_use_verdicts_and_rows_contain_shaped_rewards(env):
+    """A shaped reward does not hide a failed group from interventions."""
     plain = {"reward": [{"name": "sum", "terms": {"reward": 0.0, "share": 5.0}}], "intervention": ["replay"]}
     side = collector(env, plain)
     env.know(0)
@@ -116,6 +116,6 @@ def test_interventions_see_verdicts_and_rows_carry_rewards(env):
     assert [trajectory.reward for trajectory in replayed] == [5.0] and replayed[0].task.key == 0
 
 
-def test_terms_that_are_no_numbers_are_told(env):
+def test_non_numeric_terms_are_refused(env):
     with pytest.raises(ValueError, match=r"'first' in option 'terms' .* must be a number, got 'a'"):
         collector(env, {"reward": [{"name": "sum", "terms": {"first": "a"}}]})

@@ -1,4 +1,4 @@
-"""Values of text: a head on hidden states, returns worked out by hand, and recipes with a critic."""
+"""Tests of text critics: value head on hidden states, value targets, and recipes with a critic."""
 
 import pytest
 import torch

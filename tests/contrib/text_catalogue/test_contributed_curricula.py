@@ -1,4 +1,4 @@
-"""Which tasks come next: limits at which a curriculum is uniform, what it does away from them, and resumption."""
+"""Tests of curricula: uniform limits, behaviour away from the limits, and resumption."""
 
 import pytest
 import torch
@@ -41,13 +41,13 @@ def keys(tasks) -> list[int]:
 
 
 def outcome(sampler, tasks, reward, advantage) -> None:
-    """Tell a sampler of one rollout per task."""
+    """Report one rollout per task to a sampler."""
     values = [torch.tensor([f(task) for task in tasks], dtype=torch.float64) for f in (reward, advantage)]
     sampler.observe(torch.tensor(keys(tasks)), *values)
 
 
 @pytest.mark.parametrize("name", CONTRIBUTED)
-def test_proposals_have_no_key_twice_and_resume(name):
+def test_proposals_have_unique_keys_and_resume(name):
     sampler = started(SAMPLERS[name](**SETTINGS.get(name, {})))
     for _ in range(5):
         tasks = sampler.propose(4)
@@ -60,13 +60,13 @@ def test_proposals_have_no_key_twice_and_resume(name):
     assert [again.propose(4) for _ in range(3)] == ahead
 
 
-def test_shares_are_of_all_categories():
+def test_shares_must_cover_all_categories():
     with pytest.raises(UserError, match="3 categories, but there are shares of 2"):
         started(MixtureSampler([0.8, 0.2]))
 
 
 def test_infinite_temperature_is_uniform():
-    """Limit of SEC (Chen et al. 2025): the bandit draws all categories alike however different their values."""
+    """Limit of SEC (Chen et al. 2025): the bandit samples all categories uniformly, independent of their values."""
     sampler = started(CategoryBandit(temperature=float("inf"), rate=1.0))
     outcome(sampler, POOL.tasks, lambda task: 0.0, lambda task: float(task.key % 3))
     count = torch.zeros(3)
@@ -76,7 +76,7 @@ def test_infinite_temperature_is_uniform():
 
 
 def test_solved_and_hopeless_categories_fade():
-    """Limit of SEC: without advantage the value decays to 0; the category that teaches is drawn almost always."""
+    """Limit of SEC: the value decays to 0 without advantage; the category with advantage is sampled most often."""
     sampler = started(CategoryBandit(temperature=0.1, rate=0.5))
     sampler.value += 1.0
     for _ in range(20):
@@ -85,11 +85,11 @@ def test_solved_and_hopeless_categories_fade():
     assert sum((key - 100) % 3 == 2 for key in keys(sampler.propose(4))) >= 3
 
 
-def test_categories_count_alike_however_many_tasks_they_have():
-    """SEC (Chen et al. 2025): Q follows the mean |advantage|, by 0.1 of the way."""
+def test_category_probability_is_independent_of_category_size():
+    """SEC (Chen et al. 2025): Q is a moving average of the mean |advantage| with rate 0.1."""
     sampler = started(CategoryBandit(), PromptPool(POOL.tasks, category=(torch.arange(COUNT) > 8).long()))
-    drawn = torch.tensor([sampler.propose(1)[0].key > 108 for _ in range(600)])
-    assert abs(float(drawn.double().mean()) - 0.5) < 0.06  # 3 standard deviations
+    sampled = torch.tensor([sampler.propose(1)[0].key > 108 for _ in range(600)])
+    assert abs(float(sampled.double().mean()) - 0.5) < 0.06  # 3 standard deviations
     outcome(sampler, POOL.tasks[:2], lambda task: 0.0, lambda task: 1.0 if task.key == 100 else -1.0)
     assert sampler.value.tolist() == [0.1, 0.0]
 
@@ -128,7 +128,7 @@ def test_stages_open_with_success():
     outcome(sampler, POOL.tasks, lambda task: 1.0, lambda task: 0.0)
     seen = {key for _ in range(20) for key in keys(sampler.propose(4))}
     assert seen == set(range(104, 112)) and sampler.mean == 0.0
-    outcome(sampler, POOL.tasks, lambda task: 0.5, lambda task: 0.0)  # just enough
+    outcome(sampler, POOL.tasks, lambda task: 0.5, lambda task: 0.0)  # equal to the threshold
     assert sampler.stage == 3
 
 
@@ -141,7 +141,7 @@ def test_a_share_of_nothing_leaves_the_base():
 
 
 def test_shares_are_rounded_by_the_largest_remainder():
-    """Never more tasks than were asked for, and none of a category without a share."""
+    """The number of tasks is exact, and a category without a share has none."""
     pool = PromptPool(POOL.tasks, category=torch.arange(COUNT) % 4)
     for shares, n, counts in (
         ([0.1, 0.3, 0.3, 0.3], 5, [0, 2, 2, 1]),  # 0.5, 1.5, 1.5, 1.5
@@ -149,8 +149,8 @@ def test_shares_are_rounded_by_the_largest_remainder():
         ([0.7, 0.3, 0.0, 0.0], 4, [3, 1, 0, 0]),
     ):
         tasks = started(MixtureSampler(shares), pool).propose(n)
-        drawn = torch.bincount(torch.tensor([task.key % 4 for task in tasks]), minlength=4)
-        assert drawn.tolist() == counts
+        sampled = torch.bincount(torch.tensor([task.key % 4 for task in tasks]), minlength=4)
+        assert sampled.tolist() == counts
 
 
 @pytest.mark.parametrize("name", sorted({*CONTRIBUTED} - {"stage_curriculum", "mixture"}))
@@ -160,7 +160,7 @@ def test_a_batch_larger_than_the_pool_is_refused(name):
         sampler.propose(13)
 
 
-def test_tasks_without_weight_fill_up_a_batch():
+def test_tasks_with_zero_weight_complete_a_batch():
     """Solved tasks with a floor of 0, categories at a very low temperature."""
     uncertain, bandit = (
         started(UncertaintySampler(floor=0.0, tracker=MeanTracker())),
@@ -173,14 +173,14 @@ def test_tasks_without_weight_fill_up_a_batch():
 
 
 def test_rewards_of_tasks_outside_the_pool_are_ignored():
-    """Restatements of a strategy have keys of their own."""
+    """Restatements of a strategy have their own keys."""
     sampler = started(Regret())
     sampler.observe(torch.tensor([100, 999]), torch.tensor([1.0, 1.0]), torch.zeros(2))
     assert sampler.best[0] == 1.0 and not sampler.best[1:].isfinite().any()
 
 
 def completed(sampler, tasks, rewards) -> None:
-    """Two rollouts at each task, worth `rewards(task)`."""
+    """Report two rollouts per task with rewards `rewards(task)`."""
     twice = torch.tensor([key for key in keys(tasks) for _ in range(2)])
     values = torch.tensor([value for task in tasks for value in rewards(task)], dtype=torch.float64)
     sampler.observe(twice, values, torch.zeros(len(twice)))
@@ -191,14 +191,14 @@ def test_regret_is_the_best_rollout_minus_the_running_mean():
     first, second, third = POOL.tasks[:3]
     completed(sampler, [first], lambda task: (1.0, 0.0))  # regret 1 - 0.5
     completed(sampler, [second], lambda task: (1.0, 1.0))  # 1 - 1
-    completed(sampler, [third], lambda task: (0.0, 0.0))  # hopeless so far: 0 - 0
+    completed(sampler, [third], lambda task: (0.0, 0.0))  # no success yet: 0 - 0
     assert sampler.weight().tolist()[:4] == [1.0, 1 / 2, 1 / 2, 0.0]
-    completed(sampler, [second], lambda task: (0.0, 0.0))  # forgotten: 1 - (1 + 0) / 2, as much as the first
+    completed(sampler, [second], lambda task: (0.0, 0.0))  # the mean drops: 1 - (1 + 0) / 2, equal to the first
     assert sampler.weight().tolist()[:4] == [1.0, 1.0, 1 / 3, 0.0]
 
 
-def test_regret_falls_off_steeply():
-    """Rank to the power of -1 / 0.3; half of the tasks are replayed, and half of the mean is kept."""
+def test_regret_weights_decrease_steeply_with_rank():
+    """The weight is rank^(-1 / 0.3); half of the tasks are replayed, and the mean decays by half."""
     sampler = started(Regret())
     for place, reward in enumerate((1.0, 0.5)):
         completed(sampler, [POOL.tasks[place]], lambda task: (reward, 0.0))  # noqa: B023
@@ -227,25 +227,25 @@ def test_without_replay_regret_is_uniform():
         Regret(replay=1.5)
 
 
-def told(task: Task) -> str:
+def instruction_of(task: Task) -> str:
     """The instruction of a task."""
     assert task.context["kind"] == "instruction"
     return task.context["text"]
 
 
 def test_one_instruction_is_the_base():
-    """Limit of INSPO (Zhou et al. 2025): the tasks are those of the uniform sampler, all under the one instruction."""
+    """Limit of INSPO (Zhou et al. 2025): the tasks equal the uniform sampler's, all with the one instruction."""
     plain, sampler = started(Uniform()), started(Instructions(["think"]))
     tasks = sampler.propose(5)
-    assert keys(tasks) == keys(plain.propose(5)) and all(told(task) == "think" for task in tasks)
+    assert keys(tasks) == keys(plain.propose(5)) and all(instruction_of(task) == "think" for task in tasks)
 
 
 def test_instructions_live_by_their_rewards():
     sampler = started(Instructions(["good", "bad"], most=2, trial=1))
     for _ in range(10):
         tasks = sampler.propose(6)
-        outcome(sampler, tasks, lambda task: float(told(task) == "good"), lambda task: 0.0)
-    assert {told(task) for task in sampler.propose(6)} == {"good"}
+        outcome(sampler, tasks, lambda task: float(instruction_of(task) == "good"), lambda task: 0.0)
+    assert {instruction_of(task) for task in sampler.propose(6)} == {"good"}
     sampler.admit("new")
     assert set(sampler.population) == {"good", "new"}
 
@@ -260,6 +260,6 @@ def test_instructions_are_scored_after_their_trial():
     assert sampler.population["bad"] == (1.0, 3)
 
 
-def test_what_tasks_lack_raises():
+def test_missing_categories_are_refused():
     with pytest.raises(UserError, match="needs the category of every task"):
         started(CategoryBandit(), PromptPool(POOL.tasks))

@@ -1,4 +1,4 @@
-"""Files of prompts, demonstrations, pairs and logs: what they may hold, and learning from them."""
+"""Tests of training from files of preference pairs, rated completions and logged conversations."""
 
 import json
 
@@ -50,7 +50,7 @@ def test_recipes_learn_from_files(recipe, tmp_path):
     prompt = policy.tokenizer.prompt(["3?"])
     with torch.no_grad():
         loss, _ = policy.sft_loss([prompt, prompt], [[*b"yes", 258], [*b"no", 258]])
-    if recipe == "seppo":  # both are imitated until the rejected one runs ahead; 5.6 nats at the start
+    if recipe == "seppo":  # both are imitated until the rejected one is likelier; 5.6 nats at the start
         assert loss.max() < 4.5
     else:
         assert loss[0] < loss[1] - 0.3

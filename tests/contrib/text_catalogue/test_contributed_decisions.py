@@ -1,4 +1,4 @@
-"""The batch: construction from both layouts, validation, selection, stacking, partitions."""
+"""Tests of concatenating batches of decisions."""
 
 import pytest
 import torch

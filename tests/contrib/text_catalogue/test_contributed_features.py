@@ -1,4 +1,4 @@
-"""Hidden states and attention of conversations, as recipes read them."""
+"""Tests of hidden states and attention of conversations, as recipes read them."""
 
 import pytest
 import torch
@@ -71,7 +71,7 @@ def test_a_probe_sees_hidden_states_and_entropies(policy):
         assert found[row, -2:].tolist() == [float(own[keep].mean()), float(own[keep].max())]
 
 
-def test_confidence_of_a_prompt_is_that_of_its_least_likely_tokens(policy):
+def test_prompt_confidence_averages_its_least_likely_tokens(policy):
     record = rows_of(policy)
     rows = Decisions(torch.zeros(record["mask"].shape), mask=record["mask"], extra=record)
     start = int(record["start"][0])
@@ -82,7 +82,7 @@ def test_confidence_of_a_prompt_is_that_of_its_least_likely_tokens(policy):
     torch.testing.assert_close(found[0], least.mean().exp(), rtol=1e-4, atol=1e-7)
 
 
-def test_clusters_are_what_lies_together():
+def test_k_means_recovers_separated_clusters():
     centres = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
     kind = torch.tensor([0, 1, 2, 1, 0, 2, 2])
     found = k_means(centres[kind] + 0.1 * torch.randn(7, 2), 3)

@@ -1,4 +1,4 @@
-"""Tasks that grade more than success, judges among them, and the recipes that ask for these grades."""
+"""Tests of tasks with more grades than success, of judges, and of recipes that need these grades."""
 
 import pytest
 
@@ -51,18 +51,18 @@ def small(seed=0):
 def test_a_judge_compares_two_messages():
     policy = small()
     judge = PolicyJudge(policy, torch.Generator().manual_seed(0))
-    asked = [JudgePrompt("1+1=2?", "y", "n"), JudgePrompt("1+1=3?", "y", "n"), JudgePrompt("1+1=2?", "n", "y")]
-    sure = judge(asked)
-    assert sure[0] + sure[2] == pytest.approx(1.0) and all(0.0 < one < 1.0 for one in sure) and judge([]) == []
+    prompts = [JudgePrompt("1+1=2?", "y", "n"), JudgePrompt("1+1=3?", "y", "n"), JudgePrompt("1+1=2?", "n", "y")]
+    probs = judge(prompts)
+    assert probs[0] + probs[2] == pytest.approx(1.0) and all(0.0 < one < 1.0 for one in probs) and judge([]) == []
     last = policy.tokenizer.prompt(["1+1=2?"])
     logits = policy.model(torch.tensor([last])).logits[0, -1].log_softmax(0)
     y, n = (policy.encode_message(word)[0] for word in "yn")
-    # both messages have one letter, and end alike or nearly so
+    # both messages have one letter and nearly equal end probabilities
     ratio = torch.stack([logits[y], logits[n]]).softmax(0)[0]
-    assert sure[0] == pytest.approx(float(ratio.detach()), abs=0.05)
+    assert probs[0] == pytest.approx(float(ratio.detach()), abs=0.05)
 
 
-def test_who_cannot_be_scored_is_refused():
+def test_tasks_and_settings_without_a_judge_are_refused():
     algorithm = TextRecipe(TextRecipeConfig(recipe="urpo"), small(), total_updates=4)
     with pytest.raises(UserError, match=r"text/arithmetic has no judge prompt"):
         recipe_source(make_sim("text/arithmetic", SimOptions(num_envs=1)), algorithm, seed=0)
@@ -93,7 +93,7 @@ def test_solutions_of_contributed_tasks_solve_and_fit(task):
     check_solutions_solve_and_fit(task)
 
 
-def test_claims_have_a_kind_of_their_own():
+def test_claims_have_their_own_category():
     for seed in range(20):
         critique, kind = Critique().episode(seed), Critique().category(seed)
         assert critique.prompt.endswith("?" if kind else "=") and critique.step(critique.demonstration()[0]).success
@@ -104,13 +104,13 @@ def test_claims_have_a_kind_of_their_own():
 
 
 def graded(task, seed, *messages):
-    """Grades of messages, the last turn, and the episode."""
+    """Grades of all messages, and the last turn."""
     episode = task.episode(seed)
     turns = [episode.step(message) for message in messages]
     return [turn.metrics for turn in turns], turns[-1]
 
 
-def test_nim_is_won_by_leaving_nothing_to_win():
+def test_nim_grades_legal_and_winning_moves():
     assert divided(3 + 0 * 6 + 5 * 36) == [3, 0, 5] and apply_move([3, 0, 5], "c2+") == [3, 0, 3]
     assert apply_move([3, 0, 5], "b1+") is None and apply_move([3, 0, 5], "c2") is None
     seeds = {tuple(map(int, Nim().episode(seed).prompt[:-1].split())): seed for seed in range(2000)}
@@ -125,7 +125,7 @@ def test_nim_is_won_by_leaving_nothing_to_win():
     assert value([2, 2, 0]) == 0 and turn.success and grades["analysis"] == 0.0
 
 
-def test_a_verdict_comes_before_the_answer():
+def test_review_grades_the_verdict_and_the_refined_answer():
     task = Review()
     claimed = task.episode(1).problem
     other = "yn"["yn".index(claimed.verdict) - 1]
@@ -135,7 +135,7 @@ def test_a_verdict_comes_before_the_answer():
     assert {task.episode(seed).problem.right for seed in range(20)} == {True, False}
 
 
-def test_a_solver_does_what_it_is_told():
+def test_the_solver_executes_plans_and_consistency_grades_them():
     assert solved("2*3 7-a") == 1 and solved("7-2 a*3") == 15 and solved("7-a 2*3") is None and solved("7-") is None
     assert plan(["7", "2", "3"], ["-", "*"]) == "2*3 7-a" and plan(["7", "2", "3"], ["*", "-"]) == "7*2 a-3"
     numbers = ["7", "2", "2"]
@@ -145,13 +145,13 @@ def test_a_solver_does_what_it_is_told():
 
 
 class Certain:
-    """Says how long the message is that is asked about."""
+    """Judge that returns the length of the prompt."""
 
-    def __call__(self, asked):
-        return [len(one.prompt) / 100 for one in asked]
+    def __call__(self, prompts):
+        return [len(one.prompt) / 100 for one in prompts]
 
 
-def test_a_judge_is_asked_about_answers_and_elsewhere_the_verdict_stands():
+def test_the_judge_scores_open_answers_and_other_messages_use_the_reward():
     task, policy = Critique(), small()
     env = TextEnv(policy, task, torch.Generator().manual_seed(0))
     tasks = [Task(seed, payload=seed) for seed in range(12)]

@@ -1,4 +1,4 @@
-"""Messages of a form: what may come next, what is written, scored and learned under it."""
+"""Tests of messages under a grammar: allowed tokens, generation, scoring and learning."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from robopolicy_tasks.text.panda import Panda, PandaTurns
 
 
 class Formless(TextTask):
-    """Anything goes."""
+    """Task without a response pattern."""
 
     name = "text/formless"
     prompt_bytes, completion_bytes = 8, 4
@@ -44,18 +44,18 @@ def learner(task, recipe="shioenv", **settings):
 
 
 def letters(support):
-    """The bytes that are allowed, and a dot for the end."""
+    """Allowed bytes, with a dot for the end token."""
     found = support.nonzero().flatten().tolist()
     return "".join(chr(token) for token in found if token < 256) + ("." if ByteTokenizer.eos in found else "")
 
 
-def test_what_may_come_next():
+def test_a_grammar_allows_the_valid_next_tokens():
     grammar = Grammar(r"\d[-+*]\d", ByteTokenizer())
     assert letters(grammar.allowed("")) == "0123456789"
     assert letters(grammar.allowed("3")) == "*+-"
     assert letters(grammar.allowed("3*")) == "0123456789"
     assert letters(grammar.allowed("3*4")) == "."
-    assert letters(grammar.allowed("x")) == "."  # what cannot be completed ends
+    assert letters(grammar.allowed("x")) == "."  # an invalid prefix can only end
     numbers = Grammar(r"\d{1,2}", ByteTokenizer())
     assert letters(numbers.allowed("7")) == "0123456789." and letters(numbers.allowed("42")) == "."
     with pytest.raises(UserError, match="not a regular expression"):
@@ -82,7 +82,7 @@ def test_an_untrained_policy_writes_nothing_else(task):
     assert bool((plain.logp[valid] <= out.logp[valid] + 1e-5).all())
 
 
-def test_a_message_that_was_begun_goes_on_in_its_form():
+def test_a_prefilled_message_continues_in_the_grammar():
     policy = untrained(4)
     prompt = policy.tokenizer.prompt(["1 2 3 6:"])
     grammar = Grammar(Countdown.response_pattern, policy.tokenizer)
@@ -101,7 +101,7 @@ def test_a_recipe_with_a_grammar_learns_and_one_without_a_form_is_refused():
         learner(Formless())
 
 
-def test_programs_for_a_robot_are_in_their_language():
+def test_generated_robot_programs_parse():
     policy = untrained(48)
     grammar = Grammar(Panda.response_pattern, policy.tokenizer)
     prompts = [policy.tokenizer.prompt(["put the cube on the pad:"])] * 12
@@ -112,4 +112,4 @@ def test_programs_for_a_robot_are_in_their_language():
         if not truncated
     ]
     assert len(whole) > 2 and all(parse(program) for program in whole)
-    assert Grammar(PandaTurns.response_pattern, policy.tokenizer).allowed("carry pad").sum() == 2  # the end, or a blank
+    assert Grammar(PandaTurns.response_pattern, policy.tokenizer).allowed("carry pad").sum() == 2  # the end or a blank

@@ -1,4 +1,4 @@
-"""Mask rules and the ways to turn one loss per decision into a scalar."""
+"""Tests of mask rules and of aggregating the losses of decisions."""
 
 import itertools
 
@@ -17,8 +17,8 @@ def test_the_most_varied_values_are_found_by_trying_all() -> None:
         torch.testing.assert_close(values[most_varied(values, count)].var(unbiased=False), best)
 
 
-def test_spread_keeps_whole_trajectories_and_a_later_share_is_one_of_theirs(decisions, shift):
-    """Trajectories of several rows count once, those without a decision not at all."""
+def test_high_variance_mask_keeps_whole_trajectories_and_composes_with_later_masks(decisions, shift):
+    """Trajectories of several rows count once; trajectories without a decision do not count."""
     mask = decisions.valid().clone()
     mask[by_trajectory(decisions)[:, 0] == by_trajectory(decisions)[0, 0]] = False
     given = decisions.with_fields(mask=mask)
@@ -30,7 +30,7 @@ def test_spread_keeps_whole_trajectories_and_a_later_share_is_one_of_theirs(deci
     assert both is not None and int(both.sum()) == int(keep.sum()) // 2 and bool((keep | ~both).all())
 
 
-def test_first_units_are_turns_of_a_row_or_rows_of_a_trajectory():
+def test_first_units_selects_turns_of_a_row_or_rows_of_a_trajectory():
     unit = torch.tensor([[0, 0, 1, 2]])
     turns = Decisions(torch.zeros(1, 4), unit=unit)
     assert FirstUnits(2)(turns, turns.logp_old, turns.logp_old).tolist() == [[True, True, True, False]]

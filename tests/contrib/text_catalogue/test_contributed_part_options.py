@@ -1,11 +1,11 @@
-"""Options of contributed parts that make no sense, refused in one line."""
+"""Tests of invalid options of contributed parts, which are refused in one line."""
 
 import pytest
 
 from robopolicy.core.registry import build
 
 
-def test_smallest_rewards_may_be_negative() -> None:
+def test_beta_scale_accepts_a_negative_low() -> None:
     assert build("stage", {"name": "beta_scale", "low": -1}).low == -1
 
 
@@ -30,7 +30,7 @@ def test_smallest_rewards_may_be_negative() -> None:
         ),
     ],
 )
-def test_what_a_contributed_part_refuses(slot: str, plain: object, message: str) -> None:
+def test_invalid_options_are_refused_in_one_line(slot: str, plain: object, message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         build(slot, plain)
     assert len(str(error.value).splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Mistakes seen in published code, one test each; letters as in the design notes on estimator parts."""
+"""Tests against mistakes in published code, one each; letters as in the design notes on estimator parts."""
 
 import pytest
 import torch
@@ -35,10 +35,10 @@ def test_e_whitening_after_sign_keeping_shaping_is_refused(decisions):
 def test_f_a_shift_without_centring_favours_long_rows_until_centred_again():
     mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]]).bool()
     decisions = Decisions(torch.zeros(2, 4), mask=mask, group=torch.zeros(2, dtype=torch.long))
-    bonus = Shape(lambda d: torch.tensor([[0.5], [0.0]]))  # to the long row
+    bonus = Shape(lambda d: torch.tensor([[0.5], [0.0]]))  # bonus of the long row
     flat = torch.zeros(2, 4)
     mean = lambda a: AGGREGATES["token_mean"](a, mask, decisions, 1.0).item()  # noqa: E731
-    assert mean(Pipeline([bonus])(flat, decisions)) == pytest.approx(0.4)  # not the 0.25 of a mean over rows
+    assert mean(Pipeline([bonus])(flat, decisions)) == pytest.approx(0.4)  # a mean over rows would be 0.25
     assert mean(Pipeline([bonus, Baseline("mean", Scope(by_group))])(flat, decisions)) == pytest.approx(0.0, abs=1e-6)
 
 
@@ -54,7 +54,7 @@ def test_h_the_conditioning_travels_with_its_row(decisions):
 
 
 def test_masked_entries_never_leak_through_a_stage(decisions):
-    """Garbage where the policy did not decide (prompt, padding) reaches neither statistics nor the loss."""
+    """Invalid values at prompt and padding entries reach neither statistics nor the loss."""
     valid = decisions.valid()
     scope = Scope(by_group)
     pipeline = Pipeline(

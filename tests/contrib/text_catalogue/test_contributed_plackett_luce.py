@@ -1,4 +1,4 @@
-"""Rankings as decisions: probabilities of all orders, limiting cases, frequencies, and a policy that learns to rank."""
+"""Tests of Plackett-Luce rankings as decisions: order frequencies, and a policy that learns to rank."""
 
 from itertools import permutations
 
@@ -10,7 +10,7 @@ from robopolicy.core.decisions import Decisions
 from robopolicy.policies.composition.selection import log_probability
 
 
-def test_draws_have_these_frequencies() -> None:
+def test_sampled_orders_match_their_probabilities() -> None:
     scores = torch.tensor([[1.0, 0.0, -1.0]]).expand(20_000, 3)
     orders = draw(scores, torch.Generator().manual_seed(0))
     for order in permutations(range(3)):
@@ -20,7 +20,7 @@ def test_draws_have_these_frequencies() -> None:
 
 
 def test_leave_one_out_learns_to_rank() -> None:
-    """Reward 1 / place of item 2 after 60 updates of 4 rankings of 8 lists."""
+    """The reward is 1 / rank of item 2; training takes 60 updates with 4 rankings of 8 lists."""
     scores = torch.zeros(5, requires_grad=True)
     optimiser, generator = torch.optim.Adam([scores], lr=0.1), torch.Generator().manual_seed(0)
     recipe = recipe_of("pg_rank")
@@ -40,7 +40,7 @@ def test_leave_one_out_learns_to_rank() -> None:
 
 
 def test_learning_which_tokens_to_keep() -> None:
-    """CaCoVID: two of five tokens matter; sets are compared with each other, and keeping all teaches nothing.
+    """CaCoVID: two of five tokens matter; sets are compared with each other, and equal rewards have no gradient.
 
     Source: Ma et al. 2026.
     """

@@ -1,4 +1,4 @@
-"""Pairwise objectives: pairs, values, gradients."""
+"""Tests of pairwise objectives: gradients, values, and learning from noisy pairs."""
 
 import pytest
 import torch
@@ -21,17 +21,17 @@ def test_squared_difference_vanishes_at_its_target():
 
 
 def learned_from_pairs(seed: int, learn: str, pairs: int = 150, length: int = 8) -> float:
-    """Mean advantage of a linear controller that was learned from pairs of segments, whose judge errs.
+    """Mean advantage of a linear controller trained on segment pairs with noisy preferences.
 
-    The best action is half the way back; demonstrators push to one side, each segment has habits of its own, and what
-    an action lacks is the square of its distance.
+    The best action is -0.5 state; demonstrations have a constant and a per-segment bias, and the advantage is the
+    negative squared distance.
     """
     generator = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
     state, count = draw(2 * pairs, length, 2), 2 * pairs
     action = -0.5 * state + 0.3 + 0.3 * draw(count, 1, 2) + 0.3 * draw(count, length, 2)
-    judged = -(action + 0.5 * state).square().sum((1, 2)) + 0.5 * draw(count)
-    preferred = (judged.view(pairs, 2) == judged.view(pairs, 2).amax(1, keepdim=True)).flatten()
+    scores = -(action + 0.5 * state).square().sum((1, 2)) + 0.5 * draw(count)
+    preferred = (scores.view(pairs, 2) == scores.view(pairs, 2).amax(1, keepdim=True)).flatten()
     reward = torch.zeros(count, length, dtype=torch.float64)
     reward[:, -1] = preferred.double()
     segments = Decisions(torch.zeros_like(reward), reward=reward, group=torch.arange(pairs).repeat_interleave(2))
@@ -53,7 +53,7 @@ def learned_from_pairs(seed: int, learn: str, pairs: int = 150, length: int = 8)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_contrast_learns_more_from_noisy_pairs_than_imitation_of_all_or_of_the_preferred(seed):
+def test_contrastive_learning_beats_imitation_of_all_or_of_preferred_segments(seed):
     everything, preferred, contrast = (learned_from_pairs(seed, by) for by in ("all", "preferred", "contrast"))
     assert everything < -0.13 and everything < preferred - 0.05 and preferred < contrast - 0.03
     assert contrast > -0.06

@@ -1,4 +1,4 @@
-"""Diagnostics against counting, closed forms and known limits."""
+"""Tests of diagnostics against counts, closed forms and known limits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_entropy_law_is_recovered() -> None:
 
 
 def test_entropy_of_a_softmax_table_falls_by_the_covariance() -> None:
-    """A natural-gradient step `logits + eta A` changes H by -eta Cov(log pi, A) to first order; all actions listed."""
+    """A natural-gradient step `logits + eta A` changes H by -eta Cov(log pi, A) to first order."""
     generator = torch.Generator().manual_seed(0)
     logits, advantage = (torch.randn(7, generator=generator, dtype=torch.float64) for _ in range(2))
     entropy = lambda x: -(x.softmax(0) * x.log_softmax(0)).sum()  # noqa: E731

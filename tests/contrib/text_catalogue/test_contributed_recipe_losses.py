@@ -1,4 +1,4 @@
-"""The loss of contributed recipes for advantages of any kind."""
+"""Tests of the losses of contributed recipes for arbitrary advantages."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_plain_loss_of_a_contributed_recipe(name: str) -> None:
     check_plain_loss(name, SCALAR_OPTIONS[name])
 
 
-def test_sets_have_one_ratio() -> None:
+def test_cacovid_uses_one_ratio_per_set() -> None:
     """Limit of CaCoVID (Ma et al. 2026): the product over the picks."""
     case, advantage = case_and_advantage()
     advantage, valid = advantage[:, :1], case.decisions.valid()
@@ -77,15 +77,15 @@ def test_sets_have_one_ratio() -> None:
 
 
 @pytest.mark.parametrize("name", ["hapo", "disco", "disco_b"])
-def test_contributed_groups_that_agree_are_left_out(name: str) -> None:
+def test_groups_with_equal_rewards_are_excluded(name: str) -> None:
     case = tabular()
     rows = recipe_of(name).select(case.decisions)
     groups = set(case.decisions.require("group")[rows].tolist())
-    assert 0 in groups and 1 not in groups  # the first is mixed, the second has failed
+    assert 0 in groups and 1 not in groups  # the first group is mixed, the second has only failures
 
 
 def test_outliers_with_negative_advantage_are_capped() -> None:
-    """HAPO (Liu et al. 2025): entropies that are all equal leave bounds of 0.2, weights of 1 and the cap of 3."""
+    """HAPO (Liu et al. 2025): equal entropies leave bounds of 0.2, weights of 1 and the cap of 3."""
     change, ones = torch.tensor([[math.log(50.0)]], dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
     case = Decisions(-change, entropy=ones, reward=ones, group=torch.zeros(1, dtype=torch.long))
     loss, _ = recipe_of("hapo").loss(case, -ones, 0.0 * change)

@@ -1,4 +1,4 @@
-"""The numbers that the source gives for a method are those of its recipe, whatever the defaults of the parts."""
+"""Tests that a recipe has the numbers of its source, independent of the defaults of its parts."""
 
 from __future__ import annotations
 

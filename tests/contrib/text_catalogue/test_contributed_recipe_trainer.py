@@ -1,4 +1,4 @@
-"""Learning text by the existing loop: imitation, recipes, faults, overflow, exact resume, the command line."""
+"""Tests of the text trainer with contributed recipes: half precision, refused tasks, and reference policies."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def source(task, algorithm, seed=0):
     return TextRolloutSource(TextSim(task, SimOptions(num_envs=1)), algorithm, seed=seed)
 
 
-def test_half_precision_keeps_what_was_recorded_of_rows_that_this_policy_did_not_draw():
+def test_half_precision_keeps_recorded_log_probabilities_of_off_policy_rows():
     algorithm = learner(Grid(), group_size=2, recipe="pipo", lr=1e-2, dtype="bfloat16")
     feed = source(Grid(), algorithm)
     first = feed.next(algorithm)
@@ -34,7 +34,7 @@ def test_half_precision_keeps_what_was_recorded_of_rows_that_this_policy_did_not
     assert far[again].any() and not far[batch.source == POLICY].any()
 
 
-def test_what_text_does_not_measure_or_record_is_refused_by_name():
+def test_missing_metrics_and_fields_are_refused_by_name():
     from robopolicy.errors import UserError
 
     for recipe, message in (("otc", "needs the metric 'calls'"), ("hiper", "extra\\['switch'\\]")):
@@ -46,7 +46,7 @@ def test_what_text_does_not_measure_or_record_is_refused_by_name():
         source(Arithmetic(), learner(Arithmetic(), group_size=2, recipe="supo"))
 
 
-def test_a_recipe_that_asks_for_a_reference_gets_the_policy_it_started_from():
+def test_the_reference_policy_is_the_initial_policy():
     algorithm = learner(Grid(), group_size=4, recipe="f_dpg")
     before = algorithm.policy.state_dict()["model.model.norm.weight"].clone()
     algorithm.update(source(Grid(), algorithm).next(algorithm))
@@ -56,7 +56,7 @@ def test_a_recipe_that_asks_for_a_reference_gets_the_policy_it_started_from():
     assert torch.equal(again.reference_policy.state_dict()["model.model.norm.weight"], before)
 
 
-def test_an_update_that_learns_that_it_needs_a_reference_is_the_one_that_had_it_from_the_start():
+def test_a_lazily_created_reference_matches_one_created_at_the_start():
     late, early = (learner(Grid(), group_size=4, recipe="lspo", minibatches=2) for _ in range(2))
     batch = source(Grid(), late).next(late)
     early.reference_policy = frozen_copy(early.policy)

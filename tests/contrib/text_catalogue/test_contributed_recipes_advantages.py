@@ -1,4 +1,4 @@
-"""Recipes of advantages: every one against its written formula or its limiting cases."""
+"""Tests of advantage recipes against their written formulas or limiting cases."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_bnpo_is_its_formula() -> None:
 
 
 def test_bnpo_between_dr_grpo_and_grpo() -> None:
-    """Both parameters 1: nothing is scaled. Both 3/2: pi / 8 times the population deviation."""
+    """Both parameters 1: no scaling. Both 3/2: pi / 8 divided by the population deviation."""
     flat = episodes([1, 0, 1, 0, 1, 1, 1, 1, 0, 0, 0, 0], [0] * 4 + [1] * 4 + [2] * 4)  # rates 1/2, 1, 0: v = 1/4
     advantage = torch.tensor([[0.5], [-0.5]] * 6, dtype=torch.float64)
     torch.testing.assert_close(BetaScale()(advantage, flat)[:4], advantage[:4])
@@ -93,7 +93,7 @@ def test_a_ridge_probe_finds_a_linear_rule_and_its_state_is_restored() -> None:
     torch.testing.assert_close(probe.predict(new), new @ rule + 0.3, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(again.predict(new), probe.predict(new))
     probe.observe(torch.randn(5000, 5), torch.zeros(5000))
-    assert len(probe.features) == 4096  # the oldest are forgotten
+    assert len(probe.features) == 4096  # the oldest are dropped
 
 
 def test_v0_is_the_batch_baseline_for_equal_prompts_and_tells_far_ones_apart() -> None:
@@ -135,7 +135,7 @@ def test_tempo_adds_the_change_in_value_where_rollouts_part() -> None:
     base = recipe_of("grpo").advantage(case)
     gain = torch.tensor([[0, -0.25, 0.5], [0, -0.25, -0.5], [0, 0.25, 0], [0, 0.25, 0]], dtype=torch.float64)
     torch.testing.assert_close(found, base + gain)
-    alone = torch.arange(12).view(4, 3)  # no shared prefix: the term stands at the first decision alone
+    alone = torch.arange(12).view(4, 3)  # no shared prefix: only the first decision has the term
     gain = recipe_of("tempo").advantage(case.with_fields(extra={"chosen": alone})) - base
     torch.testing.assert_close(gain[:, 0], torch.tensor([0.25, -0.75, 0.25, 0.25], dtype=torch.float64))
     assert float(gain[:, 1:].abs().max()) == 0.0
@@ -195,7 +195,7 @@ def test_spae_telescopes_and_keeps_the_base_without_bonus() -> None:
     after = recipe_of("spae", advantage=stages[:4]).advantage(d.with_fields(extra=sure))
     base = recipe_of("spae", advantage=stages[:3]).advantage(d)
     started = d.unit.masked_fill(~d.valid(), 9).amin(1, keepdim=True)
-    torch.testing.assert_close(after, torch.where(d.unit > started, 0.5, 1.0) * base)  # solved at once: half behind it
+    torch.testing.assert_close(after, torch.where(d.unit > started, 0.5, 1.0) * base)  # solved in the first unit
     assert bool((d.valid() & (d.unit > started)).any())
 
 
@@ -233,11 +233,11 @@ def test_pipo_judges_the_last_batch_by_the_gain() -> None:
         stage.observe(episodes([mean], [0], source=torch.zeros(1, dtype=torch.long)))
     gain = (0.75 - 0.375) / 0.125  # in standard deviations of the two batches before
     plain = torch.tensor([[0.5], [-0.5], [0.25], [-0.25], [0.6], [-0.2], [-0.2], [-0.2]], dtype=torch.float64)
-    judged = stage(plain, both)
-    torch.testing.assert_close(judged[:4], plain[:4])
-    torch.testing.assert_close(judged[4:], plain[4:] / 0.3 * gain)
+    weighted = stage(plain, both)
+    torch.testing.assert_close(weighted[:4], plain[:4])
+    torch.testing.assert_close(weighted[4:], plain[4:] / 0.3 * gain)
     worse = both.with_fields(reward=torch.zeros_like(both.reward))
-    assert float(stage(plain, worse)[4:].abs().max()) == 0.0  # a loss of reward counts loss_weight = 0
+    assert float(stage(plain, worse)[4:].abs().max()) == 0.0  # a decrease in reward has loss_weight = 0
 
 
 @pytest.mark.parametrize("history", [[], [0.1] * 7 + [0.2], [0.9] * 7 + [0.8]], ids=["none", "gain", "loss"])
@@ -251,17 +251,17 @@ def test_pipo_adds_a_step_on_the_last_batch_and_none_where_it_is_not_scored(hist
     plain = torch.zeros(32, dtype=torch.float64)
     for rows in (again, ~again):
         plain[rows] = standardised(rewards(case)[rows], groups(case)[rows])
-    worth = plain / group_mean(plain.abs(), groups(case) + 4 * again).clamp(min=1e-8)
+    normalised = plain / group_mean(plain.abs(), groups(case) + 4 * again).clamp(min=1e-8)
     past, gain = torch.tensor(history), 0.0
     if history:
         gain = float((rewards(case)[~again].mean() - past.mean()) / past.std(correction=0))
-    coefficient = (gain * worth).clamp(-10, 10) * (1.0 if gain >= 0 else 0.5)
+    coefficient = (gain * normalised).clamp(-10, 10) * (1.0 if gain >= 0 else 0.5)
     assert (gain == 0) == (not history) and (not history or (gain > 0) == (history[0] < 0.5))
     expected = seq_mean(ppo(case, plain)[~again], mask[~again])
     expected = expected + seq_mean((-coefficient[:, None] * ratio.clamp(max=1.2))[again], mask[again])
     loss, _ = recipe.loss(d, recipe.advantage(d), case.logp())
-    wanted, found = (torch.autograd.grad(value, case.logits, retain_graph=True)[0] for value in (expected, loss))
-    torch.testing.assert_close(found, wanted)
+    target, found = (torch.autograd.grad(value, case.logits, retain_graph=True)[0] for value in (expected, loss))
+    torch.testing.assert_close(found, target)
     if not history:  # GRPO on the new rows
         fresh, base = d.select(~again), recipe_of("grpo", estimator={"aggregate": "sequence_mean"})
         value, _ = base.loss(fresh, base.advantage(fresh), case.logp()[~again])
@@ -273,7 +273,7 @@ def test_equal_durations_are_ppo_and_rates_are_undone() -> None:
     torch.testing.assert_close(
         recipe_of("duration_aware").advantage(case.decisions), recipe_of("ppo").advantage(case.decisions)
     )
-    # a quick and a slow arm, drawn in proportion to 1 / duration: weights restore equal shares
+    # a fast and a slow arm, sampled in proportion to 1 / duration: weights restore equal shares
     duration = torch.tensor([1.0, 1.0, 1.0, 3.0], dtype=torch.float64)
     arm = episodes([0, 0, 0, 0], [0, 0, 0, 0], extra={"duration": duration})
     weight = recipe_of("duration_aware").pipeline.stages[2].factor(arm)[:, 0]
@@ -289,7 +289,7 @@ def test_proact_without_rollouts_is_step_level_ppo() -> None:
         "gamma": 0.9,
         "lam": 0.95,
         "level": "unit",
-    }  # of the recipe of single steps, Bredis et al. 2025
+    }  # of the single-step recipe, Bredis et al. 2025
     torch.testing.assert_close(none, recipe_of("vl_dac", advantage_source=steps).advantage(case.decisions))
     zero = recipe_of("proact", advantage_source={**written, "rollout_weight": 0.0})
     torch.testing.assert_close(zero.advantage(case.decisions), none)
@@ -311,7 +311,7 @@ def test_empg_is_the_centred_base_without_its_terms_and_gates_by_entropy() -> No
     unit = torch.stack([case.decisions.unit[valid], torch.nonzero(valid)[:, 0]], 1)
     entropy = torch.stack([case.decisions.entropy[valid][(unit == own).all(1)].mean() for own in unit])
     order = torch.argsort(entropy)
-    assert bool((torch.diff(factor[valid][order]) <= 1e-12).all())  # the less certain, the less
+    assert bool((torch.diff(factor[valid][order]) <= 1e-12).all())  # the factor decreases with entropy
 
 
 def test_attention_marks_get_more_credit_where_the_advantage_is_positive() -> None:
@@ -327,8 +327,8 @@ def test_attention_marks_get_more_credit_where_the_advantage_is_positive() -> No
     torch.testing.assert_close(plain, base * case.decisions.valid(), atol=1e-5, rtol=1e-5)
 
 
-def test_the_rhythm_compares_with_the_next_decision_whatever_stands_between() -> None:
-    """Neither padding nor the environment's tokens, whose distance is 0, are steps."""
+def test_the_attention_rhythm_compares_with_the_next_decision() -> None:
+    """Padding and environment tokens, whose distance is 0, are skipped."""
     distance = torch.tensor([[5.0, 5.0, 9.0, 8.0]], dtype=torch.float64)
     wide = torch.tensor([[5.0, 0.0, 5.0, 9.0, 0.0, 8.0, 0.0, 0.0]], dtype=torch.float64)
     mask = wide > 0
@@ -344,5 +344,5 @@ def test_the_rhythm_selects_a_share_and_the_coupled_one_only_moves(rule: str) ->
     stage = {"name": "modulate", "factor": {"name": "attention_rhythm", "rule": rule, "gain": 1.0, "share": 0.4}}
     factor = recipe_of("attention_rhythm", advantage=[stage]).pipeline.stages[0].factor(case.decisions)
     extra = (factor - 1.0).masked_fill(~case.decisions.valid(), 0.0)
-    wanted = (case.decisions.valid().sum(1) * 0.4).ceil()
-    torch.testing.assert_close(extra.sum(1), wanted.double())
+    target = (case.decisions.valid().sum(1) * 0.4).ceil()
+    torch.testing.assert_close(extra.sum(1), target.double())

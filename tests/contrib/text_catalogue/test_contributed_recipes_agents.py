@@ -1,4 +1,4 @@
-"""Recipes of agents, and checklists: advantages that know turns, steps, histories and subgoals."""
+"""Tests of agent and checklist recipes: advantages over turns, steps, histories and subgoals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOUBLE = torch.float64
 
 
 def lines(case: Tabular) -> list[list[tuple[int, list[int]]]]:
-    """For each row its units as (number, columns of their decisions), in order of time."""
+    """Units of each row as (number, columns of its decisions), in temporal order."""
     found = []
     for row, keep in enumerate(case.decisions.valid()):
         units: dict[int, list[int]] = {}
@@ -96,7 +96,7 @@ def test_salt_averages_steps_that_winners_and_losers_share() -> None:
     own = torch.tensor([[1.0], [-1.0]], dtype=DOUBLE)
     assert SharedSteps()(own, case).tolist() == [[0.0, 1.0], [0.0, -1.0]]
     apart = case.with_fields(extra={**case.extra, "observation": torch.tensor([[1, 2], [3, 4]])})
-    assert SharedSteps()(own, apart).tolist() == [[1.0, 1.0], [-1.0, -1.0]]  # nothing shared: GRPO
+    assert SharedSteps()(own, apart).tolist() == [[1.0, 1.0], [-1.0, -1.0]]  # no shared steps: GRPO
     again = steps([[0.0] * 3, [0.0] * 3], [[1, 1, 2], [1, 3, 4]], [0, 0], action=[[4, 4, 5], [4, 6, 7]])
     assert SharedSteps()(own, again)[0].tolist() == [0.0, 0.0, 1.0]  # a rollout counts once
 
@@ -129,7 +129,7 @@ def test_hiper_takes_one_step_per_subgoal_above_and_bootstraps_below_from_above(
 
 
 def test_one_critic_can_serve_both_levels() -> None:
-    """Its targets are lambda returns: of the level above where a subgoal begins, else of the one below."""
+    """Its targets are lambda returns, of the high level where a subgoal begins, else of the low level."""
     value, reward = [0.1, 0.2, 0.3, 0.4], [1.0, 2.0, 3.0, 4.0]
     two = subgoal_case([1, 0, 1, 0], value, value, reward)
     one = two.with_fields(extra={key: entry for key, entry in two.extra.items() if key != "high_value"})
@@ -166,7 +166,7 @@ def test_mixed_advantages_are_half_of_the_turn_and_half_of_the_batch() -> None:
 def test_checklist_rewards_stay_in_their_turn_and_need_company() -> None:
     group = torch.zeros(6, dtype=torch.long)
     mask = torch.ones(6, 4, dtype=torch.bool)
-    mask[4:, 2:] = False  # two of the six rollouts end after the first turn: four are too few to compare
+    mask[4:, 2:] = False  # two of six rollouts end after the first turn; four are too few to compare
     reward = torch.tensor([[1.0, 0, 5, 0], [0, 0, 1, 0], [0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0]])
     case = Decisions(
         torch.zeros(6, 4, dtype=DOUBLE),
@@ -188,7 +188,7 @@ def test_one_turn_of_one_criterion_is_dr_grpo() -> None:
 
 
 def test_smoothed_rewards_are_seen_from_before() -> None:
-    """PCPG: a reward reaches the decisions of the window before it; a window of one is REINFORCE."""
+    """PCPG: a reward reaches the decisions in the window before it; a window of one is REINFORCE."""
     reward = torch.tensor([[0.0, 0.0, 6.0, 0.0], [3.0, 0.0, 0.0, 9.0]], dtype=DOUBLE)
     case = Decisions(torch.zeros(2, 4, dtype=DOUBLE), reward=reward)
     seen = ReturnToGo(gamma=0.0, window=3)(case)
@@ -204,7 +204,7 @@ def test_smoothed_rewards_are_seen_from_before() -> None:
 
 
 def test_smoothing_pushes_no_right_answer_down() -> None:
-    """PCPG: what is behind the end of a trajectory is no reward of 0; here three of four are right."""
+    """PCPG: steps after the end of a trajectory do not count as reward 0; here three of four are right."""
     length = torch.tensor([[5], [3], [4], [5]])
     mask = torch.arange(5) < length
     reward = (torch.arange(5) == length - 1) * torch.tensor([[1.0], [1.0], [1.0], [0.0]], dtype=DOUBLE)

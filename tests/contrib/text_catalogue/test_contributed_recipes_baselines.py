@@ -1,4 +1,4 @@
-"""The reference family of group and critic methods: each recipe against its written formula, and their relations."""
+"""Tests of group and critic baselines: each recipe against its written formula, and their relations."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def test_a_recipe_is_its_formula(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CENTRED)
-def test_a_constant_added_to_a_group_changes_nothing_and_equal_rewards_teach_nothing(name: str) -> None:
+def test_advantages_ignore_group_constants_and_vanish_for_equal_rewards(name: str) -> None:
     case, mask = tabular(), torch.ones(16, 6, dtype=torch.bool)
     reward = torch.zeros(16, 6, dtype=torch.float64)
     reward[:, 0] = rewards(case) * 0.5
     once = case.decisions.with_fields(reward=reward, mask=mask)
     recipe = recipe_of(name)
-    if name not in ("bnpo", "adora", "lite_ppo"):  # which read successes or deviations off the reward
+    if name not in ("bnpo", "adora", "lite_ppo"):  # these derive successes or deviations from the reward
         shifted = reward.clone()
         shifted[:, 0] += 0.25 * groups(case)
         more = recipe.advantage(once.with_fields(reward=shifted))
@@ -59,7 +59,7 @@ def test_a_constant_added_to_a_group_changes_nothing_and_equal_rewards_teach_not
 
 
 def test_lite_ppo_is_grpo_with_tokens_for_one_prompt_per_batch() -> None:
-    """Inside one group the deviation of the batch is that of the group."""
+    """With one group the batch deviation equals the group deviation."""
     case = tabular()
     one = case.decisions.select(slice(0, 4))
     lite, grpo = (recipe_of(name).advantage(one) for name in ("lite_ppo", "grpo"))
@@ -67,13 +67,13 @@ def test_lite_ppo_is_grpo_with_tokens_for_one_prompt_per_batch() -> None:
 
 
 def test_lite_ppo_divides_by_the_deviation_of_rewards_not_of_advantages() -> None:
-    """Two prompts of which one is twice as easy: within them rewards deviate less than over the batch."""
+    """With an easy and a hard prompt, rewards deviate less within a prompt than over the batch."""
     case = tabular(reward=torch.zeros(16, 6, dtype=torch.float64))
     batch = case.decisions.select(torch.tensor([0, 1, 4, 5]))
     reward = torch.zeros(4, 6, dtype=torch.float64)
     reward[:, 0] = torch.tensor([1.0, 2.0, 5.0, 6.0])
     found = recipe_of("lite_ppo").advantage(batch.with_fields(reward=reward))[:, 0]
-    deviation = (2 * (2.5**2 + 1.5**2) / 3) ** 0.5  # around 3.5; that of the advantages is (4 * 0.25 / 3) ** 0.5
+    deviation = (2 * (2.5**2 + 1.5**2) / 3) ** 0.5  # around 3.5; advantages deviate by (4 * 0.25 / 3) ** 0.5
     torch.testing.assert_close(found * deviation, torch.tensor([-0.5, 0.5, -0.5, 0.5]).double(), rtol=1e-5, atol=0)
     with pytest.raises(ValueError, match="Scale of must be 'advantage' or 'outcome', got 'reward'"):
         recipe_of("lite_ppo", advantage=[{"name": "scale", "scope": {"partition": "all"}, "of": "reward"}])
@@ -87,7 +87,7 @@ def test_masked_gae_is_gae_without_the_masked_columns() -> None:
     short = {name: getattr(case.decisions, name)[3:4][:, keep] for name in ("logp_old", "reward", "value", "unit")}
     alone = recipe.advantage(type(case.decisions)(**short))
     torch.testing.assert_close(full[keep], alone[0])
-    assert not bool(keep[1]) and bool(keep[2])  # a tool's token stands in the middle
+    assert not bool(keep[1]) and bool(keep[2])  # a tool token is in the middle
 
 
 def test_loop_with_a_deviation_is_a_variant_of_grpo() -> None:
@@ -109,5 +109,5 @@ def test_every_baseline_is_the_policy_gradient_at_ratio_one() -> None:
             name, estimator={**recipe.plain["estimator"], "surrogate": "policy_gradient", "bounds": "constant"}
         )
         loss, _ = plain.loss(case.decisions, advantage, case.logp())
-        (wanted,) = torch.autograd.grad(loss, case.logits)
-        torch.testing.assert_close(found, wanted)
+        (expected,) = torch.autograd.grad(loss, case.logits)
+        torch.testing.assert_close(found, expected)

@@ -1,4 +1,4 @@
-"""Recipes of masks and references: which rows and decisions enter, what holds the policy near a reference."""
+"""Tests of mask and reference recipes: selected rows and decisions, and penalties to a reference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def selected(name: str, case: Tabular, **changes) -> list[int]:
 
 
 def test_d3s_learns_from_the_half_that_varies_most_and_there_where_most_is_at_stake() -> None:
-    """The advantages of what is kept are those of the whole groups, and only what is kept counts."""
+    """Selected rows keep the advantages of their whole groups, and only selected decisions count."""
 
     def formula(case: Tabular) -> Tensor:
         a, mask = relative(case), case.decisions.valid()
@@ -34,8 +34,8 @@ def test_d3s_learns_from_the_half_that_varies_most_and_there_where_most_is_at_st
         return ppo(case, a)[keep.view_as(mask)].mean()
 
     best = torch.tensor(list(itertools.combinations(range(16), 8)))
-    worth = torch.randn(16, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64).mul(3).exp()
-    check_recipe("d3s", formula, reward=worth)
+    skewed_reward = torch.randn(16, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64).mul(3).exp()
+    check_recipe("d3s", formula, reward=skewed_reward)
 
 
 def test_d3s_with_full_shares_is_grpo() -> None:
@@ -76,7 +76,7 @@ def grpo(case: Tabular) -> Tensor:
 
 def test_capo_drops_what_is_predicted_to_move_the_policy_most() -> None:
     def formula(case: Tabular) -> Tensor:
-        """The gradient d of A log pi by the logits, a step along it, and the divergence there: d'Fd / 2."""
+        """Divergence d'Fd / 2 after a step along the gradient d of A log pi in the logits."""
         d, a = case.decisions, relative(case)[:, None]
         step = a[:, :, None] * (torch.nn.functional.one_hot(case.tokens, old.shape[2]).double() - old)
         fisher = torch.diag_embed(old) - old[..., :, None] * old[..., None, :]
@@ -98,7 +98,7 @@ def test_capo_drops_what_is_predicted_to_move_the_policy_most() -> None:
 
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
-def test_a_predicted_step_is_right_to_second_order(sign: float) -> None:
+def test_the_predicted_kl_is_accurate_to_second_order(sign: float) -> None:
     generator, rate = torch.Generator().manual_seed(0), 0.03
     logits = torch.randn(4, 3, 5, generator=generator, dtype=torch.float64)
     logp, tokens = logits.log_softmax(2), torch.randint(5, (4, 3, 1), generator=generator)
@@ -118,7 +118,7 @@ def test_a_predicted_step_is_right_to_second_order(sign: float) -> None:
         assert torch.equal(kept[clear], (exact < limit)[clear] if above else (exact > limit)[clear])
 
 
-def test_of_too_many_unstable_decisions_those_that_move_most_are_dropped() -> None:
+def test_the_share_limit_drops_the_decisions_with_the_largest_predicted_kl() -> None:
     case = tabular()
     p = case.distribution().detach().exp()
     rows = case.decisions.with_fields(
@@ -140,7 +140,7 @@ def test_nlpo_with_a_full_support_is_ppo() -> None:
     torch.testing.assert_close(gradients("nlpo", case, controllers=free), gradients("ppo", case))
 
 
-def test_the_penalty_of_nlpo_counts_trajectories() -> None:
+def test_the_nlpo_controller_counts_trajectories() -> None:
     case, recipe = tabular(), recipe_of("nlpo")
     two_rows_each = case.decisions.with_fields(trajectory=torch.arange(16) // 2)
     for decisions, count in ((case.decisions, 16), (two_rows_each, 8)):
@@ -151,7 +151,7 @@ def test_the_penalty_of_nlpo_counts_trajectories() -> None:
 
 
 def test_nlpo_and_grammars_score_with_the_restricted_policy() -> None:
-    """What the support leaves out gets no gradient, and the ratio is that of the restricted policies."""
+    """Tokens outside the support get no gradient, and the ratio uses the restricted policies."""
     case = tabular()
     support = torch.ones(4, 6, 5, dtype=torch.bool)
     support[:, :, 4] = False
@@ -185,8 +185,8 @@ def test_failures_teach_only_the_unit_that_is_blamed() -> None:
         return torch.cat(rows).mean()
 
     check_recipe("a2p", formula, extra={"blamed_unit": blamed})
-    nobody = tabular(extra={"blamed_unit": torch.full((16,), -1)})
-    torch.testing.assert_close(gradients("a2p", nobody), gradients("grpo", nobody, estimator={}))
+    without_blame = tabular(extra={"blamed_unit": torch.full((16,), -1)})
+    torch.testing.assert_close(gradients("a2p", without_blame), gradients("grpo", without_blame, estimator={}))
 
 
 def test_adacot_leaves_the_gate_alone() -> None:
@@ -217,7 +217,7 @@ def test_trajectory_selection_keeps_short_successes_and_long_failures() -> None:
         assert {(float(value[row]), int(length[row])) for row in kept} == {
             (float(value[row]), int(length[row])) for row in (worst, best)
         }
-    assert selected("trajectory_selection", case) == list(range(16))  # it keeps 4 of 4
+    assert selected("trajectory_selection", case) == list(range(16))  # keeps 4 of 4
     check(recipe_of("trajectory_selection"), case, grpo)
 
 

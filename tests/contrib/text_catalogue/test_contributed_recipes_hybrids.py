@@ -1,4 +1,4 @@
-"""Hybrid recipes against their written formulas: imitation, imitation and reinforcement, weighted imitation."""
+"""Tests of hybrid recipes against their written formulas: imitation, mixed and weighted imitation."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def imitation(case: Tabular, rows: Tensor | None = None) -> Tensor:
 
 
 def hpt(case: Tabular, *, gate: float) -> Tensor:
-    """By prompt: the demonstration where at most `gate` of its own rollouts succeed, else Dr. GRPO without a clip."""
+    """Per prompt: imitation if at most `gate` of its own rollouts succeed, else Dr. GRPO without a clip."""
     d, value, group = case.decisions, rewards(case), case.decisions.require("group")
     own, losses, shown = d.require("source") == 0, [], []
     for key in group.unique():
-        mine = (group == key) & own
-        if value[mine].sum() <= gate:
+        own_rows = (group == key) & own
+        if value[own_rows].sum() <= gate:
             shown.append(case.logp()[(group == key) & ~own][d.valid()[(group == key) & ~own]])
             continue
-        for row in torch.nonzero(mine).flatten():
-            a = value[row] - value[mine].mean()
+        for row in torch.nonzero(own_rows).flatten():
+            a = value[row] - value[own_rows].mean()
             losses.append((-a * z(case)[row][d.valid()[row]].exp()).mean())
     reinforced = torch.stack(losses).mean() if losses else torch.zeros(())
     return reinforced - (torch.cat(shown).mean() if shown else 0.0)
@@ -50,16 +50,16 @@ def test_hpt_switches_by_prompt(gate: int) -> None:
     rows = recipe.select(case.decisions)
     chosen = case.decisions.select(rows)
     loss, _ = recipe.loss(chosen, recipe.advantage(chosen), case.logp()[rows])
-    wanted = hpt(case, gate=gate)
-    torch.testing.assert_close(loss, wanted)
+    target = hpt(case, gate=gate)
+    torch.testing.assert_close(loss, target)
     (found,) = torch.autograd.grad(loss, case.logits)
-    (expected,) = torch.autograd.grad(wanted, case.logits)
+    (expected,) = torch.autograd.grad(target, case.logits)
     torch.testing.assert_close(found, expected)
     own = SHOWN[rows] == 0
     if gate == -1:
-        assert bool(own.all())  # nothing is imitated
+        assert bool(own.all())  # no imitation
     if gate == 8:
-        assert not bool(own.any())  # nothing else is done
+        assert not bool(own.any())  # only imitation
 
 
 def test_hpt_without_demonstrations_learns_from_what_there_is() -> None:
@@ -70,8 +70,8 @@ def test_hpt_without_demonstrations_learns_from_what_there_is() -> None:
 def test_one_token_rollouts_in_the_limit() -> None:
     case = tabular()
     weighted = -(case.logp().detach().exp() * case.logp())
-    (wanted,) = torch.autograd.grad(tok(weighted, case), case.logits)
-    torch.testing.assert_close(gradients("otr", case), wanted)
+    (target,) = torch.autograd.grad(tok(weighted, case), case.logits)
+    torch.testing.assert_close(gradients("otr", case), target)
 
 
 def test_one_token_rollouts_are_the_mean_over_sampled_tokens() -> None:
@@ -80,8 +80,8 @@ def test_one_token_rollouts_are_the_mean_over_sampled_tokens() -> None:
     log = case.distribution()  # (N, T, V)
     reward = torch.nn.functional.one_hot(case.tokens, log.shape[2]).double()
     expected = -(log.detach().exp() * reward * log).sum(2)
-    (wanted,) = torch.autograd.grad(tok(expected, case), case.logits)
-    torch.testing.assert_close(gradients("otr", case), wanted)
+    (target,) = torch.autograd.grad(tok(expected, case), case.logits)
+    torch.testing.assert_close(gradients("otr", case), target)
 
 
 def test_a_lol() -> None:

@@ -1,4 +1,4 @@
-"""Recipes of preferences against their written formulas, and the limits in which they are something simpler."""
+"""Tests of preference recipes against their written formulas and simpler limits."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def p3o(case: Tabular, group_pairs: list[tuple[int, int]]) -> Tensor:
 
 def test_p3o_on_policy_is_the_pairwise_gradient_for_any_group_size() -> None:
     case = tabular(drift=0.0)
-    (wanted,) = torch.autograd.grad(p3o(case, pairs(case, ordered=False)), case.logits)
-    torch.testing.assert_close(gradients("p3o", case), wanted)
+    (target,) = torch.autograd.grad(p3o(case, pairs(case, ordered=False)), case.logits)
+    torch.testing.assert_close(gradients("p3o", case), target)
 
 
 def test_p3o_is_the_clipped_loss_with_the_other_rollout_as_baseline() -> None:
@@ -74,13 +74,13 @@ def test_copg() -> None:
 
 
 def test_copg_gradient_is_that_of_rloo_on_any_data() -> None:
-    """-2 beta / N sum_i (R_i - mean of the others) grad log pi, times one half twice over the ordered pairs."""
+    """-2 beta / N sum_i (R_i - mean of the others) grad log pi; ordered pairs count twice with factor one half."""
     case = tabular(drift=0.5)
     r = (rewards(case) - 0.1 * to_reference(case).sum(1)).detach()
     group = case.decisions.require("group")
     loo = torch.stack([r[i] - r[(group == group[i]) & (torch.arange(16) != i)].mean() for i in range(16)])
-    (wanted,) = torch.autograd.grad(-2 * 0.1 * (loo * to_reference(case).sum(1)).mean(), case.logits)
-    torch.testing.assert_close(gradients("copg", case), wanted)
+    (target,) = torch.autograd.grad(-2 * 0.1 * (loo * to_reference(case).sum(1)).mean(), case.logits)
+    torch.testing.assert_close(gradients("copg", case), target)
 
 
 def test_copg_is_nothing_at_its_optimum() -> None:
@@ -113,15 +113,15 @@ def test_dno() -> None:
 
 
 def test_dno_with_certain_preferences_is_dpo_against_the_last_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pairs, their scores and the logistic loss are those of DPO; only the target is soft."""
-    won = (torch.arange(8) % 2 == 0).double()[:, None]  # of the two rollouts of a prompt, one is right
+    """The pairs, their scores and the logistic loss equal DPO; only the target is soft."""
+    won = (torch.arange(8) % 2 == 0).double()[:, None]  # one of the two rollouts of a prompt is right
     fields = {"rollouts": 2, "reward": won * (torch.arange(6) == 0), "mask": torch.ones(8, 6, dtype=torch.bool)}
     case = tabular(**fields)
-    against_last = Tabular(case.decisions.with_fields(logp_ref=case.decisions.logp_old), case.tokens, case.logits)
-    wanted = gradients("dpo", against_last)
-    assert not torch.allclose(gradients("dno", case), wanted)
+    against_previous = Tabular(case.decisions.with_fields(logp_ref=case.decisions.logp_old), case.tokens, case.logits)
+    target = gradients("dpo", against_previous)
+    assert not torch.allclose(gradients("dno", case), target)
     monkeypatch.setattr(objectives, "win_rate", lambda decisions, advantage: 1e3 * advantage)  # q is 0 or 1
-    torch.testing.assert_close(gradients("dno", case), wanted)
+    torch.testing.assert_close(gradients("dno", case), target)
 
 
 def test_nash() -> None:
@@ -135,8 +135,8 @@ def test_nash() -> None:
 
 def test_nash_without_preferences_is_a_pull_to_the_reference() -> None:
     case = tabular(reward=torch.zeros(16, 6, dtype=torch.float64))
-    (wanted,) = torch.autograd.grad(0.1 * 0.5 * to_reference(case).sum(1).square().mean(), case.logits)
-    torch.testing.assert_close(gradients("nash_mp", case), wanted)
+    (target,) = torch.autograd.grad(0.1 * 0.5 * to_reference(case).sum(1).square().mean(), case.logits)
+    torch.testing.assert_close(gradients("nash_mp", case), target)
 
 
 def test_cpl() -> None:
@@ -159,8 +159,8 @@ def test_cpl_without_its_penalty_is_dpo_without_a_reference_and_it_can_discount(
     factor = torch.pow(0.5, case.decisions.require("unit").double())
     s = (factor * case.logp()).masked_fill(~case.decisions.valid(), 0.0).sum(1)
     loss = mean([-logsigmoid(0.1 * (s[i] - s[j])) for i, j in pairs(case, ordered=True)])
-    (wanted,) = torch.autograd.grad(loss, case.logits)
-    torch.testing.assert_close(gradients("cpl", case, objective=discounted, regularizers=[]), wanted)
+    (target,) = torch.autograd.grad(loss, case.logits)
+    torch.testing.assert_close(gradients("cpl", case, objective=discounted, regularizers=[]), target)
 
 
 def slope_of(name: str, t: Tensor) -> Tensor:
@@ -268,8 +268,8 @@ def test_direct_advantage_is_least_at_the_tilted_reference() -> None:
     assert loss.item() == pytest.approx(0.0, abs=1e-12) and gradient.abs().max().item() < 1e-6
 
 
-def test_a_star_regresses_the_log_ratio_of_the_trajectory() -> None:
-    """Also of one with several turns."""
+def test_a_star_po_regresses_the_log_ratio_of_the_trajectory() -> None:
+    """This includes trajectories with several turns."""
 
     def formula(case: Tabular) -> Tensor:
         return ((0.001 * to_reference(case).sum(1) - (rewards(case) - 0.3)) ** 2).mean()
@@ -283,9 +283,9 @@ def test_a_star_regresses_the_log_ratio_of_the_trajectory() -> None:
 def test_clusters_are_compared_by_their_mean_outcomes() -> None:
     def formula(case: Tabular) -> Tensor:
         cluster, value, group = case.decisions.extra["cluster"], rewards(case), case.decisions.require("group")
-        worth = torch.stack([value[cluster == key].mean() for key in cluster])
+        means = torch.stack([value[cluster == key].mean() for key in cluster])
         r = to_reference(case).sum(1)
-        better = [(i, j) for i in range(16) for j in range(16) if group[i] == group[j] and worth[i] > worth[j] + 1e-9]
+        better = [(i, j) for i in range(16) for j in range(16) if group[i] == group[j] and means[i] > means[j] + 1e-9]
         return mean([-logsigmoid(0.1 * (r[i] - r[j])) for i, j in better])
 
     check_recipe("lspo", formula)
@@ -314,7 +314,7 @@ def test_semi_policy_pairs_take_the_sign_of_the_anchor() -> None:
 
 def test_self_written_tests_choose_the_pair() -> None:
     passes = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]]).bool()
-    assert self_test_pair(passes) == (2, 1, 1)  # test 1 tells them apart and is passed by two, test 2 by one
+    assert self_test_pair(passes) == (2, 1, 1)  # both tests separate them; two pass test 1, one passes test 2
     assert self_test_pair(torch.tensor([[1], [0], [1]]).bool()) == (0, 1, 0)  # one test: pass against fail
     assert self_test_pair(torch.ones(3, 2).bool()) is None
 
@@ -332,17 +332,17 @@ def test_oppo_is_hindsight_imitation_and_a_triplet_loss() -> None:
     written = 0.1 * (mean(triplets) + (embedding.norm(dim=1) - 1).square().mean()) - tok(case.logp(), case)
     leaves = (case.logits, embedding, best)
     torch.testing.assert_close(loss, written)
-    for found, wanted in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(written, leaves), strict=True):
-        torch.testing.assert_close(found, wanted)
+    for found, target in zip(torch.autograd.grad(loss, leaves), torch.autograd.grad(written, leaves), strict=True):
+        torch.testing.assert_close(found, target)
     with torch.no_grad():
-        embedding[3] = 0.0  # whose length has no slope
+        embedding[3] = 0.0  # the norm has no gradient at 0
     loss, _ = recipe.loss(case.decisions, recipe.advantage(case.decisions), case.logp())
     assert all(bool(found.isfinite().all()) for found in torch.autograd.grad(loss, leaves))
     alone = {"name": "embedding_triplet", "coef": 0.0}
     torch.testing.assert_close(gradients("oppo", case, objective=alone), gradients("sft", case))
 
 
-def test_pairs_of_self_written_tests_are_dpo() -> None:
+def test_dstc_has_the_loss_of_dpo() -> None:
     case = tabular()
     losses = []
     for name in ("dstc", "dpo"):

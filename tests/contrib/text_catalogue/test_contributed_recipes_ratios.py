@@ -1,4 +1,4 @@
-"""Recipes of ratios against their written formulas, and the limits in which they are something simpler."""
+"""Tests of ratio recipes against their written formulas and simpler limits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_gppo_value_is_that_of_ppo_and_its_gradient_survives_the_clip() -> None:
     slope = torch.where(beyond, torch.where(a < 0, 0.8, 1.2), ratio).detach()
     slope = slope.masked_fill((a < 0) & (ratio > 3.0), 0.0)
     (found,) = torch.autograd.grad(loss, case.logits, retain_graph=True)
-    (wanted,) = torch.autograd.grad(tok(-a * slope * z(case), case), case.logits)
-    torch.testing.assert_close(found, wanted)
+    (expected,) = torch.autograd.grad(tok(-a * slope * z(case), case), case.logits)
+    torch.testing.assert_close(found, expected)
 
 
 def test_dcpo_bounds_follow_the_old_probability() -> None:
@@ -101,8 +101,8 @@ def test_disco(name: str, score: str, tau: float | None, distance: float) -> Non
 
 
 def test_disco_limits() -> None:
-    """The basic form is a policy gradient with (R - p) / (p (1 - p)); a high temperature is the basic form; no penalty
-    within the limit of the KL."""
+    """The basic form is a policy gradient with (R - p) / (p (1 - p)) and the limit of a high temperature; there is no
+    penalty within the KL limit."""
     case = tabular(drift=0.0)
     value, group = rewards(case), case.decisions.require("group")
     p = torch.stack([value[group == key].mean() for key in group])
@@ -110,16 +110,16 @@ def test_disco_limits() -> None:
     a = torch.where(mixed, (value - p) / (p * (1 - p)).clamp(min=1e-9), 0.0)
     means = torch.stack([row[keep].mean() for row, keep in zip(case.logp(), case.decisions.valid(), strict=True)])
     size = (group == 0).sum()
-    (wanted,) = torch.autograd.grad(-(a * means).sum() / size / group[mixed].unique().numel(), case.logits)
+    (expected,) = torch.autograd.grad(-(a * means).sum() / size / group[mixed].unique().numel(), case.logits)
     basic = gradients("disco_b", case)
-    torch.testing.assert_close(basic, wanted)
+    torch.testing.assert_close(basic, expected)
     hot = {"name": "discriminative", "score": "logp", "temperature": 1e6}
     torch.testing.assert_close(gradients("disco", case, objective=hot), basic, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("outcome", [0.0, 1.0])
 def test_disco_learns_nothing_from_groups_that_agree(outcome: float) -> None:
-    """Neither all failures nor all successes leave a gradient, or something that is not a number."""
+    """Groups with only failures or only successes have a zero, finite gradient."""
     case = tabular()
     reward = case.decisions.require("reward").clone()
     reward[8:] = 0.0
@@ -180,5 +180,5 @@ def test_minirl_without_mismatch_is_reinforce_at_first() -> None:
     same = Tabular(case.decisions.with_fields(logp_behaviour=case.decisions.logp_old), case.tokens, case.logits)
     a = relative(case, scaled=False)[:, None]
     plain = -(a * case.logp()).masked_fill(~case.decisions.valid(), 0.0).sum(1).mean()
-    (wanted,) = torch.autograd.grad(plain, case.logits)
-    torch.testing.assert_close(gradients("minirl", same), wanted)
+    (expected,) = torch.autograd.grad(plain, case.logits)
+    torch.testing.assert_close(gradients("minirl", same), expected)

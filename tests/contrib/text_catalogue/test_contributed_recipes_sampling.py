@@ -1,6 +1,6 @@
-"""Recipes of the sampling side against their written formulas, value and gradient, and their limits.
+"""Rollout recipes compared with their written formulas, value and gradient, and their limiting cases.
 
-What they play (hints, trees, replays) is tested beside the parts in tests/rollout; here is what they make of the rows.
+The tests in tests/rollout cover the rollouts (hints, trees, replays); the tests here cover the losses on their rows.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ def mean_of(how: str, losses: Tensor, mask: Tensor) -> Tensor:
 
 
 def centred(case: Tabular) -> Tensor:
-    """Outcomes (N,) minus the mean of their group."""
+    """Outcomes (N,) minus the group mean."""
     values, group = rewards(case), case.decisions.require("group")
     return torch.stack([value - values[group == key].mean() for value, key in zip(values, group, strict=True)])
 
 
 def others(case: Tabular) -> Tensor:
-    """Outcomes (N,) minus the mean of the others of their group."""
+    """Outcomes (N,) minus the mean of the other rows of the group (leave-one-out)."""
     values, group = rewards(case), case.decisions.require("group")
     result = torch.zeros_like(values)
     for row in range(len(values)):
-        company = (group == group[row]) & (torch.arange(len(values)) != row)
-        result[row] = values[row] - values[company].mean()
+        peers = (group == group[row]) & (torch.arange(len(values)) != row)
+        result[row] = values[row] - values[peers].mean()
     return result
 
 
@@ -93,22 +93,22 @@ def test_plain_policy_gradient_without_scale(name):
 
 
 def test_the_factor_of_a_front_is_not_divided_away():
-    """Weights by hypervolume: Dr. GRPO, as a scale would undo a factor on all rewards."""
+    """Hypervolume weighting uses Dr. GRPO, because a scale would cancel a factor on all rewards."""
     check_recipe("hypervolume", lambda case: seq_mean(ppo(case, centred(case)), case.decisions.valid()))
 
 
 def test_coaches_compare_reflections():
-    """Retroformer (Yao et al. 2023)."""
+    """Retroformer (Yao et al. 2023): PPO on the first unit, the reflection, with rewards centred in the group."""
     check_recipe("retroformer", lambda case: ppo(case, centred(case))[first_units(case)].mean())
 
 
 def first_units(case: Tabular) -> Tensor:
-    """Of the actor, to whom reflection and critique are addressed, nothing is learned."""
+    """Decisions of the first unit, a reflection or critique; the actor that receives it is not trained."""
     return case.decisions.valid() & (case.decisions.require("unit") == 0)
 
 
 def test_critiques_compare_with_the_others():
-    """Critique-RL (Xi et al. 2025) and RLAC (Wu et al. 2025)."""
+    """Critique-RL (Xi et al. 2025) and RLAC (Wu et al. 2025) use leave-one-out advantages."""
 
     def critique(case: Tabular) -> Tensor:
         losses = -others(case)[:, None] * (case.logp() - case.decisions.logp_old) + 0.01 * k3(case)
@@ -120,7 +120,7 @@ def test_critiques_compare_with_the_others():
 
 @pytest.mark.parametrize("name", ["asyncflow", "policy_rollout"])
 def test_old_rows_are_weighted_once(name):
-    """AsyncFlow and TriMPI: old / behaviour as a capped weight, new / old as the ratio."""
+    """AsyncFlow and TriMPI apply old / behaviour once, as a capped weight, and new / old as the ratio."""
 
     def formula(case: Tabular) -> Tensor:
         d = case.decisions
@@ -142,18 +142,18 @@ def ampo(case: Tabular) -> Tensor:
 
 
 def test_teachers_have_no_ratio():
-    """AMPO: one mean over both kinds of rows, with the policy's own probability in those of the teacher."""
+    """AMPO averages one loss over all rows; teacher rows use the policy probability instead of a ratio."""
     check_recipe("ampo", ampo, source=TAUGHT)
 
 
 def test_solved_groups_are_on_policy():
-    """Limit of AMPO (Yuan et al. 2025): without rows of a teacher it is GRPO without scale."""
+    """Limit of AMPO (Yuan et al. 2025): without teacher rows it equals GRPO without scale."""
     recipe = recipe_of("ampo", objective=None)
     check(recipe, tabular(), ampo)
 
 
 def test_rows_of_a_teacher_are_never_clipped():
-    """Limit of AMPO: however far the policy is from what was recorded for them, they keep their gradient."""
+    """Limit of AMPO: teacher rows keep their gradient at any distance between the policy and the recorded logp."""
     case = tabular(source=TAUGHT)
     away = case.decisions.with_fields(logp_old=torch.where(TAUGHT[:, None] == 2, -9.0, case.decisions.logp_old))
     recipe, advantage = recipe_of("ampo"), torch.ones(16, 1, dtype=torch.float64)
@@ -167,7 +167,7 @@ def test_rows_of_a_teacher_are_never_clipped():
 
 
 def test_experts_are_imitated_alongside_the_own_rows():
-    """HILA (Yang et al. 2026): what an expert earns is not compared with."""
+    """HILA (Yang et al. 2026): rewards of experts do not enter the group statistics."""
 
     def formula(case: Tabular) -> Tensor:
         d, own = case.decisions, (case.decisions.require("source") == 0)[:, None]
@@ -177,12 +177,12 @@ def test_experts_are_imitated_alongside_the_own_rows():
         return seq_mean(losses, d.valid()) - case.logp()[d.valid() & ~own].mean()
 
     check_recipe("hila", formula, source=TAUGHT)
-    solved = torch.zeros(16, dtype=torch.long).index_fill(0, torch.tensor([0, 3, 12]), 2)  # experts earn 1
+    solved = torch.zeros(16, dtype=torch.long).index_fill(0, torch.tensor([0, 3, 12]), 2)  # expert rows have reward 1
     check_recipe("hila", formula, source=solved)
 
 
 def test_adversaries_of_logged_games():
-    """SPC (Chen et al. 2025): the ratio of a row is the exponential of the mean log-ratio to what was recorded."""
+    """SPC (Chen et al. 2025): the ratio of a row is exp of the mean log-ratio to the recorded log-probabilities."""
 
     def formula(case: Tabular) -> Tensor:
         d, mask, values = case.decisions, case.decisions.valid(), rewards(case)
@@ -201,13 +201,13 @@ def test_adversaries_of_logged_games():
 
 
 def test_critics_of_pairs_are_dpo():
-    """Critic-V (Zhang et al. 2024): the loss of the baseline `dpo`."""
-    ours, dpo = recipe_of("critic_v"), recipe_of("dpo")
-    assert type(ours.objective) is type(dpo.objective) and ours.estimator is None is dpo.estimator
+    """Critic-V (Zhang et al. 2024) has the loss of the baseline `dpo`."""
+    critic_v, dpo = recipe_of("critic_v"), recipe_of("dpo")
+    assert type(critic_v.objective) is type(dpo.objective) and critic_v.estimator is None is dpo.estimator
 
 
 def test_halves_with_and_without_hints_are_compared_apart():
-    """ADHint (Zhang et al. 2025); without hints GRPO."""
+    """ADHint (Zhang et al. 2025) standardises rows with and without hints separately; without hints it is GRPO."""
 
     def formula(case: Tabular) -> Tensor:
         d = case.decisions
@@ -219,7 +219,7 @@ def test_halves_with_and_without_hints_are_compared_apart():
 
 
 def test_every_turn_is_a_row_with_the_final_reward():
-    """AgentFlow (Li et al. 2025): statistics over rows, so that the group's long rollouts weigh more."""
+    """AgentFlow (Li et al. 2025) computes statistics over rows, so long rollouts weigh more in their group."""
     trajectory = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 8, 9, 10])
 
     def formula(case: Tabular) -> Tensor:
@@ -228,11 +228,11 @@ def test_every_turn_is_a_row_with_the_final_reward():
         return ppo(case, standardised(final, d.require("group")))[d.valid()].mean()
 
     check_recipe("agentflow", formula, trajectory=trajectory)
-    check_recipe("agentflow", formula, trajectory=torch.arange(16))  # I: one turn is GRPO
+    check_recipe("agentflow", formula, trajectory=torch.arange(16))  # limit: with one turn it is GRPO
 
 
 def test_markers_of_structure_are_never_unlearned():
-    """DialTree (Guo et al. 2025): masked where the advantage is negative; without markers GRPO."""
+    """DialTree (Guo et al. 2025) masks structural markers at negative advantages; without markers it is GRPO."""
 
     def formula(case: Tabular) -> Tensor:
         d, advantage = case.decisions, standardised(rewards(case), case.decisions.require("group"))
@@ -244,7 +244,7 @@ def test_markers_of_structure_are_never_unlearned():
 
 
 def test_windows_go_on_as_they_stood():
-    """T-PPO (Fan et al. 2025): at the cut V(next) = V(last); tokens of earlier windows are not learned from again."""
+    """T-PPO (Fan et al. 2025): at the cut V(next) = V(last); tokens of earlier windows are not trained again."""
 
     def formula(case: Tabular) -> Tensor:
         d, mask = case.decisions, case.decisions.valid()
@@ -263,7 +263,7 @@ def test_windows_go_on_as_they_stood():
 
 
 def test_finished_rows_have_the_ordinary_advantage():
-    """Limit of T-PPO (Fan et al. 2025)."""
+    """Limit of T-PPO (Fan et al. 2025): finished rows have the advantage of ordinary GAE."""
     case = tabular(extra={"finished": torch.ones(16, dtype=torch.bool)})
     d = case.decisions
     expected, _ = sequence_gae(d.require("reward"), d.require("value"), 1.0, 0.95, d.valid())
@@ -271,15 +271,15 @@ def test_finished_rows_have_the_ordinary_advantage():
 
 
 def whitened_gae(case: Tabular) -> Tensor:
-    """GAE (N, T) of every row on its own, standardised over all decisions."""
+    """GAE (N, T) of each row, standardised over all decisions."""
     d = case.decisions
     advantage, _ = sequence_gae(d.require("reward"), d.require("value"), 1.0, 0.95, d.valid())
-    kept = advantage[d.valid()]
-    return (advantage - kept.mean()) / (kept.std() + 1e-6)
+    valid = advantage[d.valid()]
+    return (advantage - valid.mean()) / (valid.std() + 1e-6)
 
 
 def test_resets_from_data_are_ppo_on_what_was_decided():
-    """DR-PO (Chang et al. 2024); without resets PPO: what was given is masked, and nothing else changes."""
+    """DR-PO (Chang et al. 2024) is PPO that masks the given tokens; without resets it is plain PPO."""
 
     def formula(case: Tabular) -> Tensor:
         d = case.decisions
@@ -291,7 +291,7 @@ def test_resets_from_data_are_ppo_on_what_was_decided():
 
 
 def test_strategies_follow_discounted_turns():
-    """EPO: the return of a turn, discounted by turns, times the mean log-probability; with one turn REINFORCE."""
+    """EPO: the turn return, discounted per turn, times the mean log-probability; with one turn it is REINFORCE."""
     trajectory, unit = torch.arange(16) // 2, (torch.arange(16) % 2)[:, None].expand(16, 6)
 
     def formula(case: Tabular) -> Tensor:

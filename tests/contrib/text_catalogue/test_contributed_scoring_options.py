@@ -1,4 +1,4 @@
-"""Keys of `rollout` that the learner reads, and that no recipe sets a key which nothing reads."""
+"""Tests of the keys of `rollout` that the learner reads: scoring, reference and overlapped rollouts."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def learner(recipe, start=None, **settings):
         ({"segments": {"every": 5, "below": 2}}, r"rollout.segments.below must lie in \(0, 1\], got 2"),
     ],
 )
-def test_values_that_make_no_sense_are_told(rollout, message):
+def test_invalid_values_raise_a_clear_error(rollout, message):
     with pytest.raises(ValueError, match=message):
         scoring_options(rollout)
 
@@ -70,7 +70,7 @@ def test_the_first_updates_learn_a_hidden_layer_and_leave_those_above_alone():
     reward[::2, 0] = 1.0
     before = {key: value.clone() for key, value in algorithm.policy.state_dict().items()}
     metrics = algorithm.update(batch.with_fields(reward=reward))
-    assert metrics["actor/ratio_max"] < 1e-4  # scored anew, by the same layer
+    assert metrics["actor/ratio_max"] < 1e-4  # the same layer computes both log-probabilities
     changed = {key for key, value in algorithm.policy.state_dict().items() if not torch.equal(value, before[key])}
     assert any("layers.0" in key for key in changed) and not any("layers.1" in key for key in changed)
     algorithm.updates = 30
@@ -80,7 +80,7 @@ def test_the_first_updates_learn_a_hidden_layer_and_leave_those_above_alone():
 def test_scored_by_the_last_layer_it_is_the_policy():
     algorithm, sim = learner("grpo", group_size=2)
     batch = TextRolloutSource(sim, algorithm, seed=0).next(algorithm)
-    algorithm.policy.__dict__["_shares_prompts"] = False  # a layer is read off whole rows
+    algorithm.policy.__dict__["_shares_prompts"] = False  # scoring by layer uses whole rows
     assert torch.equal(score(algorithm.policy, batch, layer=2).logp, score(algorithm.policy, batch).logp)
     assert torch.equal(score(algorithm.policy, batch, layer=9).logp, score(algorithm.policy, batch, layer=1).logp)
 
@@ -140,17 +140,17 @@ def test_recipes_that_overlap_play_and_learning_do_unless_told_otherwise():
         source.close()
 
 
-def test_what_is_missing_or_makes_no_sense_raises(other, tmp_path):
+def test_missing_or_invalid_options_raise(other, tmp_path):
     algorithm, _ = learner("salsa", start=policy(width=32))
     with pytest.raises(UserError, match="must have the architecture of the policy"):
         algorithm.set_teacher(policy())
-    wrongs = [
+    invalid = [
         {"reference": "salad"},
         {"score_temperatures": {"a": 0.0}},
         {"layer": 5},
         {"layer": {"number": 5}},
     ]
-    wrongs += [{"segments": {"every": 5}}, {"segments": {"every": 0, "below": 0.9}}]
-    for wrong in [*wrongs, {"grammar": 3}, {"support": {"top_p": 2.0, "refresh": 1}}]:
+    invalid += [{"segments": {"every": 5}}, {"segments": {"every": 0, "below": 0.9}}]
+    for options in [*invalid, {"grammar": 3}, {"support": {"top_p": 2.0, "refresh": 1}}]:
         with pytest.raises(ValueError, match=r"rollout\."):
-            scoring_options(wrong)
+            scoring_options(options)

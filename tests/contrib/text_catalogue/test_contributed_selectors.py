@@ -1,4 +1,4 @@
-"""Selectors of published methods: whole trajectories, never twice, in their order; and what each chooses."""
+"""Tests of the contributed selectors: whole trajectories in order, without repeats, and the rule of each selector."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIONS = {
 
 
 def batch(decisions: Decisions) -> Decisions:
-    """With what the selectors read; the likelihood is that of the group."""
+    """Add the fields that the selectors read; the likelihood depends on the group only."""
     base = torch.zeros(len(decisions), dtype=torch.float64)
     likelihood = torch.where(decisions.require("group") == decisions.require("group").min(), 0.1, 0.9).double()
     chosen = torch.randint(3, decisions.shape, generator=torch.Generator().manual_seed(0))
@@ -28,13 +28,13 @@ def batch(decisions: Decisions) -> Decisions:
 
 
 @pytest.mark.parametrize("name", parts_of("text_catalogue", "selector"))
-def test_rows_are_whole_trajectories_in_their_order(decisions: Decisions, name: str) -> None:
+def test_rows_are_whole_trajectories_in_order(decisions: Decisions, name: str) -> None:
     given = batch(decisions)
     selector = build("selector", {"name": name, **OPTIONS.get(name, {})})
     rows = selector(given, torch.Generator().manual_seed(0))
     assert rows.tolist() == sorted(set(rows.tolist())) and len(rows) > 0
     trajectory = by_trajectory(given).squeeze(1)
-    if name != "demonstration_switch":  # sources of the fixtures are not those of whole trajectories
+    if name != "demonstration_switch":  # the sources of the fixtures differ within a trajectory
         assert rows.tolist() == torch.nonzero(torch.isin(trajectory, trajectory[rows])).flatten().tolist()
 
 
@@ -46,18 +46,18 @@ def test_rows_of_better_trajectories_are_drawn_more_often() -> None:
     )
     generator = torch.Generator().manual_seed(0)
     positive = build("selector", {"name": "positive", "share": 0.5})
-    drawn = torch.cat([positive(decisions, generator) for _ in range(2000)])
-    share = (drawn == 2).double().mean().item()
-    assert set(drawn.tolist()) == {1, 2} and share == pytest.approx(0.75, abs=0.03)
+    sampled = torch.cat([positive(decisions, generator) for _ in range(2000)])
+    share = (sampled == 2).double().mean().item()
+    assert set(sampled.tolist()) == {1, 2} and share == pytest.approx(0.75, abs=0.03)
 
 
-def test_nothing_above_the_reference_selects_nothing() -> None:
+def test_no_row_is_selected_if_none_exceeds_the_reference() -> None:
     decisions = Decisions(torch.zeros(2, 1), reward=torch.zeros(2, 1), extra={"mean_ref": torch.ones(2)})
     assert len(build("selector", "positive")(decisions, None)) == 0
 
 
 def test_the_solutions_kept_differ_most_from_each_other() -> None:
-    """The first, and the one that shares no pair with it; twins are not kept beside each other.
+    """The first solution is selected, then the ones that share the fewest token pairs with it; duplicates come last.
 
     Source: DED, Wu et al. 2025.
     """
@@ -68,7 +68,7 @@ def test_the_solutions_kept_differ_most_from_each_other() -> None:
         count: build("selector", {"name": "diverse", "keep": count})(solved, None).tolist() for count in (1, 2, 3, 9)
     }
     assert keep == {1: [0, 4], 2: [0, 3, 4, 5], 3: [0, 2, 3, 4, 5], 9: [0, 1, 2, 3, 4, 5]}
-    masked = solved.with_fields(mask=torch.tensor([[True, True, False]] * 6))  # the last token was given
+    masked = solved.with_fields(mask=torch.tensor([[True, True, False]] * 6))  # the last token is not a decision
     assert build("selector", {"name": "diverse", "keep": 2})(masked, None).tolist() == [0, 3, 4, 5]
 
 

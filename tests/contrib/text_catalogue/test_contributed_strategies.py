@@ -1,4 +1,4 @@
-"""Rollout strategies: equal budgets, limits at which a strategy is independent, decisions and given tokens."""
+"""Tests of rollout strategies: equal budgets, limits that equal independent sampling, decisions and given tokens."""
 
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ def env(request) -> SecretSequenceEnv:
 @pytest.mark.parametrize("budget", [1, 2, 5, 8])
 @pytest.mark.parametrize("name", sorted(set(STRATEGIES) - set(STRATEGIES.product()) - {"paraphrased"}))
 def test_the_budget_is_that_of_flat(env, name, budget):
-    """Limit of ARPO for tools (Dong et al. 2025): whatever the strategy, a task costs its budget."""
+    """Limit of ARPO for tools (Dong et al. 2025): every strategy spends the whole budget of a task."""
     trajectories = make(name).rollout(env, env.tasks(budget))
     assert [(group[0].task.key, len(group)) for group in group_by_task(trajectories)] == [
         (key, budget) for key in range(4)
@@ -70,35 +70,35 @@ def test_the_budget_is_that_of_flat(env, name, budget):
 )
 @pytest.mark.parametrize("layout", ["tokens", "chain"])
 def test_switched_off_it_is_independent(strategy, layout):
-    """I (5.12, 5.13, 5.06, 5.16, 5.03)."""
+    """A strategy with its mechanism off equals independent sampling, I (5.12, 5.13, 5.06, 5.16, 5.03)."""
     same_as_flat(strategy, layout)
 
 
 @pytest.mark.parametrize("name", ["tree", "reset_from_data", "adaptive_hints"])
-def test_draws_resume(name):
+def test_random_state_resumes(name):
     first, second = make(name), make(name)
     playground = SecretSequenceEnv()
     first.rollout(playground, playground.tasks())
     second.load_state_dict(first.state_dict())
     envs = SecretSequenceEnv(seed=5), SecretSequenceEnv(seed=5)
-    ours, theirs = (t.rollout(w, w.tasks(8)) for t, w in zip((first, second), envs, strict=True))
-    assert all(torch.equal(a.decisions.logp_old, b.decisions.logp_old) for a, b in zip(ours, theirs, strict=True))
+    original, resumed = (t.rollout(w, w.tasks(8)) for t, w in zip((first, second), envs, strict=True))
+    assert all(torch.equal(a.decisions.logp_old, b.decisions.logp_old) for a, b in zip(original, resumed, strict=True))
 
 
-def test_rates_of_three_and_seven_tenths_are_still_paraphrased():
-    """CLPO (Zhang et al. 2025)."""
-    env, asked = SecretSequenceEnv("tokens"), []
+def test_success_rates_of_0_3_and_0_7_are_still_paraphrased():
+    """CLPO (Zhang et al. 2025): both thresholds are inclusive."""
+    env, rewrites = SecretSequenceEnv("tokens"), []
     rollout, wins = env.rollout, (3, 4, 7, 8)
     env.rollout = lambda tasks: [
         replace(trajectory, reward=float(place % 10 < wins[trajectory.task.key]))
         for place, trajectory in enumerate(rollout(tasks))
     ]
-    env.rewrite = lambda task, how: asked.append((task.key, how)) or task
+    env.rewrite = lambda task, how: rewrites.append((task.key, how)) or task
     Paraphrased().rollout(env, [Task(key, budget=10) for key in range(4)])
-    assert asked == [(0, "simpler"), (1, "varied"), (2, "varied")]
+    assert rewrites == [(0, "simpler"), (1, "varied"), (2, "varied")]
 
 
-def test_plans_at_the_threshold_are_asked_for_again_and_worse_ones_forgotten():
+def test_plans_at_the_threshold_are_resampled_and_worse_ones_discarded():
     env, values = SecretSequenceEnv("tokens"), iter([0.0, -2.0, 1.0, -1.0, -3.0, 0.5, -1.0])
     rollout = env.rollout
     env.rollout = lambda tasks: [
@@ -108,7 +108,7 @@ def test_plans_at_the_threshold_are_asked_for_again_and_worse_ones_forgotten():
     assert [trajectory.metrics["advantage"] for trajectory in trajectories] == [0.5, -1.0, 1.0]
 
 
-def test_the_noise_of_hints_goes_both_ways(env):
+def test_hint_noise_is_two_sided(env):
     shares = []
     env.start_from_solution = lambda task, share: shares.append(share)
     part = AdaptiveHints(low=0.5, high=0.5, noise=0.25)
@@ -118,7 +118,7 @@ def test_the_noise_of_hints_goes_both_ways(env):
 
 
 def test_a_tree_of_one_branch_is_independent(env):
-    """Limit of DialTree (Guo et al. 2025): the same number of rollouts, none of which shares anything with another."""
+    """Limit of DialTree (Guo et al. 2025): the number of rollouts is the same, and no two share a prefix."""
     trajectories = Tree(width=1, depth=2).rollout(env, [Task(0, budget=6)])
     env.know(0, -1.0)
     starts = {tuple(trajectory.record["symbols"].tolist()) for trajectory in trajectories}
@@ -133,12 +133,10 @@ def test_a_tree_branches_at_every_unit(env):
 
 
 def test_pruned_branches_are_not_continued(env):
-    env.rollout = (
-        lambda tasks, units=None, rollout=env.rollout: [  # beginnings that differ from the secret are malformed
-            type(trajectory)(**{**vars(trajectory), "metrics": {"malformed": 1.0 - trajectory.metrics["share"]}})
-            for trajectory in rollout(tasks, units=units)
-        ]
-    )
+    env.rollout = lambda tasks, units=None, rollout=env.rollout: [  # prefixes that differ from the secret are malformed
+        type(trajectory)(**{**vars(trajectory), "metrics": {"malformed": 1.0 - trajectory.metrics["share"]}})
+        for trajectory in rollout(tasks, units=units)
+    ]
     trajectories = Tree(width=27, depth=1, prune="malformed").rollout(env, [Task(0, budget=27)])
     continued = [trajectory for trajectory in trajectories if trajectory.task.prefix is not None]
     assert continued and all(
@@ -146,7 +144,7 @@ def test_pruned_branches_are_not_continued(env):
     )
 
 
-def test_where_every_branch_would_be_pruned_none_is(env):
+def test_no_branch_is_pruned_if_all_would_be(env):
     env.rollout = lambda tasks, units=None, rollout=env.rollout: [
         replace(trajectory, metrics={"malformed": 1.0}) for trajectory in rollout(tasks, units=units)
     ]
@@ -185,13 +183,13 @@ def test_paraphrased_tasks_follow_the_success(env):
 
 
 def test_privileged_rollouts_answer_the_plain_task(env):
-    """Pitfall h: scored without the document, while what was drawn with it is kept beside."""
+    """Pitfall h: logp_old excludes the document; logp_behaviour is the sampling log-probability with the document."""
     trajectories = Privileged().rollout(env, [Task(0, budget=4)])
     batch = stack(trajectories)
-    told = batch.source == HINTED
-    assert int(told.sum()) * 2 == len(batch) and all(trajectory.task.context is None for trajectory in trajectories)
-    assert torch.equal(batch.logp_old[~told], batch.logp_behaviour[~told])
-    assert bool((batch.logp_old[told] < batch.logp_behaviour[told]).any())
+    hinted = batch.source == HINTED
+    assert int(hinted.sum()) * 2 == len(batch) and all(trajectory.task.context is None for trajectory in trajectories)
+    assert torch.equal(batch.logp_old[~hinted], batch.logp_behaviour[~hinted])
+    assert bool((batch.logp_old[hinted] < batch.logp_behaviour[hinted]).any())
     assert_close(batch.logp_old, env.scored(trajectories).detach())  # the ratio of fresh data is 1
 
 
@@ -201,12 +199,12 @@ def test_modes_share_a_group(env):
 
 
 def test_an_endless_window_is_independent(env):
-    """Limit of SUPO (Lu et al. 2025): threshold infinite."""
+    """Limit of SUPO (Lu et al. 2025): infinite threshold."""
     same_as_flat(SegmentRollouts(units=1000), env.layout)
 
 
 def test_segments_share_their_advantage(env):
-    """Limit of SUPO: the gradient is the sum over segments of the same advantage: that of the undivided rollout."""
+    """Limit of SUPO: the gradient is the sum over segments, each with the advantage of the undivided rollout."""
     recipe = Recipe.from_dict(GROUP_MEAN)
     env.layout = "tokens"
     trajectories = SegmentRollouts(units=1, summaries=2).rollout(env, [Task(0, budget=6)])
@@ -223,13 +221,13 @@ def test_segments_share_their_advantage(env):
     assert_close(found, expected)
 
 
-def test_what_never_ends_is_masked(env):
+def test_unfinished_rollouts_are_masked(env):
     trajectories = SegmentRollouts(units=1, summaries=1).rollout(env, [Task(0, budget=2)])
     assert not any(trajectory.finished or bool(trajectory.decisions.valid().any()) for trajectory in trajectories)
 
 
 def test_windows_learn_from_every_decision_once(env):
-    """Limit of T-PPO: over the batches each decision is new exactly once, and carries what it was drawn with."""
+    """Limit of T-PPO: over the batches each decision is new exactly once and keeps its sampling log-probability."""
     strategy, new = PartialRollout(units=1), 0
     for number in range(3):
         trajectories = strategy.rollout(env, [Task(0), Task(1)])
@@ -249,13 +247,13 @@ def test_open_windows_resume(env, tmp_path):
     save_tree(tmp_path, first.state_dict())
     second.load_state_dict(load_tree(tmp_path))
     envs = SecretSequenceEnv(env.layout, seed=5), SecretSequenceEnv(env.layout, seed=5)
-    ours, theirs = (t.rollout(w, [Task(2), Task(3)]) for t, w in zip((first, second), envs, strict=True))
-    assert [a.task.key for a in ours] == [0, 1] == [a.task.key for a in theirs]
-    assert all(torch.equal(a.decisions.logp_old, b.decisions.logp_old) for a, b in zip(ours, theirs, strict=True))
+    original, resumed = (t.rollout(w, [Task(2), Task(3)]) for t, w in zip((first, second), envs, strict=True))
+    assert [a.task.key for a in original] == [0, 1] == [a.task.key for a in resumed]
+    assert all(torch.equal(a.decisions.logp_old, b.decisions.logp_old) for a, b in zip(original, resumed, strict=True))
 
 
 def test_turns_count_in_the_statistics():
-    """AgentFlow: rows of turns share the final reward, and long rollouts weigh more in the group's mean."""
+    """AgentFlow: the rows of a rollout share its final reward, and long rollouts weigh more in the group mean."""
     env = SecretSequenceEnv("tokens")
     long, short = Independent().rollout(env, [Task(0, budget=2)])
     short = env.rollout([Task(0)], units=1)[0]
@@ -272,7 +270,7 @@ def test_turns_count_in_the_statistics():
 
 
 def test_one_turn_is_independent():
-    """Limit of AgentFlow (Li et al. 2025)."""
+    """Limit of AgentFlow (Li et al. 2025): with one turn, the rows equal independent rollouts."""
     env = SecretSequenceEnv("tokens", length=STEP)
     trajectories = Independent().rollout(env, [Task(0, budget=3)])
     rows = PerTurn(Given(trajectories)).rollout(env, [])
@@ -281,7 +279,7 @@ def test_one_turn_is_independent():
 
 
 class Given(Independent):
-    """Returns what it was given."""
+    """Strategy that returns fixed trajectories."""
 
     def __init__(self, trajectories) -> None:
         self.trajectories = trajectories
@@ -290,7 +288,7 @@ class Given(Independent):
         return list(self.trajectories)
 
 
-def test_a_env_must_be_able(env):
+def test_environment_without_the_ability_is_refused(env):
     class Plain:
         rollout = env.rollout
 
@@ -299,14 +297,14 @@ def test_a_env_must_be_able(env):
 
 
 def test_what_the_critic_doubts_is_asked_for_again(env):
-    """ReAd (Zhang et al. 2024): without a threshold it is independent; with one, rollouts cost more and are better."""
-    asked = env.tasks(budget=6)
-    flat = Resample("share", threshold=-float("inf")).rollout(env, asked)
+    """ReAd (Zhang et al. 2024): no threshold gives independent sampling; a threshold costs and improves rollouts."""
+    tasks = env.tasks(budget=6)
+    flat = Resample("share", threshold=-float("inf")).rollout(env, tasks)
     assert len(env.completed) == 24 == len(flat)
     assert [trajectory.task.key for trajectory in flat] == [key for key in range(4) for _ in range(6)]
     env.completed.clear()
-    chosen = Resample("share", threshold=0.5, queries=4).rollout(env, asked)
+    chosen = Resample("share", threshold=0.5, queries=4).rollout(env, tasks)
     assert len(chosen) == 24 < len(env.completed) <= 96
     assert sum(a.metrics["share"] for a in chosen) > sum(a.metrics["share"] for a in flat)
     with pytest.raises(ValueError, match="needs the metric 'foresight'; the environment measures: "):
-        Resample("foresight").rollout(env, asked)
+        Resample("foresight").rollout(env, tasks)

@@ -1,4 +1,4 @@
-"""The surrogate that preserves gradients beyond its bounds."""
+"""Tests of the surrogate that preserves gradients beyond its bounds."""
 
 import pytest
 import torch
@@ -23,14 +23,14 @@ NAMES = parts_of("text_catalogue", "surrogate")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_contributed_surrogate_starts_as_a_policy_gradient(decisions, shift, name):
+def test_contributed_surrogate_is_a_policy_gradient_at_ratio_one(decisions, shift, name):
     check_ratio_one(name)
     check_broadcast(name, decisions, shift)
     check_fresh_data(name, decisions)
     check_extreme_ratios(name, decisions)
 
 
-def test_the_value_of_preserve_is_that_of_the_dual_clip_and_its_gradient_is_not():
+def test_gradient_preserving_has_the_value_of_dual_clip_and_another_gradient():
     torch.testing.assert_close(gradient_preserving(Z, A, LOW, HIGH).loss, dual_clip(Z, A, LOW, HIGH).loss)
     check_straight_through("gradient_preserving")
 

@@ -1,4 +1,4 @@
-"""A text task as the environment of the sampling side: rollouts, rows, and what samplers ask of it."""
+"""Tests of a text task as a rollout environment: rollouts, rows, and the capabilities that samplers require."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_solutions_are_taught_with_probability_one():
     env = env_of(Grid())
     (taught,) = require_capability(env, "teach")(
         tasks()[0], 2
-    )  # there is one solution, and the same row twice would weigh double
+    )  # one solution exists, and a repeated row would count twice
     assert require_capability(env, "teach")(tasks()[0], 0) == []
     assert taught.success and taught.source == TEACHER
     assert (taught.decisions.logp_old == 0).all()
@@ -43,7 +43,7 @@ def test_solutions_are_taught_with_probability_one():
 
 
 @pytest.mark.parametrize("task", [Arithmetic(), Grid()], ids=["one turn", "turns"])
-def test_a_given_beginning_is_no_decision(task):
+def test_given_prefix_tokens_are_not_decisions(task):
     env = env_of(task)
     key = next(key for key in range(50) if len(" ".join(task.episode(key).demonstration())) > 1)
     started = require_capability(env, "start_from_solution")(tasks(1, (key,))[0], 0.7)
@@ -56,7 +56,7 @@ def test_a_given_beginning_is_no_decision(task):
     assert whole.prefix["tokens"] == []
 
 
-def test_a_hint_changes_what_is_seen_and_rescoring_keeps_both():
+def test_hints_change_the_prompt_and_rescoring_stores_both_log_probabilities():
     env = env_of(Arithmetic())
     task = tasks(1, (5,))[0]
     hinted = require_capability(env, "hint")(task, "solution", 1.0)
@@ -68,7 +68,7 @@ def test_a_hint_changes_what_is_seen_and_rescoring_keeps_both():
     torch.testing.assert_close(score(env.policy, batch).logp, batch.logp_old, rtol=0, atol=2e-5)
 
 
-def test_interventions_of_the_sampling_side_run_on_text():
+def test_rollout_interventions_run_on_text():
     env = env_of(Arithmetic())
     task = tasks(4, (5,))[0]
     group = env.rollout([task] * 4)
@@ -83,13 +83,13 @@ def test_interventions_of_the_sampling_side_run_on_text():
 
 def test_scaffolds_tell_ever_more_of_the_solution(monkeypatch):
     env, (task,) = env_of(Grid()), tasks(1, (10,))
-    told = []
+    hints = []
     plain = require_capability(env, "hint")
-    monkeypatch.setattr(env, "hint", lambda *asked: told.append(plain(*asked)) or told[-1], raising=False)
+    monkeypatch.setattr(env, "hint", lambda *arguments: hints.append(plain(*arguments)) or hints[-1], raising=False)
     (entry,) = read_recipe("scaf_grpo")["rollout"]["intervention"]
     build("intervention", entry).apply(env.rollout([task] * 2), env)
     solution = " ".join(Grid().episode(10).demonstration())
-    texts = [hint.context["text"] for hint in told]
+    texts = [hint.context["text"] for hint in hints]
     assert texts == [solution[: round(share * len(solution))] for share in (0.25, 0.5, 0.75, 1.0)]
     assert len(set(texts)) == 4
 
@@ -110,12 +110,12 @@ def test_paraphrased_problems_have_the_same_answer():
 
 
 def test_windows_go_on_from_summaries():
-    """Lu et al. 2025: a row per window; all but the last end with a summary, which the next one has in its prompt."""
+    """Lu et al. 2025: one row per window; each row but the last ends with a summary that enters the next prompt."""
     env = env_of(Grid())
     trajectories = SegmentRollouts(units=3, summaries=2).rollout(env, tasks(budget=4))
-    told = [trajectory for trajectory in trajectories if len(trajectory.decisions) == 3]
-    assert told and len(env.completed) == len(trajectories)
-    for trajectory in told:
+    split = [trajectory for trajectory in trajectories if len(trajectory.decisions) == 3]
+    assert split and len(env.completed) == len(trajectories)
+    for trajectory in split:
         rows, conversation = env.batch([trajectory]), trajectory.record
         assert (
             conversation.task.context["kind"] == "summary"
@@ -136,7 +136,7 @@ def test_windows_go_on_from_summaries():
 
 
 class Errand(TextEpisode):
-    """Three turns, of which each earns something."""
+    """Three turns with one reward each."""
 
     prompt = "go"
 
@@ -151,7 +151,7 @@ class Errand(TextEpisode):
 
 
 class Errands(TextTask):
-    """The same errand for all seeds."""
+    """The same episode for all seeds."""
 
     name, prompt_bytes, completion_bytes, max_turns = "text/errands", 48, 4, 3
 
@@ -162,7 +162,7 @@ class Errands(TextTask):
         return Errand(self.turn_rewards)
 
 
-def test_a_branch_keeps_what_was_earned_and_a_given_beginning_earns_nothing():
+def test_branches_keep_earned_rewards_and_given_prefixes_have_none():
     env = env_of(Errands(1.0, 0.25, 0.25))
     first = env.rollout(tasks(1, (5,)))[0]
     branched = env.rollout([env.branch(first, 1)])[0]
@@ -177,10 +177,10 @@ def test_a_branch_keeps_what_was_earned_and_a_given_beginning_earns_nothing():
     )
 
 
-def test_help_is_measured():
+def test_assisted_rollouts_are_marked_in_the_metrics():
     env = env_of(Calculator())
-    told = env.rollout([require_capability(env, "hint")(Task(1, payload=1), "solution", 1.0)])[0]
+    hinted = env.rollout([require_capability(env, "hint")(Task(1, payload=1), "solution", 1.0)])[0]
     started = env_of(Grid()).rollout(
         [require_capability(env_of(Grid()), "start_from_solution")(Task(3, payload=3), 0.5)]
     )[0]
-    assert told.metrics["assisted"] == 1.0 == started.metrics["assisted"]
+    assert hinted.metrics["assisted"] == 1.0 == started.metrics["assisted"]

@@ -1,4 +1,4 @@
-"""Groups that teach nothing: who is touched, what takes their place, and which log-probabilities it carries."""
+"""Tests of interventions on groups without a signal: changed rollouts, replacements and their log-probabilities."""
 
 from dataclasses import replace
 
@@ -31,26 +31,26 @@ def env(request) -> SecretSequenceEnv:
 
 
 @pytest.mark.parametrize("name", names_of(INTERVENTIONS, "text_catalogue"))
-def test_solved_groups_are_left_alone(name):
+def test_solved_groups_are_unchanged(name):
     check_leaves_solved_groups_alone(name)
 
 
 @pytest.mark.parametrize("name", ["hint", "graded_hints", "teacher", "demonstration", "replay"])
-def test_failed_groups_are_in_need(name):
+def test_interventions_apply_to_failed_groups(name):
     assert make(name).applies(torch.zeros(4))
 
 
 @pytest.mark.parametrize("name", names_of(INTERVENTIONS, "text_catalogue"))
-def test_memory_resumes(env, name):
+def test_state_resumes(env, name):
     check_memory_resumes(env, name)
 
 
-def test_dropped_groups_are_gone(env):
+def test_drop_removes_failed_groups(env):
     assert Drop().apply(failing(env), env) == []
 
 
 def test_hints_grow_until_something_succeeds(env):
-    """GHPO (Liu et al. 2025): what is trained on is the hinted task; the log-probabilities are those under the hint."""
+    """GHPO (Liu et al. 2025) trains on the hinted task, with the log-probabilities under the hint."""
     group = Hint(shares=(0.0, 0.5, 1.0)).apply(failing(env), env)
     assert len(group) == 4 and {trajectory.source for trajectory in group} == {HINTED}
     assert {trajectory.task.context["share"] for trajectory in group} == {1.0}
@@ -70,14 +70,14 @@ def test_the_least_hint_that_solves_replaces_one(env):
 
 
 def test_a_relabelled_hint_is_scored_without(env):
-    """Pitfall h."""
+    """Pitfall h: logp_old excludes the hint, and logp_behaviour includes it."""
     (trajectory, *_) = GradedHints(kinds=["solution"], levels=1, warmup=0, relabel=True).apply(failing(env), env)
     assert trajectory.task.context is None
     assert_close(trajectory.decisions.logp_old, env.score(trajectory).detach())
     assert float(trajectory.decisions.logp_behaviour.sum()) > float(trajectory.decisions.logp_old.sum()) + 1.0
 
 
-def test_scaffolds_wait():
+def test_graded_hints_wait_for_the_warmup():
     part = GradedHints(warmup=2)
     assert not part.applies(torch.zeros(4))
     part.observe([])
@@ -86,16 +86,16 @@ def test_scaffolds_wait():
 
 
 def test_teachers_replace_failures(env):
-    """AMPO: rows of a teacher are tagged, succeed, and have log-probability 0, so that their ratio is the policy's."""
+    """AMPO: teacher rows are tagged, succeed, and have log-probability 0, so their ratio is the policy probability."""
     group = failing(env)
     after = Teacher(count=2).apply(group, env)
-    assert [trajectory.source for trajectory in after] == [TEACHER, POLICY, POLICY, POLICY]  # it knows one
+    assert [trajectory.source for trajectory in after] == [TEACHER, POLICY, POLICY, POLICY]  # it has one solution
     assert after[1:] == group[1:] and after[0].success
     assert float(after[0].decisions.logp_old.abs().sum()) == 0.0
 
 
-def test_the_gate_between_imitation_and_reinforcement(env):
-    """Limit of HPT (Lv et al. 2025): gate -1 is RL, gate G imitation."""
+def test_gate_selects_imitation_or_reinforcement(env):
+    """Limit of HPT (Lv et al. 2025): gate -1 is RL, gate G is imitation."""
     rewards = torch.tensor([1.0, 0.0, 1.0, 0.0])
     assert not Demonstration(gate=-1).applies(torch.zeros(4)) and not Demonstration(gate=1).applies(rewards)
     assert Demonstration(gate=2).applies(rewards) and Demonstration(gate=4).applies(torch.ones(4))
@@ -113,14 +113,14 @@ def test_repairs_take_the_place_of_failures(env):
 
 
 def test_a_refiner_that_always_keeps_is_independent(env):
-    """Limit of Search-R2 (He et al. 2026): repairs that are not better change nothing."""
+    """Limit of Search-R2 (He et al. 2026): repairs without an improvement change nothing."""
     group = failing(env)
     env.repair = lambda trajectory: Task(trajectory.task.key)
     assert SelfCorrect(count=4).apply(group, env) == group
 
 
 def test_repairs_may_trade_objectives(env):
-    """FATE (Yin et al. 2026): kept where nothing is lost, or something is won; not where the failure dominates."""
+    """FATE (Yin et al. 2026): a repair replaces a failure if it improves an objective, even at the cost of another."""
     part = SelfCorrect(objectives=["safe", "share"])
     base = replace(failing(env)[0], metrics={"safe": 0.5, "share": 0.5})
     for safe, share, better in ((1.0, 0.5, True), (1.0, 0.0, True), (0.5, 0.5, False), (0.0, 0.5, False)):
@@ -130,14 +130,14 @@ def test_repairs_may_trade_objectives(env):
 
 
 def test_an_empty_buffer_changes_nothing(env):
-    """Limit of ARPO for GUIs (Lu et al. 2025): GRPO."""
+    """Limit of ARPO for GUIs (Lu et al. 2025): with an empty buffer it is GRPO."""
     group = failing(env)
     assert ReplayTrajectories().apply(group, env) == group
     assert SampleBuffer().apply(group, env) == group
 
 
 def test_replays_keep_the_log_probabilities_they_were_drawn_with(env):
-    """Pitfall c: however far the policy has moved on, the denominator is that of the behaviour."""
+    """Pitfall c: the denominator is the behaviour log-probability, however far the policy has moved."""
     env.know(0)
     success = env.rollout([Task(0)])[0]
     part = ReplayTrajectories(size=2)
@@ -160,7 +160,7 @@ def test_the_buffer_is_first_in_first_out(env):
     assert list(part._stored[0]) == stored[1:]
 
 
-def test_the_latest_success_is_replayed_and_the_buffer_keeps_its_size(env):
+def test_latest_success_is_replayed_and_a_restored_buffer_has_its_size(env):
     part, again = ReplayTrajectories(size=2), ReplayTrajectories(size=2)
     completed = [replace(trajectory, reward=1.0) for trajectory in env.rollout([Task(0)] * 4)]
     part.observe([completed[:2]])
@@ -172,8 +172,8 @@ def test_the_latest_success_is_replayed_and_the_buffer_keeps_its_size(env):
     ]
 
 
-def test_replays_are_for_low_and_nearly_equal_rewards():
-    """ARPO for GUIs (Lu et al. 2025): above .1 is stored; below .05 of deviation and below .2 of mean is in need."""
+def test_replay_applies_to_groups_with_low_and_nearly_equal_rewards():
+    """ARPO for GUIs (Lu et al. 2025): stores rewards above .1; applies below a deviation of .05 and a mean of .2."""
     part = ReplayTrajectories()
     for rewards, needed in (
         ([0.0, 0.0, 0.0, 0.08], True),  # deviation 0.035
@@ -188,7 +188,7 @@ def test_replays_are_for_low_and_nearly_equal_rewards():
     assert list(part._stored[0]) == trajectories[2:], "eight at most"
 
 
-def test_the_sample_buffer_keeps_the_latest_and_draws_by_spread():
+def test_sample_buffer_stores_the_latest_groups_and_samples_by_spread():
     env = SecretSequenceEnv("tokens")
     equal, weak, strong = (
         with_rewards(env.rollout([Task(key)] * 2), *rewards)
@@ -204,42 +204,42 @@ def test_the_sample_buffer_keeps_the_latest_and_draws_by_spread():
         assert [group for _, group in part._stored] == [weak], "what was replayed is not stored again"
 
 
-def test_the_numbers_of_the_catalogue_are_the_defaults():
+def test_defaults_match_the_catalogue():
     assert Hint().shares == (0.25, 0.5, 0.75)
     assert (GradedHints().levels, GradedHints().warmup, GradedHints().relabel) == (4, 50, False)
     assert (Teacher().count, Demonstration().gate, Demonstration().count) == (2, 0, 1)
 
 
-def test_only_so_many_failures_are_repaired_or_taught(env):
+def test_count_limits_repairs_and_teacher_rollouts(env):
     group = failing(env)
-    asked: list[int] = []
-    env.repair = lambda trajectory: asked.append(trajectory.task.key) or Task(trajectory.task.key)
+    requests: list[int] = []
+    env.repair = lambda trajectory: requests.append(trajectory.task.key) or Task(trajectory.task.key)
     SelfCorrect(count=2).apply(group, env)
-    assert len(asked) == 2
-    env.teach = lambda task, count: asked.append(count) or []
+    assert len(requests) == 2
+    env.teach = lambda task, count: requests.append(count) or []
     Teacher(count=3).apply(group[:2], env)
     Teacher(count=3).apply(group, env)
-    assert asked[2:] == [2, 3]
+    assert requests[2:] == [2, 3]
 
 
 def test_tied_groups_give_way_to_earlier_ones(env):
-    """Skywork R1V2: a group that taught comes back once, with its own log-probabilities, and not when it is too old."""
+    """Skywork R1V2: an informative group is replayed once, with its own log-probabilities, unless it is too old."""
     part = SampleBuffer(age=2)
-    taught = with_rewards(env.rollout([Task(1)] * 4), 1.0, 0.0, 1.0, 0.0)
-    part.observe([taught, with_rewards(env.rollout([Task(2)] * 4), 1.0, 1.0, 1.0, 1.0)])
+    informative = with_rewards(env.rollout([Task(1)] * 4), 1.0, 0.0, 1.0, 0.0)
+    part.observe([informative, with_rewards(env.rollout([Task(2)] * 4), 1.0, 1.0, 1.0, 1.0)])
     tied = failing(env)
     after = part.apply(tied, env)
     assert [trajectory.task.key for trajectory in after] == [1] * 4 and {trajectory.source for trajectory in after} == {
         REPLAYED
     }
     assert_close(rewards_of(after), torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64))
-    assert torch.equal(stack(after).logp_old, stack(taught).logp_old)
+    assert torch.equal(stack(after).logp_old, stack(informative).logp_old)
     assert part.apply(tied, env) == tied
-    part.observe([taught])
+    part.observe([informative])
     part.observe([])
     part.observe([])
     assert part.apply(tied, env) == tied, "forgotten"
 
 
-def test_a_group_without_a_success_has_failed():
+def test_group_without_a_success_has_failed():
     assert failed(torch.tensor([0.5, 0.0])) and not failed(torch.tensor([0.6, 0.0]))

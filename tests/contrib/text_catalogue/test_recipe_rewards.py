@@ -1,7 +1,7 @@
-"""Rewards of every recipe that composes them, against sums by hand.
+"""Rewards of every recipe that composes them, compared with hand-computed sums.
 
-One batch of five trajectories: three of task 0, two of task 1. Every weight, metric and part of a recipe changes at
-least one number, so that a term that is negated, doubled or left out is found.
+One batch has five trajectories: three of task 0, two of task 1. Every weight, metric and part of a recipe changes at
+least one number, so a negated, doubled or missing term is found.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from robopolicy.text.rollouts.collector import RewardChain
 from robopolicy.text.rollouts.protocols import Outcomes
 
 KEY = (0, 0, 0, 1, 1)
-REWARD = (1.0, 0.0, 0.4, 1.0, 0.6)  # verdicts of the task
+REWARD = (1.0, 0.0, 0.4, 1.0, 0.6)  # rewards of the task
 
 
 @dataclass(frozen=True)
 class Case:
-    """What a recipe makes of the five trajectories."""
+    """Expected rewards of a recipe on the five trajectories."""
 
     expected: Sequence[float]
     metrics: dict[str, Sequence[float]]
-    state: dict[str, Any] = field(default_factory=dict[str, Any])  # of the parts before the first batch, by place
-    influence: Sequence[float] = ()  # of the objectives, set after the first batch
-    again: Sequence[float] = ()  # expected of the same five in the next batch; empty: not asked
+    state: dict[str, Any] = field(default_factory=dict[str, Any])  # state of the parts before the first batch, by index
+    influence: Sequence[float] = ()  # influence of the objectives, set after the first batch
+    again: Sequence[float] = ()  # expected rewards of the same five in the next batch; empty: not tested
 
 
 CASES = {
@@ -109,7 +109,7 @@ CASES = {
         [1.0 + 0.1, 0.0 + 0.2, 0.4 + 0.0, 1.0 + 0.04, 0.6 + 0.06],
         {"efficiency": [0.5, 1.0, 0.0, 0.2, 0.3]},
     ),
-    # reward x efficiency; fewest calls of a success: 2 in task 0, 0 in task 1. With m calls where n = 2 would do it is
+    # reward x efficiency; fewest calls of a success: 2 in task 0, 0 in task 1. With m calls and minimum n = 2 it is
     # sin(f pi / 4), f = 4 m / (m + 2): f = 2 at m = 2, f = 3 at m = 6. Where n = 0: 1 at m = 0, cos(m pi / (2 m + 4))
     "otc": Case(
         [math.sin(math.pi / 2), 0.0, 0.4 * math.sin(3 * math.pi / 4), 1.0, 0.6 * math.cos(3 * math.pi / 10)],
@@ -130,7 +130,7 @@ CASES = {
         [1.0 - 0.0, 0.5 - 0.5, 0.0 - 0.4, 1.0 - 0.7, 0.2 - 0.6],
         {"refined": [1.0, 0.5, 0.0, 1.0, 0.2], "first": [0.0, 0.5, 0.4, 0.7, 0.6]},
     ),
-    # the chosen one of (correct, grounded, brief); 1 minus that for the adversary (role 1)
+    # the chosen criterion (correct, grounded or brief); 1 minus its value for the adversary (role 1)
     "rlac": Case(
         [0.9, 1.0 - 0.3, 0.2, 1.0 - 0.8, 0.6],
         {
@@ -146,7 +146,7 @@ CASES = {
         [1.0 + 0.2, 0.0 + 0.1, 0.4 + 0.0, 1.0 + 0.06, 0.6 + 0.04],
         {"grounding": [1.0, 0.5, 0.0, 0.3, 0.2]},
     ),
-    # rank of the judge's mark among (5, 4, 4) in open task 0: 4 ties with one of the two others; task 1 has a verifier
+    # rank of the judge's score among (5, 4, 4) in open task 0: 4 ties with one of the two others; task 1 has a verifier
     "urpo": Case(
         [1.0, (0.0 + 0.5) / 2, (0.0 + 0.5) / 2, 1.0, 0.6],
         {"judge": [5, 4, 4, 2, 9], "open": [1, 1, 1, 0, 0]},
@@ -169,13 +169,13 @@ def column(values: Sequence[float]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def test_every_recipe_that_composes_rewards_has_its_sums_here() -> None:
+def test_every_recipe_with_composed_rewards_has_a_case() -> None:
     composing = [name for name in recipes_of("text_catalogue") if read_recipe(name).get("rollout", {}).get("reward")]
     assert composing == sorted(CASES)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rewards_are_the_sums_by_hand(name: str) -> None:
+def test_rewards_equal_the_hand_computed_sums(name: str) -> None:
     case = CASES[name]
     reward = RewardChain([build("reward", entry) for entry in read_recipe(name)["rollout"]["reward"]])
     batch = Outcomes(

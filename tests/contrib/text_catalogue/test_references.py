@@ -1,4 +1,4 @@
-"""Reference policies and advantages with memory."""
+"""Tests of reference policies and of advantages with state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from robopolicy.contrib.text_catalogue.smooth import SmoothStandardize
 from robopolicy.core.advantage import outcome
 
 
-def test_a_average_is_the_weighted_mean_and_refuses_strangers() -> None:
+def test_average_is_the_weighted_mean_and_refuses_mismatched_parameters() -> None:
     first, second = ({"w": torch.tensor([value])} for value in (1.0, 3.0))
     assert average_weights([first, second])["w"].item() == 2.0
     assert average_weights([first, second], [3.0, 1.0])["w"].item() == 1.5
@@ -23,7 +23,7 @@ def test_a_average_is_the_weighted_mean_and_refuses_strangers() -> None:
         average_weights([])
 
 
-def test_tempering_and_mixing_stay_distributions_and_end_at_their_parents() -> None:
+def test_tempering_and_mixing_return_distributions_and_reach_their_inputs() -> None:
     generator = torch.Generator().manual_seed(0)
     first, second = (torch.randn(3, 5, generator=generator, dtype=torch.float64).log_softmax(-1) for _ in range(2))
     torch.testing.assert_close(tempered(first, 1.0), first)

@@ -1,4 +1,4 @@
-"""Rewards against their written formulas, and the limits at which they are nothing new."""
+"""Rewards compared with their written formulas, and the limits in which they equal simpler rewards."""
 
 import math
 
@@ -36,7 +36,7 @@ def gives(part, expected, *args, **kwargs) -> None:
 
 
 def test_sums_and_costs():
-    """Limit of A2FM (Chen et al. 2025): a cost of 0 leaves the reward."""
+    """Limit of A2FM (Chen et al. 2025): a cost of 0 leaves the reward unchanged."""
     gives(Sum({"reward": 1.0, "mode": 0.0}), [1.0, 0.0], [1.0, 0.0], mode=[3.0, 2.0])
     gives(
         Sum({"reward": 1.0, "mode": -0.1, "format": 0.5}), [1.2, -0.2], [1.0, 0.0], mode=[3.0, 2.0], format=[1.0, 0.0]
@@ -44,24 +44,24 @@ def test_sums_and_costs():
 
 
 def test_improvement_of_the_next_episode():
-    """Limit of Retroformer (Yao et al. 2023): a constant return earns the coach nothing."""
+    """Limit of Retroformer (Yao et al. 2023): with a constant return the coach has reward 0."""
     coach = Sum({"refined": 1.0, "first": -1.0})
     gives(coach, [0.0, 0.0, 1.0], [0.5, 0.0, 0.0], first=[0.5, 0.0, 0.0], refined=[0.5, 0.0, 1.0])
 
 
-def test_gates():
-    """ChatShopBuddy: later levels count only when the earlier are passed; one level is the plain reward."""
+def test_gated_levels_count_after_the_earlier_levels_pass():
+    """ChatShopBuddy: later levels count only if the earlier ones pass; one level is the plain reward."""
     gives(Gated(["reward"], [1.0]), [1.0, 0.3], [1.0, 0.3])
     part = Gated(["safe", "reward"], [1.0, 2.0], threshold=0.5)
     gives(part, [3.0, 0.0, 1.0, 0.4, 2.5], [1.0, 1.0, 0.0, 1.0, 1.0], safe=[1.0, 0.0, 1.0, 0.4, 0.5])
     three = Gated(["a", "b", "reward"], [1.0, 1.0, 1.0])
-    gives(three, [0.2, 3.0], [1.0, 1.0], a=[0.2, 1.0], b=[1.0, 1.0])  # what the first closes, the second opens no more
+    gives(three, [0.2, 3.0], [1.0, 1.0], a=[0.2, 1.0], b=[1.0, 1.0])  # a passed second level does not reopen the first
     with pytest.raises(ValueError, match="one weight per level"):
         Gated(["a"], [])
 
 
 def test_critics_that_choose_a_criterion():
-    """Limit of RLAC (Wu et al. 2025): a perfect critic gives the minimum, a uniform one on average the checklist."""
+    """Limit of RLAC (Wu et al. 2025): a perfect critic gives the minimum, a uniform one the mean of the checklist."""
     lists = {"a": [1.0, 1.0], "b": [0.0, 1.0], "c": [1.0, 0.5]}
     gives(Minimum(["a", "b", "c"]), [0.0, 0.5], [0.0, 0.0], **lists)
     part = ChosenCriterion(["a", "b", "c"])
@@ -71,19 +71,19 @@ def test_critics_that_choose_a_criterion():
 
 
 def test_adversaries_share_a_total():
-    """RLAC (Wu et al. 2025) and SPC (Chen et al. 2025): what one earns the other loses."""
+    """RLAC (Wu et al. 2025) and SPC (Chen et al. 2025): the rewards of both roles have a fixed sum."""
     gives(ZeroSum(total=1.0), [0.75, 0.25], [0.75, 0.75], role=[0, 1])
     gives(ZeroSum(total=0.0), [1.0, -1.0], [1.0, 1.0], role=[0, 1])
 
 
 def test_debates():
-    """Limit of debate rewards (Sukovic and Radanovic 2024): share 0 is the reward of the environment."""
+    """Limit of debate rewards (Sukovic and Radanovic 2024): share 0 gives the environment reward."""
     gives(Debate(share=0.0), [1.0, 0.0], [1.0, 0.0], verdict=[0.0, 1.0])
     gives(Debate(share=0.25), [0.75, 0.25], [1.0, 0.0], verdict=[0.0, 1.0])
 
 
 def test_refinements_follow_verdicts():
-    """Limit of Critique-RL: without the second stage, +-1 for the verdict; with it, the refinement and 0.2, or -1."""
+    """Limit of Critique-RL: stage one gives +-1 for the verdict; stage two gives the refinement plus 0.2, or -1."""
     first = Refinement(first=math.inf)
     for _ in range(3):
         gives(first, [1.0, 1.0, -1.0], [0.0] * 3, verdict=[1, 1, 0], refined=[1.0, 0.0, 1.0])
@@ -93,7 +93,7 @@ def test_refinements_follow_verdicts():
 
 
 def test_tool_calls_against_the_fewest():
-    """Limit of OTC: as few as possible earns 1, endless calling 0, a failure 0; the fewest are remembered."""
+    """Limit of OTC: the fewest calls give 1, unlimited calls 0, a failure 0; the part stores the minimum."""
     part = ToolCalls(scale=4.0)
     gives(part, [1.0, math.sin(2 * 2 * 4 / 6 * math.pi / 4), 0.0], [1.0, 1.0, 0.0], calls=[2, 4, 2])
     gives(part, [math.sin(2 * 2 * 3 / 5 * math.pi / 4)], [1.0], calls=[3])
@@ -106,7 +106,7 @@ def test_tool_calls_against_the_fewest():
     gives(again, [1.0], [1.0], calls=[2])
 
 
-def test_failures_do_not_say_how_few_calls_would_do():
+def test_failures_do_not_lower_the_minimum_of_calls():
     gives(ToolCalls(), [1.0, 0.0], [1.0, 0.0], calls=[4, 1])
     gives(ToolCalls(weight=2.0), [2.0], [1.0], calls=[3])
     gives(ToolCalls(), [math.cos(3 * math.pi / 10), 1.0], [1.0, 1.0], calls=[3, 0])  # c = 4
@@ -131,14 +131,14 @@ def test_verified_tasks_keep_their_rewards():
 
 
 def test_ranks_of_failures():
-    """Limit of R3 (Jiang et al. 2026): a share of 0 changes nothing; successes keep their reward in any case."""
+    """Limit of R3 (Jiang et al. 2026): a share of 0 changes nothing; successes always keep their reward."""
     gives(RankFailures(share=0.0), [1.0, 0.0, 0.0], [1.0, 0.0, 0.0], progress=[0, 1, 2])
     gives(RankFailures(), [1.0, 0.0, 0.1], [1.0, 0.0, 0.0], progress=[9, 1, 2])
-    gives(RankFailures(), [0.51, 0.6, 0.25], [0.51, 0.5, 0.25], progress=[9, 2, 1])  # half a success has failed
+    gives(RankFailures(), [0.51, 0.6, 0.25], [0.51, 0.5, 0.25], progress=[9, 2, 1])  # a reward of 0.5 is a failure
 
 
 def test_pareto_ranks():
-    """Limit of FATE (Yin et al. 2026): one objective is the rank; incomparable rollouts are equals."""
+    """Limit of FATE (Yin et al. 2026): one objective gives the rank; incomparable rollouts tie."""
     values = [3.0, 1.0, 2.0, 2.0]
     gives(ParetoRank(["a"]), Rank("a")(outcomes([0.0] * 4, a=values)).tolist(), [0.0] * 4, a=values)
     gives(ParetoRank(["a", "b"]), [1.0, 1.0, 0.0], [0.0] * 3, a=[2.0, 1.0, 1.0], b=[1.0, 2.0, 0.5])
@@ -152,7 +152,7 @@ def test_hypervolumes():
 
 
 def test_a_batch_that_moves_the_front_raises_its_reward():
-    """Weights by hypervolume (Lu et al. 2025)."""
+    """Hypervolume weighting (Lu et al. 2025)."""
     part = HypervolumeFactor(["a", "b"], [0.0, 0.0])
     gives(part, [0.5 + 1.5 * math.tanh(1.0)] * 2, [1.0, 1.0], a=[0.0, 2.0], b=[1.5, 0.5])  # their mean is (1, 1)
     gives(part, [0.5], [1.0], a=[0.5], b=[0.5])
@@ -166,7 +166,7 @@ def test_a_batch_that_moves_the_front_raises_its_reward():
 
 
 def test_weights_follow_gradients():
-    """A rate of 0 keeps them; always on the simplex; the aligned objective gains, the opposed one loses."""
+    """A rate of 0 keeps the weights; they stay on the simplex; the aligned objective gains, the opposed one loses."""
     gradients = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]])
     still = GradientWeights(["a", "b", "c"], rate=0.0)
     still.set_influence(influence(gradients))
@@ -191,7 +191,7 @@ def test_weights_follow_gradients():
         ("gradient_weights", {"objectives": ["calls", "refined"]}),
     ],
 )
-def test_memory_resumes(name, settings):
+def test_state_resumes(name, settings):
     case = outcomes([1.0, 1.0, 0.0], verdict=[1, 0, 1], refined=[1.0, 0.0, 0.0], calls=[3, 2, 1])
     part, again = REWARDS[name](**settings), REWARDS[name](**settings)
     for _ in range(2):
@@ -200,13 +200,11 @@ def test_memory_resumes(name, settings):
     assert_close(again(case), part(case))
 
 
-def test_a_composition_hands_on_what_each_part_wants_to_know():
+def test_reward_chain_passes_the_influence_to_each_part():
     first, second = GradientWeights(["a", "b"]), GradientWeights(["c"])
     composed = RewardChain([first, Sum({"reward": 1.0}), second])
     assert composed.weighted_objectives == ("a", "b", "c")
-    assert (
-        RewardChain([ParetoRank(["a", "b"])]).weighted_objectives == ()
-    )  # has objectives, and ranks by them without gradients
+    assert RewardChain([ParetoRank(["a", "b"])]).weighted_objectives == ()  # ranks by its objectives without gradients
     composed.set_influence(torch.tensor([1.0, 0.0, 5.0]))
     assert_close(first.weight, torch.softmax(torch.tensor([1.0, 0.0], dtype=torch.float64), 0))
     assert_close(second.weight, torch.ones(1, dtype=torch.float64))
@@ -218,7 +216,7 @@ def test_rewards_compose_from_left_to_right():
     gives(RewardChain([]), [1.0, 0.0], [1.0, 0.0])
 
 
-def test_outcomes_of_rollouts_and_what_they_lack():
+def test_collected_outcomes_and_the_error_for_a_missing_metric():
     env = SecretSequenceEnv()
     trajectories = env.rollout(env.tasks())
     made = collect_outcomes(trajectories)

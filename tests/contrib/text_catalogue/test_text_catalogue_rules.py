@@ -1,4 +1,4 @@
-"""The rules of the product's families over what the theme text_catalogue adds to them."""
+"""The shared rules of each component family, applied to the components of the theme text_catalogue."""
 
 from theme_rules import RecipeRules
 

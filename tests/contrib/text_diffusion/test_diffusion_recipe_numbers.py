@@ -1,4 +1,4 @@
-"""The numbers that the source gives for a method are those of its recipe, whatever the defaults of the parts."""
+"""The hyperparameters of the recipe equal the values of its source, independent of the defaults of the parts."""
 
 from recipe_numbers import HELP, check_numbers
 
@@ -10,5 +10,5 @@ NUMBERS = {
 }
 
 
-def test_igpo_has_the_numbers_of_its_source() -> None:
+def test_igpo_has_the_hyperparameters_of_its_source() -> None:
     check_numbers("igpo", NUMBERS)

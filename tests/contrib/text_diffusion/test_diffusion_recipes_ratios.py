@@ -1,4 +1,4 @@
-"""Recipes of ratios against their written formulas, and the limits in which they are something simpler."""
+"""Ratio recipes compared with their written formulas, and the limits in which they equal simpler methods."""
 
 from __future__ import annotations
 

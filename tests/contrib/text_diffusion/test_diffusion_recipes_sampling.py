@@ -1,6 +1,6 @@
-"""Recipes of the sampling side against their written formulas, value and gradient, and their limits.
+"""Rollout recipes compared with their written formulas, value and gradient, and their limiting cases.
 
-What they play (hints, trees, replays) is tested beside the parts in tests/rollout; here is what they make of the rows.
+The tests in tests/rollout cover the rollouts (hints, trees, replays); the tests here cover the losses on their rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from robopolicy.contrib.text_diffusion.recipe_parts import UncertainPrefix
 
 
 def test_only_uncertain_given_pieces_are_learned():
-    """IGPO: of the injected decisions the fifth with the highest entropy; without them GRPO with ratios of rows."""
+    """IGPO trains the fifth of injected decisions with the highest entropy; without any it is GRPO on row ratios."""
 
     def formula(case: Tabular) -> Tensor:
         d, advantage = case.decisions, standardised(rewards(case), case.decisions.require("group"))
@@ -23,20 +23,20 @@ def test_only_uncertain_given_pieces_are_learned():
         keep = d.valid() & ~injected
         keep.view(-1)[level] = True
         logp = case.logp()
-        change = torch.where(keep, logp, logp.detach()) - d.logp_old  # dropped ones count in the ratio of the row
+        change = torch.where(keep, logp, logp.detach()) - d.logp_old  # dropped decisions enter the ratio of the row
         ratio = torch.stack([row[on].mean() for row, on in zip(change, d.valid(), strict=True)]).exp()[:, None]
         a = advantage[:, None]
         losses = -torch.minimum(ratio * a, ratio.clamp(0.8, 1.2) * a).expand(d.shape)
         rows = [row[on].mean() if bool(on.any()) else row.sum() * 0 for row, on in zip(losses, keep, strict=True)]
-        kept = keep.any(1)
-        return torch.stack(rows)[kept].mean()
+        trained = keep.any(1)
+        return torch.stack(rows)[trained].mean()
 
     check_recipe("igpo", formula)
     check_recipe("igpo", formula, extra={"injected": torch.zeros(16, 6, dtype=torch.bool)})
 
 
 def test_dropped_given_pieces_get_no_gradient():
-    """IGPO (Zhao et al. 2025): also not through the ratio of their row, to whose value they belong."""
+    """IGPO (Zhao et al. 2025): a dropped decision enters the value of its row ratio, but not the gradient."""
     case, recipe = tabular(), recipe_of("igpo")
     d = case.decisions
     logp = case.logp().detach().requires_grad_()

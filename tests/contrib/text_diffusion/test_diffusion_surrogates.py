@@ -1,4 +1,4 @@
-"""The bound for log-likelihoods that are averages of samples."""
+"""Tests of the bound for log-likelihoods that are averages of samples."""
 
 import pytest
 import torch
@@ -21,24 +21,24 @@ NAMES = parts_of("text_diffusion", "surrogate")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_gradient_of_a_diffusion_surrogate_is_that_of_its_value(name):
+def test_diffusion_surrogate_gradient_equals_finite_differences(name):
     check_finite_differences(name)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_diffusion_surrogate_starts_as_a_policy_gradient(decisions, shift, name):
+def test_diffusion_surrogate_is_a_policy_gradient_at_ratio_one(decisions, shift, name):
     check_ratio_one(name)
     check_broadcast(name, decisions, shift)
     check_fresh_data(name, decisions)
     check_extreme_ratios(name, decisions)
 
 
-def test_the_value_of_the_linear_bound():
+def test_value_of_the_linear_bound():
     torch.testing.assert_close(linear_bound(Z, A, LOW, HIGH).loss, torch.where(A < 0, -A * Z.exp(), -A * (1 + Z)))
 
 
 def test_linear_bound_lies_below_the_objective_of_an_averaged_log_likelihood():
-    """Rows are decisions, columns samples of their log-likelihood; equality and equal gradients where nothing moved."""
+    """Rows are decisions, columns samples of their log-likelihood; at zero change values and gradients are equal."""
     samples = 0.5 * torch.randn(200, 8, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     for sign in (1.0, -1.0):
         a = torch.full((200, 1), sign, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Failures are replaced by rollouts that fill gaps in the solution."""
+"""Tests of inpainting: rollouts that fill gaps in the solution replace failures."""
 
 import pytest
 import torch
@@ -14,17 +14,17 @@ def env(request) -> SecretSequenceEnv:
     return SecretSequenceEnv(request.param)
 
 
-def test_only_failed_groups_are_in_need():
+def test_inpaint_applies_only_to_failed_groups():
     check_leaves_solved_groups_alone("inpaint")
     assert make("inpaint").applies(torch.zeros(4))
 
 
-def test_memory_resumes(env):
+def test_state_resumes(env):
     check_memory_resumes(env, "inpaint")
 
 
 def test_filled_gaps_replace_failures(env):
-    """IGPO (Zhao et al. 2025): only what succeeds, and the given pieces are masked."""
+    """IGPO (Zhao et al. 2025): only successes replace failures, and the given tokens are masked."""
     after = Inpaint(count=3).apply(failing(env), env)
     filled = [trajectory for trajectory in after if trajectory.source == HINTED]
     assert len(after) == 4 and 1 <= len(filled) <= 3 and all(trajectory.success for trajectory in filled)
@@ -32,5 +32,5 @@ def test_filled_gaps_replace_failures(env):
         assert 1 <= int((~trajectory.decisions.valid()).sum()) <= 4
 
 
-def test_the_numbers_of_the_source_are_the_defaults():
+def test_defaults_match_the_source():
     assert (Inpaint().low, Inpaint().high) == (0.2, 0.6)

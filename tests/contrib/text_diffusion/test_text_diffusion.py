@@ -1,4 +1,4 @@
-"""Masked diffusion over tokens: the law of the chain, the bound of the likelihood, and recipes that run on both."""
+"""Tests of masked diffusion over tokens: distribution of the chain, bound of the likelihood, and recipes on both."""
 
 import json
 from itertools import permutations, product
@@ -30,7 +30,7 @@ from robopolicy_tasks.text.grid import Grid
 
 
 class Few(ByteTokenizer):
-    """Three symbols, of which the last ends a message, and a beginning."""
+    """Tokenizer with three symbols, the last of which ends a message, and a beginning-of-sequence token."""
 
     size, pad, bos, eos = 4, 3, 3, 2
 
@@ -52,7 +52,7 @@ def policy_of(budget=3, prompt=16, **settings):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Messages of two tokens from a vocabulary of five, the mask included, so that everything can be enumerated."""
+    """Messages of two tokens from a vocabulary of five (mask included), so that all messages can be enumerated."""
     monkeypatch.setattr("robopolicy.text.policy.ByteTokenizer", Few)
     policy = policy_of(budget=2, steps=2)
     policy._tokenizer = Few()
@@ -60,7 +60,7 @@ def tiny(monkeypatch):
 
 
 def enumerated(policy, prompt):
-    """All messages, and their log-probability for each order in which both tokens can be filled: (2, V^2)."""
+    """All messages, and their log-probability for each order of filling both tokens: (2, V^2)."""
     every = torch.tensor(list(product(range(5), repeat=2)))
     record = policy.pad_rows([prompt] * len(every), every.tolist())
     temperatures = torch.ones(len(every))
@@ -76,31 +76,31 @@ def test_the_chain_is_a_distribution_for_every_order(tiny):
     torch.testing.assert_close(logp.exp().sum(1), torch.ones(2))
 
 
-def test_messages_follow_the_law_of_the_chain(tiny):
-    """Random order: the mean over both orders of the chain's probabilities, by counting 4000 messages."""
+def test_message_frequencies_follow_the_distribution_of_the_chain(tiny):
+    """With random order, 4000 messages follow the probabilities of the chain averaged over both orders."""
     every, logp = enumerated(tiny, [3, 0, 1])
-    law = logp.exp().mean(0)
+    probabilities = logp.exp().mean(0)
     made = tiny.generate([[3, 0, 1]] * 4000, torch.Generator().manual_seed(0))
     index = (made.tokens @ torch.tensor([5, 1])).long()
     counts = torch.bincount(index, minlength=len(every)) / 4000
-    assert float((counts - law).abs().max()) < 4 * 0.5 / 4000**0.5
+    assert float((counts - probabilities).abs().max()) < 4 * 0.5 / 4000**0.5
 
 
 def test_the_bound_is_the_mean_over_masks_and_lies_below_the_likelihood(tiny):
-    """L = 2: half of the time both are masked (weight 1), else one of them (weight 2)."""
+    """L = 2: with probability one half both tokens are masked (weight 1), else one of them (weight 2)."""
     every, logp = enumerated(tiny, [3, 0, 1])
     record = tiny.pad_rows([[3, 0, 1]] * len(every), every.tolist())
     masked = torch.tensor([[True, True], [True, False], [False, True]]).expand(len(every), 3, 2)
     order = torch.ones(len(every), 2, dtype=torch.int64)
-    asked, temperatures = torch.ones(len(every), 3, dtype=torch.bool), torch.ones(len(every))
+    scored, temperatures = torch.ones(len(every), 3, dtype=torch.bool), torch.ones(len(every))
     record.pop("mask")
-    phi = tiny.score(**record, mask=asked, temperature=temperatures, order=order, masked=masked).logp.detach()
+    phi = tiny.score(**record, mask=scored, temperature=temperatures, order=order, masked=masked).logp.detach()
     bound = phi @ torch.tensor([0.5, 0.25, 0.25])
     torch.testing.assert_close(bound, logp.mean(0), rtol=0, atol=1e-5)  # any-order autoregression
     assert (bound <= logp.exp().mean(0).log() + 1e-5).all()
 
 
-def test_masks_are_drawn_as_the_bound_says(tiny):
+def test_masks_are_sampled_as_the_bound_requires(tiny):
     order = torch.ones(1, 2, dtype=torch.int64).expand(4000, 2)
     masked = tiny.masks(order, 1, torch.Generator().manual_seed(0))[:, 0]
     assert masked.any(1).all()
@@ -130,7 +130,7 @@ def test_the_ratio_of_a_batch_is_one(task, likelihood):
     torch.testing.assert_close(score(policy, batch).logp, batch.logp_old, rtol=0, atol=1e-4)
 
 
-def test_later_turns_are_not_seen():
+def test_later_turns_do_not_change_earlier_log_probabilities():
     policy = policy_of(3, 96)
     responses = [["goal 00 at 22:", "w", " at 12:", "w", " at 02:", "s"], ["goal 00 at 22:", "w", " at 12:", "w"]]
     order = torch.Generator().manual_seed(0)
@@ -140,7 +140,7 @@ def test_later_turns_are_not_seen():
     torch.testing.assert_close(logp[0, :13], logp[1, :13])
 
 
-def test_a_row_does_not_depend_on_its_company():
+def test_rows_do_not_depend_on_the_rest_of_the_batch():
     policy = policy_of(5)
     prompts = [policy.tokenizer.prompt([text]) for text in ("1+1=", "a longer prompt", "x")]
     together = policy.generate(prompts, PerRowGenerator(range(3), [0] * 3)).completions()
@@ -159,8 +159,8 @@ def test_given_pieces_stay_and_are_learned_as_if_written():
     policy = policy_of(6)
     env = policy.env_class(policy, Arithmetic(), torch.Generator().manual_seed(0))
     assert hasattr(env, "inpaint") and not hasattr(TextEnv, "inpaint")
-    asked = env.inpaint(Task(5, payload=5), 1.0)
-    (trajectory,) = env.rollout([asked])
+    task = env.inpaint(Task(5, payload=5), 1.0)
+    (trajectory,) = env.rollout([task])
     answer = Arithmetic().episode(5).demonstration()[0]
     assert trajectory.success and trajectory.record.responses == [answer]
     injected = trajectory.decisions.extra["injected"]
@@ -173,7 +173,7 @@ def test_given_pieces_stay_and_are_learned_as_if_written():
 
 
 class Letter(TextTask):
-    """Say `b`."""
+    """The rewarded completion is `b`."""
 
     name, prompt_bytes, completion_bytes = "text/letter", 4, 1
 
@@ -181,7 +181,7 @@ class Letter(TextTask):
         return SingleTurn("?", lambda completion: float(completion == "b"), "b")
 
 
-def test_imitation_learns_prompts():
+def test_imitation_learns_to_answer_prompts():
     policy = policy_of(2, steps=2)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
     obs, chunk = {"text": pack(["2+3=", "2+4="] * 4, 16)[:, None]}, pack(["5", "6"] * 4, 2)[:, None]
@@ -201,7 +201,7 @@ def test_recipes_learn_a_letter(recipe, likelihood):
     algorithm = TextRecipe(config, policy, total_updates=10)
     feed = TextRolloutSource(TextSim(Letter(), SimOptions(num_envs=1)), algorithm, seed=0)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
-    for _ in range(20):  # one guess in eight
+    for _ in range(20):  # a uniform policy over eight letters
         loss, _ = policy.conversation_loss([["?", chr(97 + i)] for i in range(8)])
         optimizer.zero_grad()
         loss.backward()
@@ -215,7 +215,7 @@ def test_recipes_learn_a_letter(recipe, likelihood):
     assert rates[-1] > 0.8 > rates[0] + 0.3
 
 
-def test_the_command_line_trains_evaluates_and_verifies_it(tmp_path):
+def test_command_line_trains_evaluates_and_verifies_a_diffusion_policy(tmp_path):
     small = ["policy=text_diffusion", "policy.width=16", "policy.layers=1", "policy.heads=2", "policy.steps=3"]
     words = [
         "experiment=text_grpo",
@@ -230,7 +230,7 @@ def test_the_command_line_trains_evaluates_and_verifies_it(tmp_path):
     assert main(["verify", str(tmp_path / "run" / "checkpoints" / "last")]) == 0
 
 
-def test_settings_that_do_not_fit_are_refused():
+def test_invalid_settings_are_refused():
     for settings, message in (
         ({"order": "left"}, "policy.order must be one of random, confident"),
         ({"likelihood": "exact"}, "policy.likelihood must be one of chain, elbo"),
@@ -241,13 +241,13 @@ def test_settings_that_do_not_fit_are_refused():
             DiffusionTextConfig(**settings)
 
 
-def test_masked_diffusion_has_no_such_summaries():
+def test_attention_rhythm_is_refused_for_masked_diffusion():
     diffusion = DiffusionTextPolicy(DiffusionTextConfig(width=16, layers=1, heads=2), SPEC)
     with pytest.raises(UserError, match="Part 'attention_rhythm' of this recipe reads a causal model"):
         with_features(diffusion, None, {"attention_rhythm": {}})
 
 
-def test_messages_that_do_not_fit_a_canvas_are_refused(tmp_path):
+def test_messages_longer_than_the_canvas_are_refused(tmp_path):
     file = tmp_path / "x.jsonl"
     file.write_text('{"prompt": "p", "completion": "ccccccc"}\n')
     policy = DiffusionTextPolicy(

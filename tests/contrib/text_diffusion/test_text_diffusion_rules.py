@@ -1,4 +1,4 @@
-"""The rules of the product's families over what the theme text_diffusion adds to them."""
+"""The shared rules of each component family, applied to the components of the theme text_diffusion."""
 
 from theme_rules import ConfigRules, PolicyRules, RecipeRules
 

@@ -1,6 +1,6 @@
-"""Answers every JointState with a JointTrajectory of one point, through rospy and the messages that Debian packages."""
+"""Echo node: answers every JointState with a one-point JointTrajectory, through the rospy of Debian."""
 
-# ruff: noqa: T201  (it says when it is ready)
+# ruff: noqa: T201  (it prints when it is ready)
 
 import rospy
 from sensor_msgs.msg import JointState
@@ -8,7 +8,7 @@ from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 
 def main() -> None:
-    """Run until the process is ended."""
+    """Run until the process ends."""
     rospy.init_node("echo", anonymous=True)
     publisher = rospy.Publisher("/arm/joint_trajectory", JointTrajectory, queue_size=1, tcp_nodelay=True)
 
