@@ -22,6 +22,7 @@ class Command:
     module: str  # e.g. "robopolicy.cli.train"
     help: str  # one line
     needs_mujoco: bool = True  # whether it may import MuJoCo, so that MUJOCO_GL is checked first
+    loads_policies: bool = True  # whether it has the options --allow-code and --unsafe-code
     registries: tuple[str, ...] = ()  # "module:REGISTRY" of its components, for `robopolicy list` and `doctor`
 
     def load(self) -> ModuleType:
@@ -31,8 +32,8 @@ class Command:
 
 _PRODUCT = {  # in the order of the help
     "collect": Command("robopolicy.cli.collect", "record demonstrations of a scripted expert or a policy"),
-    "data": Command("robopolicy.cli.data", "describe a dataset and its quality", needs_mujoco=False),
-    "import": Command("robopolicy.cli.import", "write a policy of another library as a checkpoint"),
+    "data": Command("robopolicy.cli.data", "describe a dataset and its quality", False, False),
+    "import": Command("robopolicy.cli.import", "write a policy of another library as a checkpoint", True, False),
     "train": Command("robopolicy.cli.train", "train a policy from demonstrations or by RL, or resume a run"),
     "bench": Command("robopolicy.cli.bench", "train several seeds and report intervals and learning curves"),
     "compose": Command("robopolicy.cli.compose", "combine policies into one and search for their weights"),
@@ -43,9 +44,9 @@ _PRODUCT = {  # in the order of the help
     "serve": Command("robopolicy.cli.serve", "serve a policy's chunks over the network", needs_mujoco=False),
     "verify": Command("robopolicy.cli.verify", "recompute the golden chunk of a checkpoint or bundle", False),
     "play": Command("robopolicy.cli.play", "record a video of a checkpoint, the expert or random actions"),
-    "list": Command("robopolicy.cli.list", "list tasks, policies, algorithms, experiments, backends, recipes", False),
-    "completion": Command("robopolicy.cli.completion", "print a script for shell completion", needs_mujoco=False),
-    "doctor": Command("robopolicy.cli.doctor", "report versions, GL, GPU and optional packages", needs_mujoco=False),
+    "list": Command("robopolicy.cli.list", "list tasks, policies, algorithms, experiments and more", False, False),
+    "completion": Command("robopolicy.cli.completion", "print a script for shell completion", False, False),
+    "doctor": Command("robopolicy.cli.doctor", "report versions, GL, GPU and optional packages", False, False),
 }
 
 COMMANDS: Registry[Command] = Registry("commands", _PRODUCT, read=lambda row: Command(**row))

@@ -86,6 +86,7 @@ def machine() -> list[DoctorCheck]:
         DoctorCheck("free disk here", free > 5, f"{free:.1f} GiB", disk_note),
         gpu(),
         rendering(),
+        sandbox(),
     ]
 
 
@@ -124,6 +125,22 @@ def rendering() -> DoctorCheck:
     except Exception as error:  # a missing GL library raises various errors, and the report must not fail
         reason = str(error).strip().splitlines()
         return DoctorCheck("rendering", False, reason[0][:80] if reason else type(error).__name__, enables)
+
+
+def sandbox() -> DoctorCheck:
+    """Start the sandbox for code of a model, and report its layers."""
+    from robopolicy.errors import UserError
+    from robopolicy.sandbox.layers import MEANING
+    from robopolicy.sandbox.runner import Sandbox
+
+    with Sandbox() as started:
+        try:
+            layers = started.layers
+        except UserError as error:
+            return DoctorCheck("sandbox", False, "does not start", str(error))
+    found = ", ".join(name for name, holds in asdict(layers).items() if holds) or "no layers"
+    missing = [f"{name} ({MEANING[name]})" for name in layers.missing()]
+    return DoctorCheck("sandbox", layers.sufficient, found, f"missing: {'; '.join(missing)}" if missing else "")
 
 
 def optional_packages() -> list[tuple[str, str, str, str]]:

@@ -11,9 +11,10 @@ from typing import NoReturn
 
 from robopolicy import __version__
 from robopolicy.cli.commands import COMMANDS, command_names
-from robopolicy.cli.options import check_single_process
+from robopolicy.cli.options import add_code_options, check_single_process
 from robopolicy.cli.progress import handle_stop_signals
 from robopolicy.errors import UserError, did_you_mean, unknown_name
+from robopolicy.sandbox.permissions import code_permissions
 from robopolicy.sim.gl import check_mujoco_gl
 
 EXAMPLES = """\
@@ -72,6 +73,8 @@ def build_parser(names: Iterable[str], chosen: str | None) -> tuple[Parser, dict
     for name in names:
         if name == chosen:
             COMMANDS[name].load().add_parser(subparsers)
+            if COMMANDS[name].loads_policies:
+                add_code_options(subparsers.choices[name])
         else:
             subparsers.add_parser(name, help=COMMANDS[name].help)
     return parser, dict(subparsers.choices)
@@ -116,7 +119,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = COMMANDS[args.command_name]
         if command.needs_mujoco:
             check_mujoco_gl()
-        return int(command.load().run(args))
+        if not command.loads_policies:
+            return int(command.load().run(args))
+        with code_permissions(allow=args.allow_code, unsafe=args.unsafe_code):
+            return int(command.load().run(args))
     except UserError as error:
         return _print_error(str(error))
     except BrokenPipeError:

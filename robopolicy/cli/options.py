@@ -34,6 +34,19 @@ def add_rollout_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=0, help=text)
 
 
+def add_code_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that permit code in checkpoints, also to subcommands."""
+    subparsers = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if subparsers:
+        for subcommand in {id(entry): entry for entry in subparsers[0].choices.values()}.values():
+            add_code_options(subcommand)
+        return
+    text = "load checkpoints that contain programs, which run confined (default: refuse them)"
+    parser.add_argument("--allow-code", action="store_true", help=text)
+    text = "run programs of a model even where this machine cannot confine them (see 'robopolicy doctor')"
+    parser.add_argument("--unsafe-code", action="store_true", help=text)
+
+
 def add_judge_option(parser: argparse.ArgumentParser) -> None:
     """Add the option that selects the success detector of a world model."""
     text = "judge of a world model: folder of 'worldmodel judge', vlm:MODEL@URL or vlm:FOLDER (default: its own)"

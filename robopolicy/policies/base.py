@@ -66,6 +66,7 @@ class Policy(nn.Module, ABC):
 
     name: ClassVar[str]  # key in `POLICIES`
     config_class: ClassVar[type[Any]]  # frozen dataclass of the settings
+    contains_code: ClassVar[bool] = False  # its settings are a program, so that loading it requires a permission
     fallback_hint: ClassVar[str] = ""  # of a wrapper: alternative if a method needs the wrapped policy
     spec: PolicySpec
 

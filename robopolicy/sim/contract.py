@@ -126,5 +126,5 @@ class VectorSim(ABC):
         """Restore `state_dict` and return the observation to act on next."""
         raise RuntimeError(f"{type(self).__name__} cannot restore its state; resume starts fresh episodes.")
 
-    def close(self) -> None:  # noqa: B027 - not every backend has resources
+    def close(self) -> None:
         """Free threads, contexts and files; safe to call twice."""

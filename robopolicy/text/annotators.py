@@ -138,7 +138,7 @@ class RolloutAnnotator(ABC):
         """Return an empty state by default."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most annotators have no state
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
 
 

@@ -189,8 +189,8 @@ class TextTask(ABC):
         """Return a prompt for a judge of the responses; None: the reward of the task is used."""
         return None
 
-    def prepare(self, episodes: Sequence[TextEpisode], completions: Sequence[str]) -> None:  # noqa: B027 - optional
+    def prepare(self, episodes: Sequence[TextEpisode], completions: Sequence[str]) -> None:
         """Compute the results of all next messages together, for tasks with a simulator; optional."""
 
-    def close(self) -> None:  # noqa: B027 - most tasks have no resources
+    def close(self) -> None:
         """Free the resources of the task; it can be used again."""

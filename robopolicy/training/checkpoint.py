@@ -28,6 +28,7 @@ from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.migration import migrate_state
 from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.registry import POLICIES
+from robopolicy.sandbox.permissions import may_load_code
 from robopolicy.schema import fill_defaults, from_dict, to_dict
 from robopolicy.spec import HIDDEN_STATE
 from robopolicy.training.manifest import (
@@ -121,6 +122,9 @@ def load_policy(path: str | Path, device: str | torch.device = "cpu") -> tuple[P
             policy = policy_class(config, manifest.policy_spec)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"Manifest of {folder} does not describe a valid policy: {error}") from error
+    if not may_load_code() and any(isinstance(part, Policy) and part.contains_code for part in policy.modules()):
+        text = "contains a Python program, which runs when the policy acts"
+        raise UserError(f"Checkpoint {folder} {text}; pass --allow-code if you trust its author.")
     weights = migrate_state(_read_tensors(folder / MODEL))
     _check_weights(policy, weights, folder)
     policy.load_state_dict(weights, strict=True)

@@ -195,5 +195,5 @@ class VideoSource(ABC):
         self.sampler.load_state_dict(state)
         return True
 
-    def close(self) -> None:  # noqa: B027 - holds no resources
+    def close(self) -> None:
         """Do nothing; the source holds no resources."""

@@ -16,6 +16,7 @@ from source_tree import CODE, ROOT, imported_modules, parse, project_files, pyth
 PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 LOADERS = {"torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "pandas.read_pickle", "pd.read_pickle"}
 BUILTINS = {"eval", "exec"}
+SANDBOX = Path("robopolicy/sandbox/server.py")  # runs programs, in a confined process
 # Written with character classes so that this file does not match itself.
 MACHINE = {
     "a path of one machine": r"(?<![\w.~])/(?:wor[k]|hom[e]/[a-z]\w*|roo[t]|User[s])/",
@@ -61,6 +62,8 @@ def unsafe_loads(path: Path) -> Iterator[str]:
         words = {str(word.arg): ast.unparse(word.value) for word in node.keywords}
         if ast.unparse(node.func) == "torch.load" and words.get("weights_only") == "True":
             continue  # tensors and plain values alone: how files of other libraries are read
+        if path == SANDBOX and ast.unparse(node.func) == "exec":
+            continue
         if ast.unparse(node.func) in LOADERS | BUILTINS:
             yield f"{path}:{node.lineno}: calls {ast.unparse(node.func)}"
         if words.get("allow_pickle", "False") != "False":

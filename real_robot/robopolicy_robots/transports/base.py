@@ -279,7 +279,7 @@ class Transport(ABC):
     def _subscription(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
         """Make a subscription."""
 
-    def _leave(self) -> None:  # noqa: B027
+    def _leave(self) -> None:
         """Free resources after the endpoints; nothing by default."""
 
 

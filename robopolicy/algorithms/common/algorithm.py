@@ -119,7 +119,7 @@ class Algorithm(ABC):
         """Draw a chunk for exploration."""
         return self.policy.sample(obs, generator=generator)
 
-    def attach_symmetry(self, mirror: MirrorSymmetry | None) -> None:  # noqa: B027 - an algorithm without symmetry ignores it
+    def attach_symmetry(self, mirror: MirrorSymmetry | None) -> None:
         """Use the mirror symmetry of the task, None if it has none, in algorithms with such a setting.
 
         Raises:

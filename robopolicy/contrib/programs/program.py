@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from robopolicy.constraints import Positive, PositiveInt
-from robopolicy.contrib.programs.sandbox import IMPORTS, SandboxWorker
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.wrappers.black_box import BlackBoxConfig, BlackBoxPolicy
+from robopolicy.sandbox.runner import IMPORTS, Sandbox, SandboxError
 from robopolicy.text.task import KEY, messages, pack, unpack
 
 MAX_CRASHES = 3  # processes that may hang or crash before a program is disabled
@@ -50,6 +50,7 @@ class ProgramPolicy(BlackBoxPolicy):
     """A Python program; method `act`."""
 
     name: ClassVar[str] = "program"
+    contains_code: ClassVar[bool] = True
     config_class = ProgramConfig
     config: ProgramConfig
 
@@ -69,8 +70,7 @@ class ProgramPolicy(BlackBoxPolicy):
         self.errors: list[str] = []  # errors since the last `take_errors`
         self.calls = self.failed = 0  # rows since the last `take_errors`, and rows without a valid result
         self._ended = 0  # processes that hung or crashed
-        limits = {"seconds": config.seconds, "memory_mib": config.memory_mib}
-        self._worker = SandboxWorker(config.source, "act", **limits)
+        self._sandbox = Sandbox(seconds=config.seconds, memory_mib=config.memory_mib)
 
     @property
     def label(self) -> str:
@@ -78,7 +78,7 @@ class ProgramPolicy(BlackBoxPolicy):
         return "The program"
 
     def call(self, obs: Observation, noise: Tensor | None) -> Any:
-        """Actions of all rows, from one process."""
+        """Actions of all rows."""
         if KEY in self.spec.observation:
             texts = [
                 self._text(responses) for responses in self._run([messages(text) for text in unpack(obs[KEY][:, 0])])
@@ -109,8 +109,8 @@ class ProgramPolicy(BlackBoxPolicy):
             self.failed += len(given)
             return [None] * len(given)
         try:
-            results = self._worker.call(given)
-        except RuntimeError as error:
+            results = self._sandbox.call(self.config.source, "act", given)
+        except SandboxError as error:
             self._ended += 1
             self._record_error(str(error), len(given))
             return [None] * len(given)

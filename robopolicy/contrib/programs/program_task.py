@@ -6,7 +6,7 @@ import ast
 
 import numpy as np
 
-from robopolicy.contrib.programs.sandbox import run_python
+from robopolicy.sandbox.runner import Sandbox
 from robopolicy.sim.registry import SimOptions
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import SingleTurn, TextTask
@@ -22,12 +22,20 @@ class Program(TextTask):
     prompt_bytes, completion_bytes = 40, 12
     reward_timeout = 2 * SECONDS
 
+    def __init__(self) -> None:
+        self._sandbox = Sandbox(seconds=SECONDS)
+
     def episode(self, seed: int) -> SingleTurn:
         """The table of a x + b."""
         a, b = np.random.default_rng(seed).integers(1, 10, 2).tolist()
         prompt = " ".join(f"{x}->{a * x + b}" for x in SHOWN) + ":"
         expected = [a * x + b for x in HELD_OUT]
-        return SingleTurn(prompt, lambda completion: _verify(completion, expected), f"{a}*x+{b}", _is_expression)
+        return SingleTurn(prompt, lambda completion: self._verify(completion, expected), f"{a}*x+{b}", _is_expression)
+
+    def _verify(self, completion: str, expected: list[int]) -> float:
+        program = f"f = lambda x: ({completion.strip()})\nfor x in {HELD_OUT}:\n    print(f(x))\n"
+        ran = self._sandbox.run(program)
+        return float(ran.ok and ran.output.split() == [str(value) for value in expected])
 
 
 def _is_expression(completion: str) -> bool:
@@ -36,12 +44,6 @@ def _is_expression(completion: str) -> bool:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True
-
-
-def _verify(completion: str, expected: list[int]) -> float:
-    program = f"f = lambda x: ({completion.strip()})\nfor x in {HELD_OUT}:\n    print(f(x))\n"
-    ran = run_python(program, seconds=SECONDS)
-    return float(ran.ok and ran.output.split() == [str(value) for value in expected])
 
 
 def make_program(options: SimOptions) -> TextSim:

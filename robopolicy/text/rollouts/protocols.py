@@ -119,7 +119,7 @@ class Part(ABC):  # noqa: B024 - subclasses have the abstract methods
         """Return an empty state by default."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most parts have no state
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
 
 

@@ -1,4 +1,4 @@
-"""Python programs as policies: what they may do, what their failures cost, who writes them, and the verb."""
+"""Tests of Python programs as policies: sandbox limits, failures, proposers, and the command."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import torch
 from robopolicy.cli.main import main
 from robopolicy.contrib.programs.program import ProgramConfig, ProgramPolicy
 from robopolicy.contrib.programs.refine import PythonMutation, TextProposer, last_block, python_briefing, written_by
-from robopolicy.contrib.programs.sandbox import SandboxWorker
 from robopolicy.contrib.programs.search import ProgramSearch, ScoredProgram, refine
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import ExpertActor
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.policies.base import PolicySpec
+from robopolicy.sandbox.permissions import code_permissions
+from robopolicy.sandbox.runner import Sandbox, SandboxError
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.task import TURN, pack, unpack
@@ -30,6 +31,7 @@ def act(messages):
     if int(goal[0]) < int(at[0]): return "{west}"
     return "n" if int(goal[1]) > int(at[1]) else "s"
 """
+WRITTEN = "def act(messages):\n    try: open('ran', 'w')\n    except PermissionError: pass\n    return 'n'"
 RIGHT, WRONG = WALK.format(east="e", west="w"), WALK.format(east="w", west="e")
 GRID = PolicySpec({"text": (96,)}, 3)
 
@@ -44,12 +46,12 @@ def acted(source, rows=2, **settings):
     return policy.act({"state": state})[:, 0].tolist(), policy.take_errors()
 
 
-def test_a_program_is_a_policy_of_the_newest_observation():
+def test_a_program_acts_on_the_newest_observation():
     actions, faults = acted("import math\ndef act(obs):\n    x, y = obs['state']\n    return [x + y, math.floor(-0.5)]")
     assert actions == [[1.0, -1.0], [5.0, -1.0]] and faults == []
 
 
-def test_a_program_keeps_nothing_between_calls():
+def test_a_program_has_no_state_between_calls():
     source = "seen = []\ndef act(obs):\n    seen.append(1)\n    return [len(seen), 0]"
     policy = robot(source)
     obs = {"state": torch.zeros(3, 1, 2)}
@@ -78,12 +80,12 @@ def test_what_a_program_must_not_do_costs_it_the_action(body, fault):
     assert fault in faults[0]
 
 
-def test_one_row_that_fails_leaves_the_others_alone():
+def test_a_failing_row_does_not_affect_other_rows():
     actions, faults = acted("def act(obs):\n    return [1 / obs['state'][0], 0]")
     assert actions == [[0.0, 0.0], [0.5, 0.0]] and faults == ["ZeroDivisionError: float division by zero"]
 
 
-def test_how_often_a_program_failed_is_noted():
+def test_notes_report_the_failure_count_of_a_program():
     policy = robot("def act(obs):\n    return [1 / obs['state'][0], 0]")
     assert policy.notes() == []
     policy.act({"state": torch.zeros(3, 1, 2)})
@@ -94,7 +96,7 @@ def test_how_often_a_program_failed_is_noted():
     assert policy.notes() == []
 
 
-def test_a_program_that_hangs_three_times_is_not_asked_again():
+def test_a_program_is_not_called_again_after_three_timeouts():
     policy = robot("def act(obs):\n    while True: pass", seconds=0.3)
     for _ in range(5):
         policy.act({"state": torch.zeros(1, 1, 2)})
@@ -112,28 +114,27 @@ def test_a_program_that_hangs_three_times_is_not_asked_again():
         ("def act(): pass", "needs a function 'act'"),
     ],
 )
-def test_what_is_no_program_is_refused(source, complaint):
+def test_invalid_programs_are_refused(source, complaint):
     with pytest.raises(UserError, match=complaint):
         robot(source)
 
 
-def test_an_worker_starts_again_after_a_breakdown():
-    worker = SandboxWorker("def f(x):\n    while x:\n        pass\n    return [1]", "f")
-    worker.seconds = 0.5
-    with pytest.raises(RuntimeError, match="timed out"):
-        worker.call([True])
-    assert worker.call([False, False]) == [([1], ""), ([1], "")]
-    worker.close()
-    worker.close()
+def test_a_worker_restarts_after_a_timeout():
+    program = "def f(x):\n    while x:\n        pass\n    return [1]"
+    with Sandbox(seconds=0.5) as sandbox:
+        with pytest.raises(SandboxError, match="timed out"):
+            sandbox.call(program, "f", [True])
+        assert sandbox.call(program, "f", [False, False]) == [([1], ""), ([1], "")]
+    sandbox.close()
 
 
-def test_a_program_talks_in_messages():
+def test_a_program_maps_messages_to_messages():
     policy = ProgramPolicy(ProgramConfig(source=RIGHT), GRID)
-    said = ["goal 22 at 12:", f"goal 22 at 12:{TURN}e{TURN} at 21:"]
-    assert unpack(policy.act({"text": pack(said, 96)[:, None]})[:, 0]) == ["e", "n"]
+    messages = ["goal 22 at 12:", f"goal 22 at 12:{TURN}e{TURN} at 21:"]
+    assert unpack(policy.act({"text": pack(messages, 96)[:, None]})[:, 0]) == ["e", "n"]
 
 
-def test_a_program_is_evaluated_as_any_policy():
+def test_a_program_can_be_evaluated_like_other_policies():
     sim = make_sim("text/grid", SimOptions(num_envs=8))
     scores = [evaluate(ProgramPolicy(ProgramConfig(source=s), GRID), sim, episodes=16).outcomes for s in (RIGHT, WRONG)]
     sim.close()
@@ -141,20 +142,20 @@ def test_a_program_is_evaluated_as_any_policy():
 
 
 def test_chance_repairs_two_exchanged_texts():
-    def judge(programs):
+    def score_programs(programs):
         found = []
         for program in programs:
             space: dict = {}
             exec(program, space)
             cases = [("goal 30 at 00:", "e"), ("goal 00 at 30:", "w"), ("goal 03 at 00:", "n"), ("goal 00 at 02:", "s")]
             try:
-                found.append((float(sum(space["act"]([said]) == answer for said, answer in cases)), ""))
+                found.append((float(sum(space["act"]([messages]) == answer for messages, answer in cases)), ""))
             except Exception as error:
                 found.append((0.0, str(error)))
         return found
 
     search = ProgramSearch([WRONG], PythonMutation(robot), population=8, seed=1)
-    assert refine(search, judge, 12).score == 4.0 and search.curve[0] == 2.0
+    assert refine(search, score_programs, 12).score == 4.0 and search.curve[0] == 2.0
 
 
 def test_a_model_hears_scores_feedback_and_refusals():
@@ -173,7 +174,7 @@ def test_a_model_hears_scores_feedback_and_refusals():
     assert "could not be run: The program is not valid Python" in asked[1]
 
 
-def test_a_plan_comes_before_the_program_where_it_is_asked_for():
+def test_the_pseudocode_strategy_requests_a_plan_before_the_program():
     asked: list[str] = []
     proposer = TextProposer(lambda prompt, seed: asked.append(prompt) or "walk", "Brief.", str, strategy="pseudocode")
     assert proposer.propose([], np.random.default_rng(0)) == "walk"
@@ -186,7 +187,7 @@ def test_the_last_fenced_block_is_the_program():
     assert last_block("a\n```python\nx\n```\nor\n```\ny = 1\n```") == "y = 1" and last_block(" z ") == "z"
 
 
-def test_a_text_policy_can_be_the_author():
+def test_a_text_policy_can_write_programs():
     torch.manual_seed(0)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2), GRID)
     write = written_by(policy, tokens=8)
@@ -208,12 +209,55 @@ def run(capsys, *words):
     return code, captured.out, captured.err.splitlines()[-1] if captured.err else ""
 
 
-def test_evaluation_tells_that_a_program_failed(capsys, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["verify", "out"],
+        ["eval", "out", "--episodes", "1", "--out", "seen"],
+        ["play", "out", "--out", "seen.gif"],
+        ["serve", "out", "--port", "0"],
+        ["export", "out", "--out", "bundle"],
+        ["compose", "out", "out", "--out", "both"],
+        ["collect", "text/grid", "--policy", "out", "--episodes", "1", "--out", "seen"],
+        ["program", "tree.json", "--skills", "walk=out", "--out", "more"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_checkpoints_with_programs_are_refused_without_permission(words, capsys, tmp_path, monkeypatch, refused):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "act.py").write_text(WRITTEN)
+    (tmp_path / "tree.json").write_text(json.dumps({"kind": "action", "skill": "walk"}))
+    assert run(capsys, "act.py", "--task", "text/grid", "--out", "out")[0] == 0
+    before = sorted(tmp_path.iterdir())
+    assert refused(*words).endswith(
+        "Checkpoint out contains a Python program, which runs when the policy acts; pass --allow-code if you trust "
+        "its author."
+    )
+    assert sorted(tmp_path.iterdir()) == before and not (tmp_path / "ran").exists()
+
+
+def test_a_checkpoint_with_a_program_is_verified_with_permission(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "act.py").write_text(WRITTEN)
+    assert run(capsys, "act.py", "--task", "text/grid", "--out", "out")[0] == 0
+    assert main(["verify", "out", "--allow-code"]) == 0
+    assert not (tmp_path / "ran").exists()
+
+
+def test_programs_are_refused_where_they_cannot_be_confined(monkeypatch):
+    monkeypatch.setattr("robopolicy.sandbox.runner.compute_only_filter", lambda: None)
+    with pytest.raises(UserError, match=r"cannot be confined .*missing: seccomp.*--unsafe-code"):
+        acted("def act(obs):\n    return [1, 0]")
+    with code_permissions(unsafe=True):
+        assert acted("def act(obs):\n    return [1, 0]") == ([[1.0, 0.0]] * 2, [])
+
+
+def test_evaluation_reports_program_failures(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "act.py").write_text("def act(messages):\n    return missing")
     code, printed, _ = run(capsys, "act.py", "--task", "text/grid", "--out", "out")
     assert code == 0 and "note: The program fails on the first observation: NameError" in printed
-    assert main(["eval", "out", "--episodes", "2", "--out", "seen"]) == 0
+    assert main(["eval", "out", "--episodes", "2", "--out", "seen", "--allow-code"]) == 0
     assert "decisions, first with: NameError: name 'missing' is not defined." in capsys.readouterr().out
 
 
@@ -252,7 +296,7 @@ def test_a_tree_is_improved_from_the_command_line_and_goes_on(capsys, tmp_path, 
         (["act.py", "--task", "text/grid", "--rounds", "1", "--llm", "tree.json"], "tree.json"),
     ],
 )
-def test_a_command_that_cannot_run_is_refused_in_one_line(words, complaint, capsys, tmp_path, monkeypatch):
+def test_invalid_options_are_refused_in_one_line(words, complaint, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tree.json").write_text(json.dumps(BRAKE))
     (tmp_path / "tree.txt").write_text("")
@@ -262,6 +306,6 @@ def test_a_command_that_cannot_run_is_refused_in_one_line(words, complaint, caps
     assert code == 2 and complaint in error
 
 
-def test_demonstrations_succeed() -> None:
+def test_the_expert_of_the_program_task_succeeds() -> None:
     entry, sim = get_task("text/program"), make_sim("text/program", SimOptions(num_envs=4))
     assert evaluate(ExpertActor(entry.require_expert()()), sim, episodes=12).success.all()

@@ -1,4 +1,4 @@
-"""The loop that improves programs: the best never falls, nothing is tried twice, and it goes on where it was."""
+"""Tests of the program search: monotone best score, no repeated programs, and exact resume."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ START = json.dumps({"kind": "action", "control": ["0.1"], "until": "x[0] > 1"})
 
 
 class Silent:
-    """Has no idea."""
+    """Proposes nothing."""
 
     def propose(self, best, rng):
         return None
 
 
 class Digits:
-    """Writes random three-digit numbers."""
+    """Proposes random three-digit numbers."""
 
     def propose(self, best, rng):
         return str(rng.integers(100, 1000))
 
 
-def judge(programs):
+def score_programs(programs):
     return [(-abs(int(program) - 555.0), f"off by {abs(int(program) - 555)}") for program in programs]
 
 
@@ -37,7 +37,7 @@ def new_search(**settings):
 
 def test_the_best_score_never_falls_and_no_program_is_tried_twice():
     search = new_search()
-    best = refine(search, judge, rounds=30)
+    best = refine(search, score_programs, rounds=30)
     programs = [trial.program for trial in search.trials]
     assert len(set(programs)) == len(programs) == 1 + 30 * 6
     assert len(search.curve) == 31 and (np.diff(search.curve) >= 0).all()
@@ -47,34 +47,34 @@ def test_the_best_score_never_falls_and_no_program_is_tried_twice():
 
 def test_a_search_that_was_killed_goes_on_to_the_same_result(tmp_path):
     whole, record = new_search(), tmp_path / "search.json"
-    refine(whole, judge, rounds=8)
+    refine(whole, score_programs, rounds=8)
 
     def killed(programs):
         if "555" in programs or len(first.curve) == 4:
             raise KeyboardInterrupt
-        return judge(programs)
+        return score_programs(programs)
 
     first = new_search()
     with pytest.raises(KeyboardInterrupt):
         refine(first, killed, 8, record, {"task": "t"})
     second = new_search()
-    refine(second, judge, 8, record, {"task": "t"})
+    refine(second, score_programs, 8, record, {"task": "t"})
     assert second.state_dict() == whole.state_dict()
     with pytest.raises(UserError, match="has task 't', but 'other' is given"):
-        refine(new_search(), judge, 9, record, {"task": "other"})
+        refine(new_search(), score_programs, 9, record, {"task": "other"})
 
 
 def test_a_damaged_record_is_refused(tmp_path):
     record = tmp_path / "search.json"
     record.write_text("{")
     with pytest.raises(UserError, match="is damaged"):
-        refine(new_search(), judge, 1, record)
+        refine(new_search(), score_programs, 1, record)
     record.write_text(json.dumps({"version": 0, "request": {}, "search": {}}))
     with pytest.raises(UserError, match="has version 0"):
-        refine(new_search(), judge, 1, record)
+        refine(new_search(), score_programs, 1, record)
 
 
-def test_a_score_that_is_no_number_is_the_worst_and_the_shorter_of_equals_is_better():
+def test_a_nan_score_ranks_last_and_ties_prefer_the_shorter_program():
     search = ProgramSearch(["long program", "short", "none"], Digits())
     assert search.ask() == ["long program", "short", "none"]
     search.tell([1.0, 1.0, float("nan")])
@@ -85,13 +85,13 @@ def test_a_score_that_is_no_number_is_the_worst_and_the_shorter_of_equals_is_bet
         _ = ProgramSearch([], Digits()).best
 
 
-def test_a_proposer_without_ideas_leaves_rounds_empty():
+def test_a_proposer_without_proposals_leaves_rounds_empty():
     search = ProgramSearch(["1"], Silent())
-    assert refine(search, judge, 3).program == "1" and search.curve == [-554.0] * 4
+    assert refine(search, score_programs, 3).program == "1" and search.curve == [-554.0] * 4
 
 
-def test_changes_of_trees_find_a_number_by_its_score_alone():
-    def far(programs):
+def test_tree_mutation_optimises_a_constant_from_scores():
+    def score_constant(programs):
         return [(-abs(float(json.loads(program)["control"][0]) - 2.0), "") for program in programs]
 
     def accept(program):
@@ -99,4 +99,4 @@ def test_changes_of_trees_find_a_number_by_its_score_alone():
             raise UserError("no")
 
     search = ProgramSearch([START], TreeMutation(accept), population=8, seed=0)
-    assert refine(search, far, 25).score > -0.05
+    assert refine(search, score_constant, 25).score > -0.05

@@ -1,4 +1,4 @@
-"""`robopolicy program` leaves nothing of a policy on the CPU while it computes on a GPU."""
+"""GPU test of `robopolicy program`: no part of a policy stays on the CPU."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ MADE = {
 
 
 @pytest.mark.parametrize("what", MADE)
-def test_a_tree_plays_on_a_gpu(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_runs_on_a_gpu(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree, words = MADE[what]
     with policies(tmp_path, ("flow",)) as folder:
         Path("tree.json").write_text(json.dumps(tree))

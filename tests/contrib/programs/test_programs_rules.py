@@ -1,4 +1,4 @@
-"""The rules of the product's families over what the theme programs adds to them."""
+"""Shared rules for the entries of the theme programs."""
 
 from theme_rules import ConfigRules, PolicyRules
 

@@ -1,4 +1,4 @@
-"""Behaviour trees: formulas, ticks against a plain interpreter, skills, memory, and one clear line for bad input."""
+"""Tests of behaviour trees: formulas, ticks against a plain interpreter, skills, memory, and refused input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STOP = {"kind": "action", "control": ["0", "1"]}
 
 
 def value(text, state):
-    """A formula of `state` `(B, 3)`."""
+    """Value of a formula of `state` `(B, 3)`."""
     formula, state = parse_formula(text), torch.tensor(state)
     formula.kind({"state": 3})
     return formula({"state": state}, torch.ones(len(state), 1)).tolist()
@@ -59,7 +59,7 @@ def states(rows=16, seed=0):
     return {"state": torch.rand(rows, 1, 3, generator=torch.Generator().manual_seed(seed)) * 2 - 1}
 
 
-def played(tree, steps):
+def actions_of(tree, steps):
     """Actions of a tree without skills along `steps` states of one row."""
     policy, memory, found = make_tree_policy(read_tree(tree), {}, SPEC), None, []
     for state in steps:
@@ -82,7 +82,7 @@ def played(tree, steps):
         ("max(sum(state), 1) / 2", [[3.0], [0.5]]),
     ],
 )
-def test_formulas_compute_what_they_say(text, expected):
+def test_formulas_compute_expected_values(text, expected):
     found = value(text, [[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
     assert np.allclose(found, expected)
 
@@ -103,7 +103,7 @@ def test_formulas_compute_what_they_say(text, expected):
         ("[]", "empty list"),
     ],
 )
-def test_formulas_that_cannot_be_computed_are_refused(text, complaint):
+def test_invalid_formulas_are_refused(text, complaint):
     with pytest.raises(UserError, match="The formula") as refused:
         parse_formula(text).kind({"state": 3})
     assert complaint in str(refused.value)
@@ -127,19 +127,19 @@ def test_formulas_that_cannot_be_computed_are_refused(text, complaint):
         ({"kind": "action", "skill": "fly"}, "calls the skill 'fly'"),
     ],
 )
-def test_trees_that_cannot_be_played_are_refused(tree, complaint):
+def test_invalid_trees_are_refused(tree, complaint):
     with pytest.raises(UserError) as refused:
         make_tree_policy(read_tree(tree), {}, SPEC)
     assert complaint in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_text_that_is_no_json_is_refused():
+def test_invalid_json_is_refused():
     with pytest.raises(UserError, match="is not valid JSON"):
         parse_tree("{")
 
 
 def plain_tick(node, state, statuses, counter):
-    """The reactive semantics for one row: status, and the last action that was ticked."""
+    """Reactive semantics for one row: its status and its last ticked action."""
 
     def holds(text):
         return bool(eval(text, {"state": state}))
@@ -184,10 +184,10 @@ def test_a_batched_tick_is_a_plain_tick_of_every_row():
         for row, state in enumerate(obs["state"][:, 0].tolist()):
             statuses: dict[int, int] = {}
             status, action = plain_tick(plain, state, statuses, iter(range(300)))
-            wanted = [0.0, 0.0] if action is None else [float(text) for text in action["control"]]
+            target = [0.0, 0.0] if action is None else [float(text) for text in action["control"]]
             assert tick.status[row] == status
             assert tick.statuses[row].tolist() == [statuses.get(i, -1) for i in range(len(policy.tree.nodes))]
-            assert chunk[row, 0].tolist() == pytest.approx(wanted)
+            assert chunk[row, 0].tolist() == pytest.approx(target)
 
 
 def test_ticks_repeat_and_rows_do_not_depend_on_each_other():
@@ -200,24 +200,24 @@ def test_ticks_repeat_and_rows_do_not_depend_on_each_other():
     assert torch.equal(policy.act(alone), chunk[5:6]) and torch.equal(policy.next_hidden(alone), memory[5:6])
 
 
-def test_a_limit_counts_decisions_and_starts_anew_after_a_pause():
+def test_a_limit_counts_decisions_and_resets_after_a_pause():
     tree = {"kind": "selector", "children": [{**GO, "limit": 2, "unless": "state[0] < 0"}, STOP]}
     near, off = [1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]
     go, stop = [1.0, 0.0], [0.0, 1.0]
-    assert played(tree, [near, near, near, near]) == [go, go, stop, go]
-    assert played(tree, [near, off, near, near, near]) == [go, stop, go, go, stop]
+    assert actions_of(tree, [near, near, near, near]) == [go, go, stop, go]
+    assert actions_of(tree, [near, off, near, near, near]) == [go, stop, go, go, stop]
 
 
-def test_resume_goes_on_with_the_running_child_and_reactive_nodes_begin_again():
+def test_resume_continues_the_running_child_and_reactive_nodes_restart():
     children = [{**GO, "until": "state[0] > 0"}, {**STOP, "until": "state[1] > 0"}]
     steps = [[-1.0, -1.0, 0.0], [1.0, -1.0, 0.0], [-1.0, -1.0, 0.0], [-1.0, 1.0, 0.0], [-1.0, -1.0, 0.0]]
     go, stop = [1.0, 0.0], [0.0, 1.0]
-    assert played({"kind": "sequence", "children": children}, steps) == [go, stop, go, go, go]
-    resumed = played({"kind": "sequence", "children": children, "resume": True}, steps)
-    assert resumed == [go, stop, stop, stop, go]  # the fourth tick ends the sequence with its last child
+    assert actions_of({"kind": "sequence", "children": children}, steps) == [go, stop, go, go, go]
+    resumed = actions_of({"kind": "sequence", "children": children, "resume": True}, steps)
+    assert resumed == [go, stop, stop, stop, go]  # the last child completes the sequence at the fourth tick
 
 
-def test_what_plays_when_no_action_was_ticked_is_rest():
+def test_the_rest_action_is_used_if_no_action_is_ticked():
     tree = read_tree({"kind": "condition", "holds": "state[0] > 5"})
     assert make_tree_policy(tree, {}, SPEC).act(states(2))[:, 0].tolist() == [[0.0, 0.0]] * 2
     assert torch.allclose(
@@ -260,14 +260,14 @@ def test_swapping_a_leaf_changes_what_it_plays_and_nothing_else():
         )
 
 
-def test_each_skill_keeps_its_own_chunks_and_the_tree_takes_the_shortest():
+def test_skills_keep_their_chunk_lengths_and_the_tree_uses_the_shortest():
     turns = [{"kind": "action", "skill": name, "until": "state[0] > 0"} for name in ("slow", "quick")]
     policy = make_tree_policy(read_tree({"kind": "sequence", "children": turns}), {"slow": flow(), "quick": gaussian()})
     assert (policy.spec.horizon, policy.spec.action_horizon) == (1, 1) and policy.nfe == 3
     assert policy.act(states(3)).shape == (3, 1, 2)
 
 
-def test_the_memory_of_a_skill_begins_anew_with_its_turn():
+def test_the_memory_of_a_skill_resets_when_it_is_inactive():
     tree = read_tree(
         {"kind": "selector", "children": [{"kind": "action", "skill": "r", "unless": "state[0] < 0"}, STOP]}
     )
@@ -280,7 +280,7 @@ def test_the_memory_of_a_skill_begins_anew_with_its_turn():
         policy.act({"state": obs["state"]})
 
 
-def test_a_tree_is_one_artefact_with_its_skills(tmp_path):
+def test_a_tree_is_saved_with_its_skills_in_one_checkpoint(tmp_path):
     tree = read_tree({"kind": "selector", "children": [{"kind": "action", "skill": "a", "limit": 2}, STOP]})
     policy = make_tree_policy(tree, {"a": flow(), "unused": gaussian()})
     assert set(policy.skills) == {"a"}
@@ -292,7 +292,7 @@ def test_a_tree_is_one_artefact_with_its_skills(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_exported_tree_remembers_as_torch_does(tmp_path):
+def test_an_exported_tree_has_the_same_memory_as_in_torch(tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     from robopolicy.deploy.bundle import open_bundle
@@ -305,10 +305,10 @@ def test_an_exported_tree_remembers_as_torch_does(tmp_path):
     bundle = open_bundle(tmp_path / "b")
     steps = [[0.1, 0.0, 0.0], [2.0, 0.0, 0.0], [0.1, 0.0, 0.0], [0.1, 0.0, 0.0], [0.1, 0.0, 0.0]]
     found = [bundle.chunk({"state": np.array([step], np.float32)})[0].tolist() for step in steps]
-    assert found == played(tree, steps) == [[1, 0], [0, 1], [0, 1], [0, 1], [1, 0]]
+    assert found == actions_of(tree, steps) == [[1, 0], [0, 1], [0, 1], [0, 1], [1, 0]]
 
 
-def test_random_changes_keep_trees_readable_and_originals_alone():
+def test_mutations_are_valid_trees_and_leave_the_original_unchanged():
     rng = np.random.default_rng(0)
     skilled = {"kind": "action", "skill": "a", "unless": "state[1] < -0.5"}
     plain = {"kind": "sequence", "children": [{"kind": "selector", "children": [GO, skilled]}, {**STOP, "limit": 3}]}
@@ -320,14 +320,14 @@ def test_random_changes_keep_trees_readable_and_originals_alone():
     assert json.dumps(plain) == before and len(seen) > 50
 
 
-def test_a_changed_number_is_never_an_index():
+def test_mutations_never_change_an_index():
     rng, plain = np.random.default_rng(0), {"kind": "condition", "holds": "state[2] > 0.5"}
     for _ in range(60):
         body = ast.parse(mutate(plain, [], [], rng)["holds"], mode="eval").body
         assert isinstance(body, ast.Compare) and ast.unparse(body.left) == "state[2]"
 
 
-def test_an_outline_has_a_line_per_node():
+def test_an_outline_has_one_line_per_node():
     tree = {"kind": "sequence", "name": "brake", "resume": True, "children": [{**GO, "limit": 3}, STOP]}
     assert to_text(read_tree(tree)).splitlines() == [
         "sequence 'brake' (resumes)",
