@@ -51,10 +51,11 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until interrupted; return 0."""
     import os
+    import sys
 
     from robopolicy.deploy.server import ChunkServer, ServerConfig, serve
-    from robopolicy.deploy.wire import is_loopback
     from robopolicy.errors import UserError
+    from robopolicy.tokens import is_loopback
 
     check_numbers(args, positive=("max_batch", "max_clients", "max_message_mib"), non_negative=())
     token = os.environ.get(args.token_env, "")
@@ -81,7 +82,9 @@ def run(args: argparse.Namespace) -> int:
             print("note: without TLS the token is sent unencrypted; pass --tls-cert and --tls-key")
         print("Ctrl-C stops", flush=True)
 
-    serve(policy, config, lambda line: print(line, flush=True), ready)
+    if not serve(policy, config, lambda line: print(line, flush=True), ready):
+        print("The policy still computes; exiting without it.", file=sys.stderr, flush=True)
+        os._exit(0)
     return 0
 
 

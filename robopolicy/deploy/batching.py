@@ -7,99 +7,29 @@ is not finite. Other batch sizes round sums differently, by about 1e-7 of a valu
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.deploy.contract import ChunkPolicy
+from robopolicy.deploy.statistics import ServerStatistics
 from robopolicy.deploy.wire import Greeting, Request
 from robopolicy.errors import UserError
 from robopolicy.rng import episode_rng
 from robopolicy.spec import IMAGE_PREFIX
 
-RECENT = 1000  # number of replies in the percentiles
-PERCENTILES = (50, 95, 99)
-
-
-class LatencyWindow:
-    """Latency percentiles [s] over the last `RECENT` replies."""
-
-    def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=RECENT)
-        self._lock = threading.Lock()
-
-    def add(self, seconds: float) -> None:
-        """Record a latency."""
-        with self._lock:
-            self._recent.append(seconds)
-
-    def percentile(self, q: float) -> float:
-        """Percentile `q` of the latencies [s]; 0 without any."""
-        with self._lock:
-            return float(np.percentile(self._recent, q)) if self._recent else 0.0
-
-    def to_dict(self, name: str) -> dict[str, float]:
-        """Percentiles by name, such as `<name>_p50_ms`."""
-        return {f"{name}_p{q}_ms": round(1e3 * self.percentile(q), 3) for q in PERCENTILES}
-
-
-class ServerStatistics:
-    """Statistics of a server since its start."""
-
-    def __init__(self) -> None:
-        self.latency = LatencyWindow()  # from the arrival of a request to its reply
-        self.compute = LatencyWindow()  # of one batch
-        self.requests = self.errors = self.deadline_misses = 0
-        self.batches = self.rows = self.largest_batch = 0
-        self.refused_clients = 0
-        self.clients = 0  # connected clients
-        self._since = time.monotonic()
-
-    def record_reply(self, seconds: float, deadline: float | None, *, failed: bool) -> None:
-        """Record a reply after `seconds` to a request with an optional `deadline` [s]."""
-        self.latency.add(seconds)
-        self.requests += 1
-        self.errors += failed
-        self.deadline_misses += deadline is not None and seconds > deadline
-
-    def record_batch(self, rows: int, seconds: float) -> None:
-        """Record a batch."""
-        self.compute.add(seconds)
-        self.batches, self.rows = self.batches + 1, self.rows + rows
-        self.largest_batch = max(self.largest_batch, rows)
-
-    def to_dict(self) -> dict[str, float]:
-        """All statistics by name; latencies in ms."""
-        return {
-            "uptime_s": round(time.monotonic() - self._since, 1),
-            "clients": self.clients,
-            "refused_clients": self.refused_clients,
-            "requests": self.requests,
-            "errors": self.errors,
-            "deadline_misses": self.deadline_misses,
-            **self.latency.to_dict("latency"),
-            **self.compute.to_dict("compute"),
-            "batches": self.batches,
-            "mean_batch": round(self.rows / self.batches, 2) if self.batches else 0.0,
-            "largest_batch": self.largest_batch,
-        }
-
-    def line(self) -> str:
-        """Summary in one line, for logs."""
-        s = self.to_dict()
-        times = " ".join(f"p{q} {s[f'latency_p{q}_ms']:.1f}" for q in PERCENTILES)
-        return (
-            f"{s['clients']} clients, {s['requests']} requests, {s['errors']} errors, {s['deadline_misses']} deadlines "
-            f"missed, latency {times} ms, {s['mean_batch']:.1f} observations a batch"
-        )
+MAX_SLOWDOWN = 1.5  # time of a call that several clients share, relative to a call for one observation
+FAST_SECONDS = 0.001  # a call of at most this time is never too long
+SMOOTHING = 0.1  # weight of a new time in the moving average
+SINGLE_CALLS = 200  # calls for one observation after which two are tried again
 
 
 Streams = Sequence[tuple[int, int]]  # seed and step of each row, from which its noise is drawn
@@ -164,21 +94,38 @@ class ServedChunkPolicy:
         return np.stack(found)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class PendingRequest:
-    """Checked request in the queue."""
+    """Checked request of one client, computed in one or several parts."""
 
     obs: Batch
     noise: NDArray[np.float32] | None
     prefix: NDArray[np.float32] | None
     streams: Streams
     until: float  # [s, monotonic] deadline
-    future: Future[NDArray[np.float32]]
+    future: Future[NDArray[np.float32]] = field(default_factory=Future[NDArray[np.float32]])
+    parts: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])  # computed chunks
 
     @property
     def kind(self) -> tuple[bool, int]:
         """Key of requests that can share a batch: presence of noise, and length of the prefix."""
         return self.noise is not None, 0 if self.prefix is None else self.prefix.shape[1]
+
+    @property
+    def left(self) -> int:
+        """Rows that are not computed."""
+        return len(self.streams) - sum(len(part) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The next rows of a request."""
+
+    request: PendingRequest
+    rows: slice
+
+    def __len__(self) -> int:
+        return self.rows.stop - self.rows.start
 
 
 def check_request(request: Request, greeting: Greeting, seed: int) -> PendingRequest:
@@ -188,6 +135,8 @@ def check_request(request: Request, greeting: Greeting, seed: int) -> PendingReq
     if missing:
         raise UserError(f"The observation '{missing[0]}' is missing, got {', '.join(sorted(request.obs)) or 'none'}.")
     rows = max(len(np.atleast_1d(request.obs[key])) for key in spec.observation)
+    if rows > greeting.max_rows:
+        raise UserError(f"A request may have {greeting.max_rows} observations, found {rows}; split it.")
     obs: dict[str, NDArray[Any]] = {}
     for key, shape in spec.observation.items():
         kind = np.uint8 if key.startswith(IMAGE_PREFIX) else np.float32
@@ -209,7 +158,7 @@ def check_request(request: Request, greeting: Greeting, seed: int) -> PendingReq
     base = seed if request.seed is None else request.seed
     streams = [(base, request.number << 16 | row) for row in range(rows)]
     until = time.monotonic() + (np.inf if request.deadline is None else request.deadline)
-    return PendingRequest(obs, noise, prefix, streams, until, Future())
+    return PendingRequest(obs, noise, prefix, streams, until)
 
 
 def _checked(what: str, value: NDArray[Any], shape: tuple[int, ...], kind: type) -> NDArray[Any]:
@@ -228,102 +177,163 @@ def _checked(what: str, value: NDArray[Any], shape: tuple[int, ...], kind: type)
 
 
 class Batcher:
-    """Thread that collects requests, calls the policy in batches and returns the results."""
+    """Thread that calls the policy for the requests of all clients, a fair share of each call for every client.
 
-    def __init__(self, served: BatchedPolicy, statistics: ServerStatistics, *, max_batch: int, window: float) -> None:
+    With several clients, a call takes at most about `MAX_SLOWDOWN` times the time of a call for one observation: the
+    number of rows is adapted to the measured times. Clients take turns, and a request that does not fit continues in
+    later calls, so that large requests of one client delay another client by at most one such call.
+    """
+
+    def __init__(
+        self,
+        served: BatchedPolicy,
+        statistics: ServerStatistics,
+        *,
+        max_batch: int,
+        window: float,
+        single_seconds: float,
+    ) -> None:
         """Start the thread.
 
         Args:
             served: Policy.
             statistics: Statistics to update.
             max_batch: Maximum number of observations per call.
+            single_seconds: Time of a call for one observation [s].
             window: Maximum batching delay [s]. A client has one request at a time, so a batch starts early once all
                 clients have sent a request.
         """
         self._served, self._statistics = served, statistics
         self._max_batch, self._window = max_batch, window
-        self._requests: queue.SimpleQueue[PendingRequest | None] = queue.SimpleQueue()
+        self._waiting: deque[PendingRequest] = deque()  # in the order of their turns
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._shared_rows = max_batch  # rows of a call with several clients, adapted to the times below
+        self._single_seconds = single_seconds
+        self._single_calls = 0  # successive calls for one row
         self._thread = threading.Thread(target=self._run, name="policy", daemon=True)  # the policy may hang
         self._thread.start()
 
     def submit(self, request: PendingRequest) -> Future[NDArray[np.float32]]:
         """Queue a request; the result is a chunk `(B, H, A)` or an exception."""
-        self._requests.put(request)
+        with self._changed:
+            self._waiting.append(request)
+            self._changed.notify()
         return request.future
 
-    def close(self) -> None:
-        """Process the queue and end the thread, unless the policy hangs."""
-        self._requests.put(None)
-        self._thread.join(1.0)
+    def close(self, timeout: float = 1.0) -> bool:
+        """Refuse the waiting requests and end the thread; return False if the policy computes for longer [s]."""
+        with self._changed:
+            self._stopping = True
+            refused, self._waiting = self._waiting, deque()
+            self._changed.notify()
+        for request in refused:
+            if request.future.set_running_or_notify_cancel():
+                request.future.set_exception(UserError("The server stops."))
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         while True:
-            batch = [self._requests.get()]
-            until = time.monotonic() + self._window
-            while batch[-1] is not None and self._has_room(batch):
-                try:
-                    batch.append(self._requests.get(timeout=max(until - time.monotonic(), 0)))
-                except queue.Empty:
-                    break
-            kinds: dict[tuple[bool, int], list[PendingRequest]] = {}
-            for request in batch:
-                if request is not None and request.future.set_running_or_notify_cancel():
-                    kinds.setdefault(request.kind, []).append(request)
-            for requests in kinds.values():
-                self._process(requests)
-            if batch[-1] is None:
-                return
+            with self._changed:
+                while not self._waiting and not self._stopping:
+                    self._changed.wait()
+                until = time.monotonic() + self._window
+                while not self._stopping and self._has_room() and (left := until - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                if self._stopping:
+                    return
+                parts = self._next_parts()
+            if parts:
+                self._process(parts)
 
-    def _has_room(self, batch: Sequence[PendingRequest | None]) -> bool:
-        rows = sum(len(request.streams) for request in batch if request is not None)
-        return rows < self._max_batch and len(batch) < self._statistics.clients
+    def _has_room(self) -> bool:
+        rows = sum(request.left for request in self._waiting)
+        return rows < self._max_batch and len(self._waiting) < self._statistics.clients
 
-    def _process(self, requests: list[PendingRequest]) -> None:
-        now = time.monotonic()
-        for request in requests:
+    def _next_parts(self) -> list[Part]:
+        """Take the rows of the next call, of requests of one kind; unfinished requests go to the end of the queue."""
+        now, parts = time.monotonic(), list[Part]()
+        unfinished, others = deque[PendingRequest](), deque[PendingRequest]()
+        room = self._max_batch
+        if self._statistics.clients > 1:
+            room = min(room, max(self._shared_rows, len(self._waiting)))
+        share = max(1, room // len(self._waiting))
+        for request in self._waiting:
+            if request.future.done():  # its client is gone
+                continue
             if now > request.until:
                 request.future.set_exception(UserError("The deadline passed before the request was computed."))
-        requests = [request for request in requests if not request.future.done()]
-        if not requests:
-            return
-        try:
-            chunks = self._compute(requests)
-        except Exception as error:
-            if len(requests) == 1:
-                requests[0].future.set_exception(error)
-            else:  # compute requests separately to find the failing one
-                for request in requests:
-                    self._process([request])
-            return
-        for request in requests:
-            chunk, chunks = chunks[: len(request.streams)], chunks[len(request.streams) :]
-            if np.isfinite(chunk).all():
-                request.future.set_result(chunk)
-            else:
-                request.future.set_exception(UserError("The policy returned a non-finite action."))
+                continue
+            if room < 1 or (parts and request.kind != parts[0].request.kind):
+                others.append(request)
+                continue
+            rows, first = min(share, room, request.left), len(request.streams) - request.left
+            parts.append(Part(request, slice(first, first + rows)))
+            room -= rows
+            if request.left > rows:
+                unfinished.append(request)
+        self._waiting = others + unfinished
+        return parts
 
-    def _compute(self, requests: Sequence[PendingRequest]) -> NDArray[np.float32]:
-        """Chunks of all rows, in calls of at most `max_batch`."""
-        obs = {key: _joined([request.obs[key] for request in requests]) for key in requests[0].obs}
+    def _process(self, parts: Sequence[Part]) -> None:
+        try:
+            chunks = self._compute(parts)
+        except Exception as error:
+            if len(parts) == 1:
+                self._fail(parts[0].request, error)
+            else:  # compute requests separately to find the failing one
+                for part in parts:
+                    self._process([part])
+            return
+        for part in parts:
+            chunk, chunks = chunks[: len(part)], chunks[len(part) :]
+            if not np.isfinite(chunk).all():
+                self._fail(part.request, UserError("The policy returned a non-finite action."))
+                continue
+            part.request.parts.append(chunk)
+            if not part.request.left and part.request.future.set_running_or_notify_cancel():
+                part.request.future.set_result(_joined(part.request.parts))
+
+    def _fail(self, request: PendingRequest, error: Exception) -> None:
+        with self._changed, suppress(ValueError):
+            self._waiting.remove(request)
+        if request.future.set_running_or_notify_cancel():
+            request.future.set_exception(error)
+
+    def _compute(self, parts: Sequence[Part]) -> NDArray[np.float32]:
+        """Chunks of all rows, in one call."""
+        requests = [part.request for part in parts]
+        obs = {key: _joined([part.request.obs[key][part.rows] for part in parts]) for key in requests[0].obs}
         noise, prefix = (
-            None if getattr(requests[0], name) is None else _joined([getattr(request, name) for request in requests])
+            None
+            if getattr(requests[0], name) is None
+            else _joined([getattr(part.request, name)[part.rows] for part in parts])
             for name in ("noise", "prefix")
         )
-        streams = [stream for request in requests for stream in request.streams]
-        parts: list[NDArray[np.float32]] = []
-        for first in range(0, len(streams), self._max_batch):
-            rows = slice(first, first + self._max_batch)
-            start = time.monotonic()
-            batch = {key: value[rows] for key, value in obs.items()}
-            part_noise, part_prefix = (None if value is None else value[rows] for value in (noise, prefix))
-            part = np.asarray(self._served.chunks(batch, part_noise, part_prefix, streams[rows]), np.float32)
-            self._statistics.record_batch(len(streams[rows]), time.monotonic() - start)
-            spec = self._served.greeting.spec
-            expected = (len(streams[rows]), spec.horizon, spec.action_dim)
-            if part.shape != expected:
-                raise UserError(f"The policy returned shape {part.shape} instead of chunks of shape {expected}.")
-            parts.append(part)
-        return _joined(parts)
+        streams = [stream for part in parts for stream in part.request.streams[part.rows]]
+        start = time.monotonic()
+        chunks = np.asarray(self._served.chunks(obs, noise, prefix, streams), np.float32)
+        seconds = time.monotonic() - start
+        self._statistics.record_batch(len(streams), seconds)
+        self._adapt(len(streams), seconds)
+        spec = self._served.greeting.spec
+        expected = (len(streams), spec.horizon, spec.action_dim)
+        if chunks.shape != expected:
+            raise UserError(f"The policy returned shape {chunks.shape} instead of chunks of shape {expected}.")
+        return chunks
+
+    def _adapt(self, rows: int, seconds: float) -> None:
+        """Adapt the rows of shared calls to the time of a call for `rows` rows."""
+        self._single_calls = self._single_calls + 1 if rows == 1 else 0
+        if rows == 1:
+            usual = self._single_seconds
+            self._single_seconds += SMOOTHING * (min(seconds, 2 * usual) - usual)
+        elif seconds > max(MAX_SLOWDOWN * self._single_seconds, FAST_SECONDS):
+            self._shared_rows = max(1, min(self._shared_rows, rows) // 2)
+            return
+        if rows >= self._shared_rows and (rows > 1 or self._single_calls % SINGLE_CALLS == 0):
+            self._shared_rows = min(self._shared_rows + 1, self._max_batch)
 
 
 def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 import threading
 import time
@@ -16,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.constraints import NonNegative, NonNegativeInt, Validated
-from robopolicy.deploy.batching import LatencyWindow
 from robopolicy.deploy.contract import Observed
-from robopolicy.deploy.wire import MAX_MESSAGE_BYTES, TOKEN, Greeting, Reply, Request, WireError, is_loopback
+from robopolicy.deploy.statistics import LatencyWindow
+from robopolicy.deploy.wire import MAX_MESSAGE_BYTES, Greeting, Reply, Request, WireError
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.optional import require
 from robopolicy.spec import PolicySpec
+from robopolicy.tokens import ENCRYPTED, client_token, is_loopback, token_hint
 
 SCHEMES = ("ws", "wss")
 
@@ -44,6 +44,7 @@ class Connection:
         self._address = _parse(url)
         self.url, self._timeout, self._check = url, timeout or None, check
         self._socket: _WebSocket | None = None
+        self._greeting: Greeting | None = None
         self._number = 0
 
     def open(self) -> Greeting:
@@ -64,6 +65,12 @@ class Connection:
                 raise UserError(f"The endpoint {self.url} is not a policy server: {error}.") from error
             raise
         return greeting
+
+    def greeting(self) -> Greeting:
+        """Return the greeting of the server; connect if necessary."""
+        if self._socket is None or self._greeting is None:
+            self._greeting = self.open()
+        return self._greeting
 
     def request(self, **request: Any) -> Reply:
         """Send a request with the next number and return its reply.
@@ -152,14 +159,16 @@ def _parse(url: str) -> SplitResult:
     if address.scheme not in SCHEMES:
         raise unknown_name("scheme", address.scheme, SCHEMES, f"in {url}")
     if address.username or address.password:
-        raise UserError(f"An address must not contain a password, since it is stored; set the token in {TOKEN}.")
+        raise UserError(f"An address must not contain a password, since it is stored; {token_hint(address)}.")
     return address
 
 
 def _headers(address: SplitResult) -> dict[str, str]:
-    token = os.environ.get(TOKEN, "")
+    token = client_token(address)
     if not token and not is_loopback(address.hostname or ""):
-        raise UserError(f"{address.hostname} is another machine, so the endpoint needs a token; set {TOKEN}.")
+        encrypted = "" if address.scheme in ENCRYPTED else f"; use wss:// and {token_hint(address)}, or an SSH tunnel"
+        text = f"{address.hostname} is another machine, so the endpoint needs a token"
+        raise UserError(f"{text}{encrypted or f'; {token_hint(address)}'}.")
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
@@ -168,7 +177,7 @@ def _refused(address: SplitResult, status: int) -> Exception:
     if status >= 500:  # busy, starting or stopping
         return ConnectionError(f"status {status}")
     if status in (401, 403):
-        return UserError(f"The endpoint {url} rejects the token (status {status}); correct {TOKEN}.")
+        return UserError(f"The endpoint {url} rejects the token (status {status}); {token_hint(address)}.")
     return UserError(f"The endpoint {url} returned status {status}, expected a policy server; check the address.")
 
 
@@ -198,7 +207,7 @@ class ServerChunkPolicy:
         """Connect and read the specification of the policy.
 
         Args:
-            url: `ws://HOST:PORT` or `wss://HOST:PORT`; the token is read from the variable ROBOPOLICY_TOKEN.
+            url: `ws://HOST:PORT` or `wss://HOST:PORT`; tokens are bound to hosts (`robopolicy.tokens`).
             config: Timeouts and seed.
 
         Raises:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.deploy.wire import TOKEN, is_loopback
 from robopolicy.errors import UserError
+from robopolicy.tokens import SERVER_TOKEN, is_loopback
 
 MAX_PACKET_BYTES = 2**18
 PIXELS, ENCODED = b"P", b"E"  # first byte of an image packet: raw pixels, or an encoded file
@@ -35,9 +35,9 @@ def parse_address(text: str) -> tuple[str, int]:
     host = host.strip("[]") or "127.0.0.1"
     if not port.isdecimal() or not int(port) < 2**16:
         raise UserError(f"The dashboard needs an address PORT or HOST:PORT, such as 127.0.0.1:8780; got '{text}'.")
-    if not is_loopback(host) and not os.environ.get(TOKEN):
+    if not is_loopback(host) and not os.environ.get(SERVER_TOKEN):
         text = "can be reached from other machines, so the dashboard needs a token"
-        raise UserError(f"{host} {text}; set {TOKEN}, or listen on 127.0.0.1.")
+        raise UserError(f"{host} {text}; set {SERVER_TOKEN}, or listen on 127.0.0.1.")
     return host, int(port)
 
 

@@ -29,9 +29,9 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from robopolicy.deploy.dashboard import CLIENT_CONNECTED, ENCODED, MAX_PACKET_BYTES, NO_CLIENTS, PIXELS
-from robopolicy.deploy.wire import TOKEN, is_loopback
 from robopolicy.errors import UserError
 from robopolicy.optional import require
+from robopolicy.tokens import SERVER_TOKEN, is_loopback
 
 SHARED = Path(__file__).parent / "dashboard.js"  # replaces SHARED in every page
 MAX_CLIENTS = 16
@@ -195,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     os.nice(10)  # lower priority than the program
     try:
-        token = os.environ.get(TOKEN, "")  # checked by `parse_address`
+        token = os.environ.get(SERVER_TOKEN, "")  # checked by `parse_address`
         with socket.socket(fileno=int(descriptor)) as link:
             asyncio.run(DashboardServer(link, host, token, Path(page), commands).run(int(port)))
     except UserError as error:

@@ -14,27 +14,32 @@ import asyncio
 import hmac
 import itertools
 import logging
+import math
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from robopolicy.deploy.batching import BatchedPolicy, Batcher, ServerStatistics, check_request
-from robopolicy.deploy.wire import MAX_MESSAGE_BYTES, TOKEN, Reply, Request, WireError, decode, is_loopback
+from robopolicy.deploy.batching import BatchedPolicy, Batcher, check_request
+from robopolicy.deploy.statistics import ServerStatistics
+from robopolicy.deploy.wire import MAX_MESSAGE_BYTES, Greeting, Reply, Request, WireError, decode
 from robopolicy.errors import UserError
 from robopolicy.optional import require
 from robopolicy.shutdown import stop_signals
 from robopolicy.spec import IMAGE_PREFIX
+from robopolicy.tokens import SERVER_TOKEN, is_loopback
 
 Log = Callable[[str], None]
 _DRAIN_TIMEOUT = 5.0  # [s] for pending requests when the server stops
+MIN_ROWS = 32  # observations that a request may have even if `max_batch` is smaller
+MESSAGE_OVERHEAD = 64 * 1024  # bytes of a request in addition to its numbers
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if not self.token and not is_loopback(self.host):
             text = "can be reached from other machines, so the server needs a token"
-            raise UserError(f"{self.host} {text}; set {TOKEN}, or listen on 127.0.0.1.")
+            raise UserError(f"{self.host} {text}; set {SERVER_TOKEN}, or listen on 127.0.0.1.")
         if not self.token.isascii() or any(letter.isspace() for letter in self.token):
             raise UserError("A token must consist of ASCII letters, digits and punctuation, without spaces.")
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -81,11 +86,13 @@ class ChunkServer:
     def __init__(self, served: BatchedPolicy, config: ServerConfig, log: Log = lambda _: None) -> None:
         """Load the certificate and test the policy; raises `UserError` if either fails."""
         self.config, self.url = config, ""
+        self.stopped_cleanly = True  # False after `run` if the policy still computes
         self.statistics = ServerStatistics()
-        self._greeting, self._log = served.greeting, log
+        self._greeting, self._log = replace(served.greeting, max_rows=max(config.max_batch, MIN_ROWS)), log
         self._tls = _tls(config)
-        _try(served)
-        self._batcher = Batcher(served, self.statistics, max_batch=config.max_batch, window=config.window)
+        seconds = _try(served)
+        limits = {"max_batch": config.max_batch, "window": config.window}
+        self._batcher = Batcher(served, self.statistics, **limits, single_seconds=seconds)
         self._seeds = itertools.count()  # for clients without a seed
         self._working = 0
         self._stopping = asyncio.Event()
@@ -109,7 +116,7 @@ class ChunkServer:
             "process_request": self._admit,
             "ssl": self._tls,
             "compression": None,
-            "max_size": config.max_bytes,
+            "max_size": min(config.max_bytes, _request_bytes(self._greeting)),
             "max_queue": 1,  # maximum number of unread requests
             "open_timeout": config.open_timeout,
             "ping_interval": config.ping,
@@ -139,7 +146,7 @@ class ChunkServer:
             await asyncio.gather(*(connection.close(1001, "the server stops") for connection in listening.connections))
             with suppress(TimeoutError):  # the tasks of clients hang with a policy
                 await asyncio.wait_for(listening.wait_closed(), 1.0)
-            self._batcher.close()
+            self.stopped_cleanly = self._batcher.close()
 
     def stop(self) -> None:
         """End `run`; call it in the event loop of `run`."""
@@ -149,7 +156,7 @@ class ChunkServer:
         """Return None to accept a client, else an error response."""
         tokens = request.headers.get_all("Authorization")
         expected = f"Bearer {self.config.token}".encode()
-        if self.config.token and not (len(tokens) == 1 and hmac.compare_digest(tokens[0].encode(), expected)):
+        if self.config.token and not (len(tokens) == 1 and hmac.compare_digest(_bytes(tokens[0]), expected)):
             self.statistics.refused_clients += 1
             return connection.respond(HTTPStatus.UNAUTHORIZED, "The token is wrong.\n")
         if self.statistics.clients >= self.config.max_clients or self._stopping.is_set():
@@ -202,17 +209,22 @@ class ChunkServer:
             self._log(self.statistics.line())
 
 
-def serve(served: BatchedPolicy, config: ServerConfig, log: Log, ready: Callable[[ChunkServer], None]) -> None:
-    """Serve in the main thread until one of `stop_signals`; raises the errors of `ChunkServer`."""
+def serve(served: BatchedPolicy, config: ServerConfig, log: Log, ready: Callable[[ChunkServer], None]) -> bool:
+    """Serve in the main thread until one of `stop_signals`; raises the errors of `ChunkServer`.
 
-    async def main() -> None:
+    Returns:
+        Whether the policy has ended. If not, its thread would abort the exit of the interpreter; use `os._exit`.
+    """
+
+    async def main() -> bool:
         server = ChunkServer(served, config, log)
         for number in stop_signals():
             asyncio.get_running_loop().add_signal_handler(number, server.stop)
         await server.run(lambda: ready(server))
         log(server.statistics.line())
+        return server.stopped_cleanly
 
-    asyncio.run(main())
+    return asyncio.run(main())
 
 
 @contextmanager
@@ -257,17 +269,35 @@ def _tls(config: ServerConfig) -> ssl.SSLContext | None:
     return context
 
 
-def _try(served: BatchedPolicy) -> None:
-    """Compute one chunk, to warm up and test the policy."""
+def _try(served: BatchedPolicy) -> float:
+    """Compute chunks of one observation, to warm up and test the policy; return the time of a call [s]."""
     spec = served.greeting.spec
     obs = {
         key: np.zeros((1, spec.obs_horizon, *shape), np.uint8 if key.startswith(IMAGE_PREFIX) else np.float32)
         for key, shape in spec.observation.items()
     }
     noise = np.zeros((1, spec.horizon, spec.action_dim), np.float32) if served.greeting.noise else None
-    found, expected = np.shape(served.chunks(obs, noise, None, [(0, 0)])), (1, spec.horizon, spec.action_dim)
-    if found != expected:
-        raise UserError(f"The policy returned shape {found} instead of chunks of shape {expected}.")
+    seconds: list[float] = []
+    for _ in range(3):  # the first call is slower
+        start = time.monotonic()
+        found, expected = np.shape(served.chunks(obs, noise, None, [(0, 0)])), (1, spec.horizon, spec.action_dim)
+        seconds.append(time.monotonic() - start)
+        if found != expected:
+            raise UserError(f"The policy returned shape {found} instead of chunks of shape {expected}.")
+    return min(seconds)
+
+
+def _request_bytes(greeting: Greeting) -> int:
+    """Size of the largest valid request: all numbers in eight bytes, pixels in one."""
+    spec = greeting.spec
+    row = 2 * 8 * spec.horizon * spec.action_dim  # noise and prefix
+    for key, shape in spec.observation.items():
+        row += spec.obs_horizon * math.prod(shape) * (1 if key.startswith(IMAGE_PREFIX) else 8)
+    return greeting.max_rows * row + MESSAGE_OVERHEAD
+
+
+def _bytes(header: str) -> bytes:
+    return header.encode("utf-8", "surrogateescape")
 
 
 def _line(text: str) -> str:

@@ -17,7 +17,6 @@ handshake contains the token, which only loopback addresses do not need.
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,12 +30,11 @@ from numpy.typing import NDArray
 from robopolicy.optional import require
 from robopolicy.spec import PolicySpec
 
-PROTOCOL = 2  # version, to increase with every incompatible change
+PROTOCOL = 3  # version, to increase with every incompatible change
 MAX_MESSAGE_BYTES = 256 * 2**20
 MAX_PARTS, MAX_ENTRIES = 4096, 1024  # lists and maps in a message, and entries of each; few bytes can encode many
 MAX_NUMBER, MAX_SEED = 2**48 - 1, 2**64 - 1
 DTYPES = ("|b1", "|u1", "<i4", "<i8", "<f2", "<f4", "<f8")
-TOKEN = "ROBOPOLICY_TOKEN"  # environment variable of the token, on both sides
 
 
 class WireError(ValueError):
@@ -52,6 +50,7 @@ class Greeting:
     noise: bool = False  # accepts noise and is then deterministic
     prefix: bool = False  # accepts a prefix of actions to continue
     network_calls: int = 1  # network evaluations per chunk
+    max_rows: int = 32  # maximum number of observations per request
 
     def pack(self) -> bytes:
         """The message."""
@@ -68,11 +67,11 @@ class Greeting:
             described = PolicySpec.from_dict(spec)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise WireError(f"expected a policy specification, found {_brief(spec)}") from error
-        calls = _entry(fields, "network_calls", int)
-        if calls < 1:
-            raise WireError(f"expected 'network_calls' of at least 1, found {calls}")
+        calls, rows = (_entry(fields, key, int) for key in ("network_calls", "max_rows"))
+        if min(calls, rows) < 1:
+            raise WireError(f"expected 'network_calls' and 'max_rows' of at least 1, found {calls} and {rows}")
         flags = _entry(fields, "noise", bool), _entry(fields, "prefix", bool)
-        return cls(described, _entry(fields, "model", str), *flags, calls)
+        return cls(described, _entry(fields, "model", str), *flags, calls, rows)
 
 
 @dataclass(frozen=True)
@@ -162,14 +161,6 @@ def decode(data: bytes | str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise WireError(f"expected a map, found {_brief(message)}")
     return message
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` is a loopback address, which needs no token."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _as_map(value: Any) -> dict[str, Any]:

@@ -58,10 +58,20 @@ class RemotePolicy(BlackBoxPolicy):
         return f"The endpoint {self.config.url}"
 
     def call(self, obs: Observation, noise: Tensor | None) -> Any:
-        """Send one batch and wait for its chunk."""
+        """Send a batch, in requests of the size that the server accepts, and wait for its chunks."""
         arrays = {key: value.cpu().numpy() for key, value in obs.items()}
+        rows, connection = len(next(iter(arrays.values()))), self._line.connection
         with self._line.lock:
-            return self._line.connection.request(obs=arrays, noise=None if noise is None else noise.cpu().numpy()).chunk
+            size = connection.greeting().max_rows
+            return np.concatenate(
+                [
+                    connection.request(
+                        obs={key: value[i : i + size] for key, value in arrays.items()},
+                        noise=None if noise is None else noise[i : i + size].cpu().numpy(),
+                    ).chunk
+                    for i in range(0, rows, size)
+                ]
+            )
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""

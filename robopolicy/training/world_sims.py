@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -94,7 +93,6 @@ def _build_model(manifest: WorldManifest, folder: Path) -> AnyWorldModel:
 BACKEND = "worldmodel:"  # prefix of backends that are world models: worldmodel:FOLDER[,FOLDER...]
 VLM = "vlm:"  # prefix of a vision-language model as judge
 VLM_EVERY = 20  # control steps between queries of a vision-language model, as in WorldGym
-JUDGE_TOKEN = "ROBOPOLICY_JUDGE_TOKEN"  # environment variable with the token of a served judge
 
 
 @dataclass(frozen=True)
@@ -221,7 +219,7 @@ def _judge_options(
     if name.startswith(VLM):
         path = name.removeprefix(VLM)
         served, at, url = path.partition("@")
-        backend = ServedVLM(url, served, token=os.environ.get(JUDGE_TOKEN, "")) if at else LocalVLM(path, device=device)
+        backend = ServedVLM(url, served) if at else LocalVLM(path, device=device)
         return _JudgeOptions(VLMJudge(backend, entry.description), clip=steps + 1, every=VLM_EVERY, rows=1)
     judge = load_judge(Path(name), entry.success_fn, device)
     threshold = judge.threshold if isinstance(judge, SuccessClassifier) else 0.5

@@ -18,10 +18,11 @@ from robopolicy.cli import serve
 from robopolicy.cli.main import main, parse
 from robopolicy.deploy.bundle import MANIFEST
 from robopolicy.deploy.client import ServerChunkPolicy
-from robopolicy.deploy.wire import TOKEN, Greeting
+from robopolicy.deploy.wire import Greeting
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.registry import POLICIES
+from robopolicy.tokens import SERVER_TOKEN
 from robopolicy.training.checkpoint import save_checkpoint
 
 pytest.importorskip("msgpack", reason="needs robopolicy[remote]")
@@ -42,7 +43,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def test_a_checkpoint_is_served_imported_and_evaluated(checkpoint: Path, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "robopolicy", "serve", str(checkpoint), "--port", "0"]
-    child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {TOKEN: ""})
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {SERVER_TOKEN: ""})
     try:
         assert child.stdout is not None
         first = child.stdout.readline()
@@ -98,7 +99,7 @@ def test_a_bundle_is_served_with_its_own_noise(
 def test_bad_input_gives_one_line(
     words: list[str], message: str, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(TOKEN, raising=False)
+    monkeypatch.delenv(SERVER_TOKEN, raising=False)
     assert message in refused("serve", "nowhere", *words)
 
 

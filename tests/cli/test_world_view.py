@@ -11,10 +11,10 @@ import pytest
 from robopolicy.cli import teleop
 from robopolicy.cli.policy_args import PolicyEntry
 from robopolicy.deploy.dashboard import Dashboard
-from robopolicy.deploy.wire import TOKEN
 from robopolicy.evaluation.actors import ExpertActor
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.tokens import SERVER_TOKEN
 from robopolicy_tasks.toy.push import PushExpert
 
 client = pytest.importorskip("websockets.sync.client", reason="needs robopolicy[remote]")
@@ -30,7 +30,7 @@ def table() -> VectorSim:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
     """Function that runs a view in a thread and returns the address for a browser."""
-    monkeypatch.delenv(TOKEN, raising=False)
+    monkeypatch.delenv(SERVER_TOKEN, raising=False)
     pages: queue.Queue[Dashboard] = queue.Queue()
     threads: list[threading.Thread] = []
 

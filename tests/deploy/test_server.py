@@ -17,7 +17,6 @@ from served_toys import IMAGES, SPEC, OneRobot, Shift, connected, state, wait_un
 from robopolicy.deploy.batching import ServedChunkPolicy
 from robopolicy.deploy.client import Connection, ServerChunkPolicy
 from robopolicy.deploy.server import ServerConfig, running
-from robopolicy.deploy.wire import TOKEN
 from robopolicy.errors import UserError
 from robopolicy.interop.remote import ServedPolicy, open_remote
 from robopolicy.nets.recurrent import RecurrentConfig
@@ -292,7 +291,7 @@ def test_tls_requires_a_trusted_certificate(tmp_path: Path, monkeypatch: pytest.
         running(Shift(), ServerConfig(**FREE, tls_cert=key, tls_key=cert)),
     ):
         pass
-    monkeypatch.setenv(TOKEN, "secret")
+    monkeypatch.setenv("ROBOPOLICY_TOKEN_LOCALHOST", "secret")
     with running(Shift(), ServerConfig(**FREE, token="secret", tls_cert=cert, tls_key=key)) as server:
         assert server.url.startswith("wss://")
         monkeypatch.delenv("SSL_CERT_FILE", raising=False)

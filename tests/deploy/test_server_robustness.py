@@ -17,8 +17,8 @@ from served_toys import Shift, connected, state, wait_until
 
 from robopolicy.deploy.client import ClientConfig, Connection, ServerChunkPolicy
 from robopolicy.deploy.server import ServerConfig, running
-from robopolicy.deploy.wire import TOKEN
 from robopolicy.errors import UserError
+from robopolicy.tokens import SERVER_TOKEN
 
 pytest.importorskip("msgpack", reason="needs robopolicy[remote]")
 pytest.importorskip("websockets", reason="needs robopolicy[remote]")
@@ -48,11 +48,11 @@ def test_oversize_message_ends_only_its_own_connection() -> None:
 @pytest.mark.parametrize("shown", ["", "wrong", "secre", "secrets"])
 def test_clients_without_the_token_are_refused(shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(Shift(), ServerConfig(port=0, token="secret")) as server:
-        monkeypatch.setenv(TOKEN, shown)
+        monkeypatch.setenv("ROBOPOLICY_TOKEN_LOCALHOST", shown)
         with pytest.raises(UserError, match="rejects the token"):
             ServerChunkPolicy(server.url)
         assert server.statistics.refused_clients == 1 and server.statistics.clients == 0
-        monkeypatch.setenv(TOKEN, "secret")
+        monkeypatch.setenv("ROBOPOLICY_TOKEN_LOCALHOST", "secret")
         with closing(ServerChunkPolicy(server.url)) as source:
             assert source.chunk(OBS).shape == (4, 2)
 
@@ -202,7 +202,7 @@ serve(Shift(), ServerConfig(port=int(sys.argv[2])), print_now, lambda server: pr
 def start_server(port: int) -> subprocess.Popen[str]:
     """Start a server in its own process; return once it listens."""
     words = [sys.executable, "-c", SERVER, str(Path(__file__).parent), str(port)]
-    child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {TOKEN: ""})
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {SERVER_TOKEN: ""})
     assert child.stdout is not None and child.stdout.readline().startswith("ws://")
     return child
 

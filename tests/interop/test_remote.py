@@ -9,7 +9,7 @@ import pytest
 import torch
 from policy_server import SPEC, serving, shifted
 
-from robopolicy.deploy.wire import TOKEN, Greeting, Reply, Request
+from robopolicy.deploy.wire import Greeting, Reply, Request
 from robopolicy.errors import UserError
 from robopolicy.interop.remote import RemoteConfig, RemotePolicy, open_remote
 from robopolicy.policies.base import PolicySpec
@@ -126,7 +126,7 @@ def test_invalid_replies_are_refused_without_retry(raw: object, message: str) ->
 def test_endpoints_that_are_no_policy_server_are_refused() -> None:
     with (
         serving(greeting=Reply(1)) as served,  # type: ignore[arg-type]
-        pytest.raises(UserError, match="is not a policy server: expected a greeting of protocol 2, found None"),
+        pytest.raises(UserError, match="is not a policy server: expected a greeting of protocol 3, found None"),
     ):
         open_remote(served.url)
     pages = ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler)
@@ -168,13 +168,14 @@ def test_endpoint_that_serves_another_policy_is_refused(greeting: Greeting, mess
 
 
 def test_tokens_are_required_for_other_machines_and_always_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(TOKEN, raising=False)
-    with pytest.raises(UserError, match=f"another machine, so the endpoint needs a token; set {TOKEN}"):
+    with pytest.raises(UserError, match="needs a token; use wss:// and set ROBOPOLICY_"):
         open_remote("ws://10.255.255.1:1")
+    with pytest.raises(UserError, match=r"needs a token; set ROBOPOLICY_TOKEN_GPU__1_LAB\.$"):
+        open_remote("wss://gpu-1.lab:1")
     with serving(token="secret") as served:
         with pytest.raises(UserError, match="rejects the token"):
             open_remote(served.url)
-        monkeypatch.setenv(TOKEN, "secret")
+        monkeypatch.setenv("ROBOPOLICY_TOKEN_LOCALHOST", "secret")
         policy = open_remote(served.url)
         assert policy.act(OBS).shape == (5, 4, 2)
         assert "secret" not in str(policy.config_dict())

@@ -18,9 +18,9 @@ from scripted import ScriptedLift
 from robopolicy.cli import main as cli
 from robopolicy.deploy.dashboard import parse_address
 from robopolicy.deploy.safety.interventions import SafetyIntervention
-from robopolicy.deploy.wire import TOKEN
 from robopolicy.errors import UserError
 from robopolicy.interop.sources import CheckpointChunkPolicy
+from robopolicy.tokens import SERVER_TOKEN
 from robopolicy_robots.browser_dashboard import PLOT_PERIOD, BrowserDashboard
 from robopolicy_robots.messages import CompressedImage, Header, Image
 from robopolicy_robots.metrics import WINDOW, RunMetrics
@@ -44,7 +44,7 @@ def tick(now: float, wanted: float = 0.4, *done: SafetyIntervention) -> Tick:
 @pytest.fixture(scope="module")
 def shared() -> Iterator[BrowserDashboard]:
     with pytest.MonkeyPatch.context() as environment:
-        environment.delenv(TOKEN, raising=False)
+        environment.delenv(SERVER_TOKEN, raising=False)
         view = BrowserDashboard("127.0.0.1:0", RunMetrics(robot_spec(), "a task"))
     yield view
     view.close()
@@ -61,7 +61,7 @@ def view(shared: BrowserDashboard) -> BrowserDashboard:
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[BrowserDashboard]:
     """A separate viewer for a test that stops it."""
-    monkeypatch.delenv(TOKEN, raising=False)
+    monkeypatch.delenv(SERVER_TOKEN, raising=False)
     view = BrowserDashboard("127.0.0.1:0", RunMetrics(robot_spec(), "a task"))
     yield view
     view.close()
@@ -130,11 +130,11 @@ def test_an_invalid_address_is_refused(text: str) -> None:
 
 
 def test_a_public_address_requires_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(TOKEN, raising=False)
+    monkeypatch.delenv(SERVER_TOKEN, raising=False)
     assert parse_address("8780") == ("127.0.0.1", 8780) and parse_address("[::1]:1") == ("::1", 1)
-    with pytest.raises(UserError, match=f"set {TOKEN}"):
+    with pytest.raises(UserError, match=f"set {SERVER_TOKEN}"):
         parse_address("0.0.0.0:8780")
-    monkeypatch.setenv(TOKEN, "secret")
+    monkeypatch.setenv(SERVER_TOKEN, "secret")
     assert parse_address("0.0.0.0:8780") == ("0.0.0.0", 8780)
 
 
@@ -229,7 +229,7 @@ def test_only_the_estop_message_is_accepted(view: BrowserDashboard) -> None:
 
 
 def test_without_the_token_a_browser_gets_no_data_and_cannot_press(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TOKEN, "secret")
+    monkeypatch.setenv(SERVER_TOKEN, "secret")
     view = BrowserDashboard("0", RunMetrics(robot_spec(), "a task"))
     try:
         code, _, body = get(view, "/", Host="robot.example")
@@ -299,7 +299,7 @@ def test_a_port_in_use_is_refused_in_one_line(view: BrowserDashboard) -> None:
 
 
 def test_the_button_stops_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
-    monkeypatch.delenv(TOKEN, raising=False)
+    monkeypatch.delenv(SERVER_TOKEN, raising=False)
     source, pages = CheckpointChunkPolicy(ScriptedLift(8, 4)), []
     monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
 

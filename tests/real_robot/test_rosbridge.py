@@ -1,8 +1,11 @@
 """Tests of the rosbridge transport: requests of the protocol, both spellings and lost connections."""
 
+from urllib.parse import urlsplit
+
 import pytest
 from networks import free_port, until
 
+from robopolicy.tokens import token_variable
 from robopolicy_robots.codecs import json
 from robopolicy_robots.messages import Bool, Header, JointState, String, Time
 from robopolicy_robots.transports.base import LATCHED, SENSOR, TransportError
@@ -94,16 +97,18 @@ def test_a_lost_connection_is_opened_again() -> None:
         again.stop()
 
 
-def test_tokens_are_not_sent_over_unencrypted_remote_connections() -> None:
+def test_tokens_are_not_sent_over_unencrypted_remote_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub()
-    RosbridgeTransport(hub.url, token="secret").close()
+    RosbridgeTransport(hub.url).close()
+    monkeypatch.setenv("ROBOPOLICY_TOKEN_LOCALHOST", "secret")
     RosbridgeTransport(hub.url).close()
     until(lambda: len(hub.headers) == 2)  # each connection has its own thread
     assert set(hub.headers) == {"Bearer secret", None}
     hub.stop()
     for url in ("ws://robot.local:9090", "ws://127.evil.example:9090", "ws://localhost.evil.example"):
+        monkeypatch.setenv(str(token_variable(str(urlsplit(url).hostname))), "secret")
         with pytest.raises(TransportError, match="use wss://"):
-            RosbridgeTransport(url, token="secret", timeout=0.1)
+            RosbridgeTransport(url, timeout=0.1)
 
 
 def test_a_missing_server_is_reported() -> None:

@@ -202,7 +202,7 @@ def test_a_step_synchronises_with_the_gpu_only_for_the_rows_to_restart(kind: str
     finally:
         torch.cuda.set_sync_debug_mode("default")
     places = [warning.filename.rsplit("/", 1)[-1] for warning in seen]
-    assert places.count("lab.py") == 8
+    assert places.count("isaac_style.py") == 8
 
 
 def test_environment_has_its_own_random_state() -> None:

@@ -109,6 +109,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append((self.path, dict(self.headers), body))  # type: ignore[attr-defined]
         status, answer = self.server.answer  # type: ignore[attr-defined]
         self.send_response(status)
+        if 300 <= status < 400:
+            self.send_header("Location", answer.decode())
         self.end_headers()
         self.wfile.write(answer)
 
@@ -129,9 +131,10 @@ def server():
     thread.join()
 
 
-def test_served_model_receives_chat_completion_requests(server):
+def test_served_model_receives_chat_completion_requests(server, monkeypatch):
+    monkeypatch.setenv("ROBOPOLICY_TOKEN_LOCALHOST", "secret")
     url = f"http://127.0.0.1:{server.server_port}/v1/"
-    judge = VLMJudge(ServedVLM(url, "tiny-vlm", token="secret"), "push the block", votes=2)
+    judge = VLMJudge(ServedVLM(url, "tiny-vlm"), "push the block", votes=2)
     assert judge(clips(), torch.zeros(1, 45, 0)).success.tolist() == [1.0]
     (path, headers, body), (_, _, second) = server.asked
     assert path == "/v1/chat/completions" and headers["Authorization"] == "Bearer secret"
@@ -152,12 +155,24 @@ def test_invalid_server_answers_are_reported(server, answer, message):
         backend("?", [np.zeros((4, 4, 3), np.uint8)], 0)
 
 
-def test_addresses_and_tokens_are_checked():
+def test_redirects_are_not_followed(server, monkeypatch):
+    """They would send the token to a host of the server's choice."""
+    monkeypatch.setenv("ROBOPOLICY_TOKEN_LOCALHOST", "secret")
+    url = f"http://127.0.0.1:{server.server_port}"
+    server.answer = (302, f"{url}/elsewhere".encode())
+    with pytest.raises(UserError, match="status 302"):
+        ServedVLM(url, "m")("?", [], 0)
+    assert [path for path, *_ in server.asked] == ["/chat/completions"]
+
+
+def test_addresses_and_tokens_are_checked(monkeypatch):
     with pytest.raises(UserError, match="http://"):
         ServedVLM("localhost:8000", "m")
+    ServedVLM("http://example.org/v1", "m")
+    monkeypatch.setenv("ROBOPOLICY_TOKEN_EXAMPLE_ORG", "secret")
     with pytest.raises(UserError, match="unencrypted"):
-        ServedVLM("http://example.org/v1", "m", token="secret")
-    ServedVLM("https://example.org/v1", "m", token="secret")
+        ServedVLM("http://example.org/v1", "m")
+    ServedVLM("https://example.org/v1", "m")
     with pytest.raises(UserError, match="no answer"):
         ServedVLM("http://127.0.0.1:9/v1", "m", timeout=2.0)("?", [], 0)
 

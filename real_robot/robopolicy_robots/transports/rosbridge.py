@@ -18,8 +18,9 @@ from collections import deque
 from typing import Any
 from urllib.parse import urlsplit
 
-from robopolicy.deploy.wire import is_loopback
+from robopolicy.errors import UserError
 from robopolicy.optional import require
+from robopolicy.tokens import client_token
 from robopolicy_robots.codecs import json
 from robopolicy_robots.codecs.definitions import prepare
 from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport, TransportError, drain
@@ -86,20 +87,17 @@ class RosbridgeTransport(Transport):
     """ROS over rosbridge.
 
     Args:
-        url: Address of the server, `ws://` or `wss://`.
+        url: Address of the server, `ws://` or `wss://`; a token for a proxy is bound to its host (`robopolicy.tokens`).
         ros1: Whether the server runs ROS 1, with its names of types and fields.
-        token: Token for a proxy, sent as `Authorization: Bearer TOKEN`; only over `wss://` or on this machine.
         timeout: Timeout of a connection attempt [s].
     """
 
     module = "websockets"
     extra = "ros"
 
-    def __init__(
-        self, url: str = "ws://127.0.0.1:9090", ros1: bool = False, token: str | None = None, timeout: float = 5.0
-    ) -> None:
+    def __init__(self, url: str = "ws://127.0.0.1:9090", ros1: bool = False, timeout: float = 5.0) -> None:
         super().__init__()
-        self._link = _Link(url, ros1, token, timeout)
+        self._link = _Link(url, ros1, timeout)
 
     def _publisher(self, topic: str, kind: type[M], qos: QoS) -> RosbridgePublisher[M]:
         publisher = RosbridgePublisher(self._link, topic, kind)  # rosbridge supports only `latched` of the QoS
@@ -119,13 +117,14 @@ class RosbridgeTransport(Transport):
 class _Link:
     """Connection and its two threads."""
 
-    def __init__(self, url: str, ros1: bool, token: str | None, timeout: float) -> None:
+    def __init__(self, url: str, ros1: bool, timeout: float) -> None:
         client = require("websockets.sync.client", "ros")
         self.url, self.ros1 = url, ros1
+        try:
+            token = client_token(urlsplit(url))
+        except UserError as error:
+            raise TransportError(str(error)) from error
         headers = {"Authorization": f"Bearer {token}"} if token else None
-        address = urlsplit(url)
-        if token and address.scheme != "wss" and not is_loopback(address.hostname or ""):
-            raise TransportError(f"The token would be sent without encryption; use wss:// instead of {url}.")
         options: dict[str, Any] = {"compression": None, "proxy": None}
         options |= {"max_size": MAX_MESSAGE_BYTES, "close_timeout": CLOSE_TIMEOUT}
         self._open_socket = lambda: client.connect(url, additional_headers=headers, open_timeout=timeout, **options)

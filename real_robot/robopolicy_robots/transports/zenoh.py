@@ -15,8 +15,8 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
-from robopolicy.deploy.wire import is_loopback
 from robopolicy.optional import require
+from robopolicy.tokens import is_loopback
 from robopolicy_robots.codecs import CodecError, cdr
 from robopolicy_robots.codecs.definitions import prepare, type_hash
 from robopolicy_robots.message import Message

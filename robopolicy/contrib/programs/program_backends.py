@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,7 +29,6 @@ from robopolicy.text.task import KEY
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.worldmodel.success_detectors.vlm import ServedVLM
 
-TOKEN = "ROBOPOLICY_AUTHOR_TOKEN"  # environment variable with the token of a served model
 LONGEST = 4096  # maximum tokens of a served model
 
 
@@ -126,7 +124,7 @@ def load_llm(name: str, device: str) -> Write:
     """
     model, at, url = name.partition("@")
     if at:
-        served = ServedVLM(url, model, token=os.environ.get(TOKEN, ""), max_tokens=LONGEST)
+        served = ServedVLM(url, model, max_tokens=LONGEST)
         return lambda prompt, seed: served(prompt, [], seed)
     policy = load_policy(Path(name), device)[0]
     if not isinstance(policy, TextPolicy):

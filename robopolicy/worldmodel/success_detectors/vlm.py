@@ -21,7 +21,7 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-from urllib.parse import urlparse
+from urllib.parse import urlsplit
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.optional import require
+from robopolicy.tokens import client_token
 from robopolicy.worldmodel.contract import Images, Judgement
 
 Picture = NDArray[np.uint8]
@@ -45,7 +46,7 @@ PROGRESS: a number from 0 (nothing done) to 100 (fully done)
 """
 _SUCCESS = re.compile(r"success\W*\b(yes|no)\b", re.I)
 _PROGRESS = re.compile(r"progress\W*(\d+(?:\.\d+)?)", re.I)
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_MAX_ANSWER_BYTES = 1 << 20
 
 
 class VLMBackend(Protocol):
@@ -123,6 +124,16 @@ def parse_answer(answer: str) -> tuple[bool, float] | None:
     return won, min(float(progress[-1]) / 100, 1.0) if progress else float(won)
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error: it would send the token to another host."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
+
+
 class ServedVLM:
     """Client of a server with OpenAI's chat completions API, such as vLLM or llama.cpp."""
 
@@ -131,23 +142,20 @@ class ServedVLM:
         url: str,
         model: str,
         *,
-        token: str = "",
         temperature: float = 0.7,
         timeout: float = 120.0,
         max_tokens: int = 256,
     ) -> None:
         """Set the address: `url` includes the version, e.g. "http://127.0.0.1:8000/v1".
 
-        The bearer `token` is only sent over https or to this machine. A `temperature` above 0 lets votes differ;
-        `timeout` is in seconds.
+        The token of the host (`robopolicy.tokens`) is sent as a bearer token. A `temperature` above 0 lets votes
+        differ; `timeout` is in seconds.
         """
-        parts = urlparse(url)
+        parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UserError(f"The URL of a served model must start with http:// or https://, got '{url}'.")
-        if token and parts.scheme == "http" and parts.hostname not in _LOOPBACK:
-            raise UserError(f"The token would be sent to {parts.hostname} unencrypted; use https.")
         self.url, self.model, self.temperature, self.timeout = url.rstrip("/"), model, temperature, timeout
-        self._token, self._max_tokens = token, max_tokens
+        self._token, self._max_tokens = client_token(parts), max_tokens
 
     def __call__(self, prompt: str, frames: Sequence[Picture], seed: int) -> str:
         """Request one answer; a UserError is raised for an unreachable server or an invalid reply."""
@@ -165,11 +173,12 @@ class ServedVLM:
             headers["Authorization"] = f"Bearer {self._token}"
         request = urllib.request.Request(f"{self.url}/chat/completions", json.dumps(body).encode(), headers)
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout) as response:
-                return str(json.load(response)["choices"][0]["message"]["content"])
+            with _OPENER.open(request, timeout=self.timeout) as response:
+                answer = json.loads(response.read(_MAX_ANSWER_BYTES))
+            return str(answer["choices"][0]["message"]["content"])
         except urllib.error.HTTPError as error:
             raise UserError(f"The model at {self.url} refused with status {error.code}.") from error
-        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
             raise UserError(f"The model at {self.url} gave no answer: {error}.") from error
 
 
