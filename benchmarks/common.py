@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from robopolicy.files import write_text
+from robopolicy.atomic import write_text
 from robopolicy.sim.vector_env import core_count
 from robopolicy.versions import versions
 

@@ -34,9 +34,9 @@ from benchmarks.finetune.methods import FLOW
 from benchmarks.finetune.runner import make_shared
 from benchmarks.finetune.tasks import TASKS
 from benchmarks.parallel import run_cells
+from robopolicy.atomic import write_text
 from robopolicy.evaluation.intervals import paired_difference, wilson
 from robopolicy.evaluation.result import format_p
-from robopolicy.files import write_text
 from robopolicy.recipe_files import read_recipe
 from robopolicy.sim.registry import SimOptions, make_sim
 

@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from robopolicy.atomic import write_text
 from robopolicy.cli.main import main as robopolicy
-from robopolicy.files import write_text
 
 TASK = "manipulation/lift"
 EXPERIMENT = "lift"

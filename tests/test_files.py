@@ -3,21 +3,14 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from robopolicy.atomic import atomic_folder, read_stable, restore_partial, sibling, write_text
 from robopolicy.errors import UserError
-from robopolicy.files import (
-    atomic_folder,
-    check_new_file,
-    check_new_folder,
-    next_free_path,
-    parse_json,
-    parse_yaml,
-    restore_partial,
-    write_text,
-)
+from robopolicy.files import check_new_file, check_new_folder, next_free_path, parse_json, parse_yaml
 
 
 def names(folder: Path) -> list[str]:
@@ -39,28 +32,95 @@ def test_partly_written_folder_is_removed_on_failure(tmp_path):
     assert names(tmp_path) == []
 
 
+def dead_process() -> int:
+    """Id of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def sibling_of(process: int, kind: str, name: str = "x") -> str:
+    """Hidden name of another process."""
+    return sibling(Path(name), kind).name.replace(f"-{os.getpid()}", f"-{process}")
+
+
 def test_a_crash_between_the_two_renames_is_undone(tmp_path):
-    (tmp_path / ".x.previous").mkdir()
+    (tmp_path / sibling_of(dead_process(), "previous")).mkdir()
     restore_partial(tmp_path / "x")
     assert names(tmp_path) == ["x"]
 
 
 def test_a_crash_before_the_old_one_was_deleted_is_cleaned_up(tmp_path):
     (tmp_path / "x").mkdir()
-    (tmp_path / ".x.previous").mkdir()
+    (tmp_path / sibling_of(dead_process(), "previous")).mkdir()
     restore_partial(tmp_path / "x")
     assert names(tmp_path) == ["x"]
 
 
+def test_a_living_writer_keeps_its_folders(tmp_path):
+    """A reader used to move the old folder back between the two renames of a writer."""
+    for kind in ("previous", "writing"):
+        (tmp_path / sibling_of(os.getppid(), kind)).mkdir()
+    (tmp_path / sibling_of(dead_process(), "previous").replace(os.uname().nodename.split(".")[0], "elsewhere")).mkdir()
+    before = names(tmp_path)
+    restore_partial(tmp_path / "x")
+    assert names(tmp_path) == before
+
+
 def test_partial_folders_of_dead_writers_are_removed(tmp_path):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    for name in (f".x.writing-{dead.pid}", f".x.writing-{os.getppid()}", f".xy.writing-{dead.pid}", ".x.writing-me"):
+    dead, alive = dead_process(), os.getppid()
+    kept = [sibling_of(alive, "writing"), sibling_of(dead, "writing", "xy"), ".x.writing-me"]
+    for name in (sibling_of(dead, "writing"), *kept):
         (tmp_path / name).mkdir()
         (tmp_path / name / "part").write_text("")
     with atomic_folder(tmp_path / "x"):
         pass
-    assert names(tmp_path) == sorted([f".x.writing-{os.getppid()}", ".x.writing-me", f".xy.writing-{dead.pid}", "x"])
+    assert names(tmp_path) == sorted([*kept, "x"])
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_readers_see_one_version_while_a_writer_publishes(tmp_path, monkeypatch, exchange):
+    """16 of 6,602 reads of a folder used to fail or to move it under its writer."""
+    if not exchange:
+        monkeypatch.setattr("robopolicy.atomic._exchange", lambda *_: False)
+    monkeypatch.setattr("robopolicy.atomic._sync", lambda _: None)
+    path, done, reads, failures = tmp_path / "x", threading.Event(), [], []
+
+    def read() -> None:
+        while not done.is_set():
+            try:
+                parts = read_stable(path, lambda: [(path / name).read_text() for name in ("a", "b")])
+            except (UserError, OSError) as error:
+                failures.append(error)
+            else:
+                reads.append(parts)
+
+    def publish(text: str) -> None:
+        with atomic_folder(path) as folder:
+            for name in ("a", "b"):
+                (folder / name).write_text(text)
+
+    publish("0")
+    thread = threading.Thread(target=read)
+    thread.start()
+    for count in range(1, 400):
+        publish(str(count))
+    done.set()
+    thread.join()
+    assert reads and all(first == second for first, second in reads)
+    assert not failures
+    assert names(tmp_path) == ["x"]
+
+
+def test_of_two_writers_one_is_told(tmp_path):
+    with atomic_folder(tmp_path / "x") as folder:
+        (folder / "first").write_text("")
+        with pytest.raises(UserError, match="x is being written by another process"), atomic_folder(tmp_path / "x"):
+            pass
+    assert names(tmp_path / "x") == ["first"] and names(tmp_path) == ["x"]
+    with atomic_folder(tmp_path / "x"):
+        pass
+    assert names(tmp_path / "x") == []
 
 
 def test_text_replaces_the_old_file_and_failure_is_one_clear_line(tmp_path):

@@ -14,10 +14,10 @@ from typing import Any
 from benchmarks.finetune.methods import Base, Method
 from benchmarks.finetune.tasks import BenchTask
 from robopolicy.algorithms.registry import ALGORITHMS
+from robopolicy.atomic import write_text
 from robopolicy.cli.main import main as robopolicy
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.result import EvalResult
-from robopolicy.files import write_text
 from robopolicy.sim.registry import SimOptions, make_sim, observation_options
 from robopolicy.training.checkpoint import MODEL, load_policy
 from robopolicy.training.compose import compose_config

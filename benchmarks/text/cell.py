@@ -18,11 +18,11 @@ import torch
 
 from benchmarks.themes import contributed
 from robopolicy.algorithms.common.algorithm import Metrics
+from robopolicy.atomic import write_text
 from robopolicy.cli.main import main as robopolicy
 from robopolicy.core.recipe_keys import DEFAULTS
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.files import write_text
 from robopolicy.recipe_files import read_recipe, recipe_names
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.text.evaluation import sample_rollouts

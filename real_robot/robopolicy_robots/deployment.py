@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from robopolicy.atomic import write_text
 from robopolicy.cli.options import check_overwrite, reject_unused
 from robopolicy.data.ood_detector import OODDetector, load_ood_detector
 from robopolicy.deploy.chunk_buffer import BLENDINGS
@@ -23,7 +24,7 @@ from robopolicy.deploy.dashboard import parse_address
 from robopolicy.deploy.safety.ood import RESPONSES, ActionOODCheck, ActionOODConfig
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.intervals import wilson
-from robopolicy.files import check_new_file, next_free_path, write_text
+from robopolicy.files import check_new_file, next_free_path
 from robopolicy.sim.backends.mujoco.task import MujocoTask
 from robopolicy.sim.registry import get_task
 from robopolicy.spec import HIDDEN_STATE

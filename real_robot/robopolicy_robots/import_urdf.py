@@ -21,9 +21,10 @@ from xml.etree import ElementTree
 import numpy as np
 import yaml
 
+from robopolicy.atomic import write_text
 from robopolicy.cli.options import add_overwrite_option
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.files import check_new_file, write_text
+from robopolicy.files import check_new_file
 from robopolicy_robots.messages import JointState, JointTrajectory
 from robopolicy_robots.robot import Joint, RobotSpec, Topic
 

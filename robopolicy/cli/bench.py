@@ -36,8 +36,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train missing runs and report; return 0, or 130 after Ctrl-C."""
+    from robopolicy.atomic import write_text
     from robopolicy.evaluation.report import aligned
-    from robopolicy.files import check_owned, write_text
+    from robopolicy.files import check_owned
     from robopolicy.training.build import resolve_config
     from robopolicy.training.compose import compose_config, config_text
     from robopolicy.training.many_runs import MIN_SEEDS, draw_curves, run_seeds, summarise

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from robopolicy.atomic import atomic_folder
 from robopolicy.cli.compose_config import CompositionConfig, CompositionParts, load_composition_parts
 from robopolicy.cli.policy_args import PolicyEntry, open_sim, sim_options
 from robopolicy.cli.progress import progress_bars
@@ -27,7 +28,6 @@ from robopolicy.evaluation.search.weights import (
     make_search,
     search_weights,
 )
-from robopolicy.files import atomic_folder
 from robopolicy.policies.base import Policy
 from robopolicy.schema import to_dict
 from robopolicy.sim.contract import VectorSim

@@ -71,13 +71,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate and write the report; return 0."""
+    from robopolicy.atomic import atomic_folder
     from robopolicy.cli.policy_args import load_policy_entries, with_planning
     from robopolicy.errors import UserError
     from robopolicy.evaluation.frequency import check_action_repeats, frequency_facts, frequency_table
     from robopolicy.evaluation.latency import check_latencies, latency_facts, latency_table, require_continuation
     from robopolicy.evaluation.report import Report, aligned, all_notes, table, to_dict, write_report
     from robopolicy.evaluation.result import compare
-    from robopolicy.files import atomic_folder, check_new_folder, next_free_path
+    from robopolicy.files import check_new_folder, next_free_path
     from robopolicy.text.evaluation import pass_at_k_facts, pass_at_k_table
 
     check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video", "samples"))

@@ -163,12 +163,13 @@ def _rank(args: argparse.Namespace) -> int:
     from contextlib import closing
     from dataclasses import replace
 
+    from robopolicy.atomic import atomic_folder
     from robopolicy.cli.progress import progress_bars
     from robopolicy.errors import UserError
     from robopolicy.evaluation.harness import evaluate
     from robopolicy.evaluation.plots import rank_scatter
     from robopolicy.evaluation.ranking import rank
-    from robopolicy.files import atomic_folder, check_new_folder, next_free_path
+    from robopolicy.files import check_new_folder, next_free_path
     from robopolicy.training.world_sims import abstention_notes
 
     check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video"))

@@ -25,10 +25,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from robopolicy.atomic import atomic_file
 from robopolicy.constraints import AtLeastTwo, FractionBelowOne, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.data.episodes import Episodes, is_cloud, is_image
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.files import atomic_file, parse_json
+from robopolicy.files import parse_json
 from robopolicy.schema import from_dict, to_dict
 
 KINDS = ("kernel", "neighbours")

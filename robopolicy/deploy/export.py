@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robopolicy.atomic import atomic_folder
 from robopolicy.deploy.bundle import (
     GOLDEN,
     GRAPH,
@@ -36,7 +37,7 @@ from robopolicy.deploy.bundle import (
 from robopolicy.deploy.graph import CHUNK, NEXT_MEMORY, NOISE, PREFIX, PREFIX_WEIGHT, metadata, open_session
 from robopolicy.deploy.tracing import CountingNoise, ReplayNoise, trace
 from robopolicy.errors import UserError
-from robopolicy.files import atomic_folder, check_owned
+from robopolicy.files import check_owned
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.optional import require
 from robopolicy.policies.base import Observation, Policy

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from robopolicy.atomic import atomic_file
 from robopolicy.evaluation.actors import Actor
 from robopolicy.evaluation.harness import run_episodes
-from robopolicy.files import atomic_file
 from robopolicy.policies.base import Policy
 from robopolicy.sim.contract import Step, VectorSim
 

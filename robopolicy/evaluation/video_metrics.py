@@ -26,10 +26,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from robopolicy.atomic import atomic_file
 from robopolicy.errors import UserError
 from robopolicy.evaluation.intervals import Interval, bootstrap_mean
 from robopolicy.evaluation.video import BACKGROUND, CAPTION, GAP, TEXT, font
-from robopolicy.files import atomic_file
 from robopolicy.optional import require
 from robopolicy.worldmodel.action_following import HORIZONS, frame_psnr
 from robopolicy.worldmodel.contract import Images, VideoWorldModel

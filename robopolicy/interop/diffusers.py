@@ -26,8 +26,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from robopolicy.atomic import write_text
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.files import parse_json, write_text
+from robopolicy.files import parse_json
 from robopolicy.policies.heads.diffusion import DiffusionConfig
 from robopolicy.policies.heads.flow import FlowConfig
 from robopolicy.policies.path import left_grid

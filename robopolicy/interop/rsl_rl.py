@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.atomic import atomic_file
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.files import atomic_file, parse_yaml
+from robopolicy.files import parse_yaml
 from robopolicy.interop.gaussian_actor import Statistics, activation_name, gaussian_policy, layers_of, read_weights
 from robopolicy.optional import require
 from robopolicy.policies.base import PolicySpec

@@ -19,9 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from robopolicy.atomic import atomic_folder, read_stable, write_text
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.files import atomic_folder, check_owned, restore_partial, write_text
+from robopolicy.files import check_owned
 from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
 from robopolicy.policies.base import Observation, Policy
@@ -106,7 +107,10 @@ def save_checkpoint(
 def load_policy(path: str | Path, device: str | torch.device = "cpu") -> tuple[Policy, Manifest]:
     """Load a policy strictly, in evaluation mode; a UserError describes a missing or invalid checkpoint."""
     folder, device = Path(path), usable_device(device)
-    restore_partial(folder)
+    return read_stable(folder, lambda: _load_policy(folder, device))
+
+
+def _load_policy(folder: Path, device: torch.device) -> tuple[Policy, Manifest]:
     manifest = read_manifest(folder)
     for name in (MODEL, GOLDEN):
         if name not in manifest.files:
@@ -174,15 +178,18 @@ def load_model(
     checkpoint raises a UserError.
     """
     folder, device = Path(path), usable_device(device)
-    restore_partial(folder)
-    manifest = read(folder)
-    check_files(folder, manifest, MODEL)
-    model = make(manifest, folder)
-    try:
-        model.load_state_dict(load_file(folder / MODEL), strict=True)
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise UserError(f"{folder / MODEL} does not fit its manifest; copy the checkpoint again.") from error
-    return model.to(device).eval(), manifest
+
+    def load() -> tuple[AnyModel, AnyListing]:
+        manifest = read(folder)
+        check_files(folder, manifest, MODEL)
+        model = make(manifest, folder)
+        try:
+            model.load_state_dict(load_file(folder / MODEL), strict=True)
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise UserError(f"{folder / MODEL} does not fit its manifest; copy the checkpoint again.") from error
+        return model.to(device).eval(), manifest
+
+    return read_stable(folder, load)
 
 
 def load_training_state(path: str | Path, read: Callable[[Path], Listing] = read_manifest) -> Any:
@@ -192,19 +199,27 @@ def load_training_state(path: str | Path, read: Callable[[Path], Listing] = read
         UserError: The state is missing or damaged.
     """
     folder = Path(path)
-    restore_partial(folder)
-    manifest = read(folder)
-    if not any(name.startswith(f"{STATE}/") for name in manifest.files):
-        raise UserError(f"{folder} has no {STATE}, so training cannot resume from it; pass checkpoints/last of a run.")
-    check_files(folder, manifest, f"{STATE}/")
-    return migrate_state(load_tree(folder / STATE))
+
+    def load() -> Any:
+        manifest = read(folder)
+        if not any(name.startswith(f"{STATE}/") for name in manifest.files):
+            text = f"{folder} has no {STATE}, so training cannot resume from it"
+            raise UserError(f"{text}; pass checkpoints/last of a run.")
+        check_files(folder, manifest, f"{STATE}/")
+        return migrate_state(load_tree(folder / STATE))
+
+    return read_stable(folder, load)
 
 
 def golden_observations(path: str | Path) -> Observation:
     """Load the observations `{key: (B, To, ...)}` stored in a checkpoint; invalid files raise a UserError."""
     folder = Path(path)
-    check_files(folder, read_manifest(folder), GOLDEN)
-    return _observations(_read_tensors(folder / GOLDEN))
+
+    def load() -> Observation:
+        check_files(folder, read_manifest(folder), GOLDEN)
+        return _observations(_read_tensors(folder / GOLDEN))
+
+    return read_stable(folder, load)
 
 
 def verify_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> VerifyReport:
@@ -214,11 +229,15 @@ def verify_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> V
         UserError: The checkpoint cannot be loaded, or a parent it was composed of was moved or changed.
     """
     folder, device = Path(path), usable_device(device)
-    policy, manifest = load_policy(folder, device)
-    check_files(folder, manifest)
-    check_parents(manifest.parents, folder)
-    error = _golden_error(policy, folder)
-    return VerifyReport(error <= TOLERANCE, error, TOLERANCE, manifest, versions())
+
+    def verify() -> VerifyReport:
+        policy, manifest = _load_policy(folder, device)
+        check_files(folder, manifest)
+        check_parents(manifest.parents, folder)
+        error = _golden_error(policy, folder)
+        return VerifyReport(error <= TOLERANCE, error, TOLERANCE, manifest, versions())
+
+    return read_stable(folder, verify)
 
 
 def _write_tensors(folder: Path, weights: Mapping[str, Tensor], state: Mapping[str, Any] | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,11 +13,11 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Algorithm, Metrics
+from robopolicy.atomic import atomic_folder, restore_partial
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import run_episodes
 from robopolicy.evaluation.intervals import PairedDifference, paired_difference
 from robopolicy.evaluation.result import EvalResult, concat_results
-from robopolicy.files import restore_partial
 from robopolicy.policies.base import Policy
 from robopolicy.sim.contract import VectorSim
 from robopolicy.training.manifest import read_manifest
@@ -100,7 +101,8 @@ def _message(what: str, value: float, update: int) -> str:
 def backup_best(best: Path) -> None:
     """Back up the checkpoint `best` before it is replaced."""
     if best.is_dir() and not _backup_of(best).exists():
-        best.rename(_backup_of(best))
+        with atomic_folder(_backup_of(best)) as folder:  # links; readers of `best` still find it
+            shutil.copytree(best, folder, copy_function=_link, dirs_exist_ok=True)
 
 
 def clear_backup(best: Path) -> None:
@@ -115,6 +117,14 @@ def restore_backup(best: Path, known: Mapping[str, Any] | None) -> None:
         shutil.rmtree(best, ignore_errors=True)
         _backup_of(best).rename(best)
     clear_backup(best)
+
+
+def _link(source: str, target: str) -> None:
+    """Link a file, which is never changed in place; copy it where links are not supported."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _backup_of(best: Path) -> Path:

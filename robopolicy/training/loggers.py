@@ -19,9 +19,10 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from robopolicy.atomic import atomic_file, write_text
 from robopolicy.errors import UserError
 from robopolicy.evaluation.intervals import PairedDifference
-from robopolicy.files import atomic_file, parse_json, write_text
+from robopolicy.files import parse_json
 from robopolicy.schema import to_dict
 from robopolicy.training.config import TrainConfig
 

@@ -17,11 +17,12 @@ from typing import Any
 
 from rich.console import Console
 
+from robopolicy.atomic import restore_partial, write_text
 from robopolicy.core.distributed import all_reduce_max, rank
 from robopolicy.errors import SimulatorFailed, UserError, cannot_write
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.intervals import PairedDifference
-from robopolicy.files import check_writable, restore_partial, write_text
+from robopolicy.files import check_writable
 from robopolicy.nets.normalizer import unfitted_normalizers
 from robopolicy.policies.base import Policy
 from robopolicy.shutdown import handle_shutdown

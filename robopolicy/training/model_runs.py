@@ -13,11 +13,12 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from robopolicy.atomic import restore_partial
 from robopolicy.constraints import NonNegativeInt, OpenFraction, PositiveInt, Validated
 from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, cannot_write, did_you_mean, unknown_name
-from robopolicy.files import parse_yaml, restore_partial
+from robopolicy.files import parse_yaml
 from robopolicy.schema import from_dict, to_dict
 from robopolicy.training.build import seed_everything
 from robopolicy.training.checkpoint import load_training_state

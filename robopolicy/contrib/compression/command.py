@@ -194,7 +194,7 @@ def _request(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _save_scores(args: argparse.Namespace, scores: Mapping[Widths, float]) -> None:
-    from robopolicy.files import write_text
+    from robopolicy.atomic import write_text
 
     args.out.mkdir(parents=True, exist_ok=True)
     rows = [{"widths": list(widths), "score": score} for widths, score in scores.items()]
@@ -233,7 +233,7 @@ def _write(
     """Write the checkpoint and the record of the search, atomically."""
     import shutil
 
-    from robopolicy.files import atomic_folder
+    from robopolicy.atomic import atomic_folder
     from robopolicy.training.checkpoint import save_checkpoint
     from robopolicy.training.manifest import record_parent
 

@@ -133,7 +133,7 @@ def _optimizer(args: argparse.Namespace, space: Space) -> AskTellOptimizer:
 def _write(
     args: argparse.Namespace, policy: Policy, sim: VectorSim, history: list[float], evaluation: dict[str, Any]
 ) -> None:
-    from robopolicy.files import atomic_folder
+    from robopolicy.atomic import atomic_folder
     from robopolicy.training.checkpoint import save_checkpoint
     from robopolicy.training.manifest import record_parent
 

@@ -17,9 +17,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from robopolicy.atomic import atomic_folder
 from robopolicy.constraints import Layers, PositiveInt, Validated
 from robopolicy.errors import UserError
-from robopolicy.files import atomic_folder, check_owned, parse_json
+from robopolicy.files import check_owned, parse_json
 from robopolicy.nets.transformer import AttentionBlock
 from robopolicy.schema import from_dict, to_dict
 

@@ -204,7 +204,7 @@ def _write(
 
     import torch
 
-    from robopolicy.files import atomic_folder
+    from robopolicy.atomic import atomic_folder
     from robopolicy.spec import HIDDEN_STATE
     from robopolicy.training.checkpoint import save_checkpoint
     from robopolicy.training.manifest import record_parent

@@ -26,10 +26,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from robopolicy.atomic import write_text
 from robopolicy.contrib.programs.trees.mutation import mutate
 from robopolicy.contrib.programs.trees.nodes import parse_tree
 from robopolicy.errors import UserError
-from robopolicy.files import parse_json, write_text
+from robopolicy.files import parse_json
 from robopolicy.text.rollouts.protocols import Part
 
 VERSION = 1

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from robopolicy.atomic import write_text
 from robopolicy.evaluation.plots import GRID, INK, MUTED, PALETTE, figure
 from robopolicy.evaluation.report import percent
 from robopolicy.evaluation.search.methods import Weights
 from robopolicy.evaluation.search.weights import Candidate, WeightSearch, score
-from robopolicy.files import write_text
 
 MAX_ROWS = 16  # candidates in a plot for three or more policies
 MEASURED, CHOSEN = PALETTE[0], PALETTE[1]

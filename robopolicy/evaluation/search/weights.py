@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from robopolicy.atomic import write_text
 from robopolicy.errors import UserError, cannot_write, unknown_name
 from robopolicy.evaluation.harness import run_episodes
 from robopolicy.evaluation.intervals import Interval
@@ -34,7 +35,7 @@ from robopolicy.evaluation.search.methods import (
     SearchMethod,
     Weights,
 )
-from robopolicy.files import parse_json, write_text
+from robopolicy.files import parse_json
 from robopolicy.policies.base import Policy
 from robopolicy.schema import from_dict, to_dict
 from robopolicy.sim.contract import VectorSim

@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from robopolicy.atomic import atomic_file
 from robopolicy.errors import UserError, cannot_write, unknown_name
-from robopolicy.files import atomic_file
 from robopolicy.worldmodel.contract import Images
 from robopolicy.worldmodel.latent import to_float, to_uint8
 

@@ -11,8 +11,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from robopolicy.atomic import atomic_folder, restore_partial
 from robopolicy.errors import UserError
-from robopolicy.files import atomic_folder, check_owned, parse_json, restore_partial
+from robopolicy.files import check_owned, parse_json
 from robopolicy.policies.migration import migrate
 from robopolicy.schema import from_dict, to_dict
 from robopolicy.worldmodel.success_detectors.classifier import Predicate, StateProbe, SuccessClassifier

@@ -15,12 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from robopolicy.atomic import restore_partial
 from robopolicy.data.episodes import Array, Episodes
 from robopolicy.data.formats.lerobot import layout
 from robopolicy.data.formats.lerobot.images import decode_image, decode_video
 from robopolicy.data.formats.lerobot.layout import check_entries, check_info, integer_entry, reading
 from robopolicy.errors import UserError
-from robopolicy.files import parse_json, restore_partial
+from robopolicy.files import parse_json
 
 
 @dataclass(frozen=True)

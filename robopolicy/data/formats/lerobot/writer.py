@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from robopolicy.atomic import FolderWriter
 from robopolicy.data.episodes import Array, Episode, Episodes, is_image
 from robopolicy.data.formats.lerobot import layout
 from robopolicy.data.formats.lerobot.images import VideoFiles, encode_png, plain_rate, video_encoder, video_info
@@ -26,7 +26,7 @@ from robopolicy.data.statistics import (
     vector_statistics,
 )
 from robopolicy.errors import UserError, cannot_write
-from robopolicy.files import atomic_replace, check_new_folder, fresh_folder
+from robopolicy.files import check_new_folder
 
 _IMAGE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _ROWS_PER_WRITE = 100  # episode rows kept in memory between two writes
@@ -77,7 +77,8 @@ class LeRobotWriter:
         self._videos: dict[str, VideoFiles] = {}
         self._check_path()
         try:
-            self._partial = fresh_folder(self.path)
+            self._folder = FolderWriter(self.path)
+            self._partial = self._folder.folder
             (self._partial / "meta").mkdir()
         except OSError as error:
             raise cannot_write(self.path, error) from error
@@ -120,14 +121,14 @@ class LeRobotWriter:
                 video.close()
             self._write_meta()
             self._check_path()  # another process may have created it meanwhile
-            atomic_replace(self._partial, self.path)
+            self._folder.publish()
 
     def abort(self) -> None:
         """Remove everything written so far."""
         for part in (self._data, self._metadata, *self._videos.values()):
             with suppress(OSError, pa.ArrowException, av.FFmpegError):  # the files are deleted anyway
                 part.close()
-        shutil.rmtree(self._partial, ignore_errors=True)
+        self._folder.discard()
 
     def _check_path(self) -> None:
         check_new_folder(self.path, "a dataset", layout.INFO, overwrite=self._overwrite)
