@@ -57,6 +57,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Speed and deployment": {
         "sim_throughput": "How fast is the native simulator?",
         "latency": "How fast are exported bundles?",
+        "safety_filter": "How long does a tick of the safety filter take?",
         "compiling": "What do `torch.compile` and bfloat16 change?",
         "bridge": "Does a policy behave the same over the bridge?",
     },

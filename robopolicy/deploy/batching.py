@@ -118,7 +118,7 @@ class PendingRequest:
 
 
 @dataclass(frozen=True)
-class Part:
+class RequestPart:
     """The next rows of a request."""
 
     request: PendingRequest
@@ -251,9 +251,9 @@ class Batcher:
         rows = sum(request.left for request in self._waiting)
         return rows < self._max_batch and len(self._waiting) < self._statistics.clients
 
-    def _next_parts(self) -> list[Part]:
+    def _next_parts(self) -> list[RequestPart]:
         """Take the rows of the next call, of requests of one kind; unfinished requests go to the end of the queue."""
-        now, parts = time.monotonic(), list[Part]()
+        now, parts = time.monotonic(), list[RequestPart]()
         unfinished, others = deque[PendingRequest](), deque[PendingRequest]()
         room = self._max_batch
         if self._statistics.clients > 1:
@@ -269,14 +269,14 @@ class Batcher:
                 others.append(request)
                 continue
             rows, first = min(share, room, request.left), len(request.streams) - request.left
-            parts.append(Part(request, slice(first, first + rows)))
+            parts.append(RequestPart(request, slice(first, first + rows)))
             room -= rows
             if request.left > rows:
                 unfinished.append(request)
         self._waiting = others + unfinished
         return parts
 
-    def _process(self, parts: Sequence[Part]) -> None:
+    def _process(self, parts: Sequence[RequestPart]) -> None:
         try:
             chunks = self._compute(parts)
         except Exception as error:
@@ -301,7 +301,7 @@ class Batcher:
         if request.future.set_running_or_notify_cancel():
             request.future.set_exception(error)
 
-    def _compute(self, parts: Sequence[Part]) -> NDArray[np.float32]:
+    def _compute(self, parts: Sequence[RequestPart]) -> NDArray[np.float32]:
         """Chunks of all rows, in one call."""
         requests = [part.request for part in parts]
         obs = {key: _joined([part.request.obs[key][part.rows] for part in parts]) for key in requests[0].obs}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from robopolicy.deploy.safety.filter import FilterConfig, FilterState, JointMeasurement, SafetyFilter, Workspace
-from robopolicy.deploy.safety.motion import Bounds, JointLimits, JointMotion, braking_path, safe_stop
+from robopolicy.deploy.safety.motion import Bounds, JointLimits, JointMotion, braking_path, safe_stop, stop_bounds
 from robopolicy.errors import UserError
 
 INF, NAN = np.inf, np.nan
@@ -240,7 +240,8 @@ def test_braking_path_ends_at_rest_and_continues_its_own_plan() -> None:
     for _ in range(200):
         size = 10 ** rng.uniform(-3, 0, JOINTS)
         bend = np.minimum(size * 10 ** rng.uniform(-2, 0.5, JOINTS), 2 * size)
-        bounds = Bounds(size, bend, np.minimum(bend * 10 ** rng.uniform(-1.5, 0.5, JOINTS), 2 * bend))
+        limits = plain_limits(velocity=size, acceleration=bend, jerk=bend * 10 ** rng.uniform(-1.5, 0.5, JOINTS))
+        bounds = Bounds.of(limits, 1.0)
         start = JointMotion(np.zeros(JOINTS), rng.uniform(-size, size), rng.uniform(-bend, bend))
         path = braking_path(start, bounds)
         assert path[-1].at_rest
@@ -249,6 +250,59 @@ def test_braking_path_ends_at_rest_and_continues_its_own_plan() -> None:
         assert (np.abs(np.diff(bends, axis=0)) <= bounds.jerk * (1 + 1e-9)).all()
         for here, there in zip(braking_path(path[0], bounds), path[1:], strict=True):
             np.testing.assert_array_equal(here.position, there.position)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_closed_form_bounds_every_stop(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    names = tuple(f"j{i}" for i in range(2000))
+    ones = np.ones(len(names))
+    acceleration = 10 ** rng.uniform(-2.5, 0.3, len(names))
+    jerk = acceleration * 10 ** rng.uniform(-2, 0.3, len(names))
+    bounds = Bounds.of(JointLimits(names, -ones, ones, ones, acceleration, jerk, ones), 1.0)
+    velocity = rng.uniform(-1, 1, len(names)) * 10 ** rng.uniform(-4, 0, len(names))
+    bend = rng.choice([-1.0, 0.0, 1.0], len(names)) * np.where(rng.random(len(names)) < 0.5, 1, rng.random(len(names)))
+    start = JointMotion(np.zeros(len(names)), velocity, bend * bounds.acceleration)
+    reached = stop_bounds(start, bounds)
+    path = [start, *braking_path(start, bounds)]
+    positions = np.stack([motion.position for motion in path])
+    assert (positions.min(0) >= reached.low - 1e-9).all() and (positions.max(0) <= reached.high + 1e-9).all()
+    speeds = np.abs(np.stack([motion.velocity for motion in path])).max(0)
+    assert (speeds <= reached.speed + 1e-9).all()
+
+
+@pytest.mark.parametrize("jerk", [20.0, 5000.0, INF])
+def test_the_work_of_a_tick_is_bounded_at_a_high_rate(jerk: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stop from full speed takes thousands of periods, which used to be computed one after the other."""
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("a stop was computed period by period")
+
+    monkeypatch.setattr("robopolicy.deploy.safety.filter.braking_path", forbidden)
+    limits, dt, rng = plain_limits(jerk=jerk), 0.0005, np.random.default_rng(0)
+    safety, start = SafetyFilter(limits, FilterConfig(max_lead=10.0)), np.zeros(JOINTS)
+    state, path = FilterState.at_rest(start), [start]
+    for tick in range(6000):
+        command = rng.uniform(-3, 3, JOINTS) if tick % 2 else np.full(JOINTS, 3.0 if tick % 4000 < 2000 else -3.0)
+        output, state, _ = safety.step(command, state, UNKNOWN, dt)
+        path.append(output)
+    check_within(np.stack(path), limits, dt)
+    assert np.abs(np.stack(path)).max() > 0.9  # the range is used
+
+
+@pytest.mark.parametrize("field", ["position", "velocity", "effort"])
+@pytest.mark.parametrize("value", [INF, -INF])
+def test_an_infinite_measurement_stops_the_robot(field: str, value: float) -> None:
+    safety, state = SafetyFilter(plain_limits()), FilterState.at_rest(np.zeros(JOINTS))
+    for _ in range(20):
+        _, state, _ = safety.step(np.full(JOINTS, 0.5), state, UNKNOWN, 0.02)
+    broken = np.full(JOINTS, np.nan)
+    broken[2] = value
+    measured = UNKNOWN._replace(**{field: broken})
+    for _ in range(60):
+        output, state, done = safety.step(np.full(JOINTS, 0.9), state, measured, 0.02)
+        assert [note.kind for note in done] == ["measurement"]
+    assert state.motion.at_rest and (output < 0.9).all()
 
 
 def test_braking_time_and_distance_match_the_textbook() -> None:

@@ -4,8 +4,11 @@ A command is sent only if the fastest stop from it (`braking_path`) stays within
 acceleration and jerk. The first period of that stop is then a safe command in the next period, which replaces an unsafe
 one; by induction, the limits always hold after a start at rest. Commands that can be stopped in time are unchanged.
 
-Order of the checks: shape, finite numbers, mode (absolute, delta, velocity), position with margin, lead over the
-measured position, velocity, step, acceleration, jerk, braking distance, effort, workspace.
+Stops of at most `EXACT_PERIODS` are computed period by period, longer ones are bounded in closed form (`stop_bounds`),
+so that the work of a tick is bounded; a bounded stop counts two periods of motion more than an exact one.
+
+Order of the checks: measurement, shape, finite numbers, mode (absolute, delta, velocity), position with margin, lead
+over the measured position, velocity, step, acceleration, jerk, braking distance, effort, workspace.
 """
 
 from __future__ import annotations
@@ -18,7 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.deploy.safety.interventions import SafetyIntervention
-from robopolicy.deploy.safety.motion import Array, Bounds, JointLimits, JointMotion, braking_path, stopping_acceleration
+from robopolicy.deploy.safety.motion import (
+    Array,
+    Bounds,
+    JointLimits,
+    JointMotion,
+    braking_path,
+    stop_bounds,
+    stopping_acceleration,
+)
 from robopolicy.errors import UserError
 
 Mode = Literal["absolute", "delta", "velocity"]
@@ -26,7 +37,9 @@ Mask = NDArray[np.bool_]
 
 SLACK = 1.0 + 1e-9  # tolerance of rounding for motions exactly at a limit
 ROUNDING = 1e-12  # [rad or m] distance kept from the limits against rounding of sums
+EXACT_PERIODS = 16  # longest stops that are computed period by period
 BLEND_FRACTIONS = np.linspace(0.0, 1.0, 33)[:, None]  # fractions of the command between stop and command
+COARSE_FRACTIONS = BLEND_FRACTIONS[::2]  # where stops are bounded in closed form
 MAX_NUMBER = 1e100  # larger numbers are clipped, so that squares and products do not overflow
 MAX_PERIODS = 1e6  # periods at full speed; farther targets are clipped to prevent overflow
 
@@ -95,6 +108,7 @@ class SafetyFilter:
         width = limits.position_high - limits.position_low
         margin = self.config.margin * np.where(np.isfinite(width), width, 0.0) + ROUNDING
         self._low, self._high = limits.position_low + margin, limits.position_high - margin
+        self._cached: tuple[float, Bounds] | None = None
 
     def step(
         self, command: Any, state: FilterState, measured: JointMeasurement, dt: float
@@ -110,9 +124,11 @@ class SafetyFilter:
         Returns:
             Safe command `(J,)`, next state, and interventions in the order of the checks.
         """
-        bounds = Bounds.of(self.limits, dt, self.config.max_step)
+        bounds = self._bounds(dt)
         motion = self._anchored(state.motion, measured)
         requested = read_command(command, len(self.limits))
+        if any(np.isinf(values).any() for values in measured[1:]):
+            requested = "measurement"  # a missing value is NaN; an infinite one is a fault of a sensor
         if isinstance(requested, str):
             return self._send(motion, state.target, bounds, dt, [self._note(requested, measured)])
         done: list[SafetyIntervention] = []
@@ -132,8 +148,14 @@ class SafetyFilter:
 
     def hold(self, state: FilterState, dt: float) -> tuple[Array, FilterState]:
         """Command and next state for one period of the fastest stop, or at rest after it."""
-        bounds = Bounds.of(self.limits, dt, self.config.max_step)
+        bounds = self._bounds(dt)
         return self._send(state.motion, state.target, bounds, dt, [])[:2]
+
+    def _bounds(self, dt: float) -> Bounds:
+        """Limits per control period, computed once for the usual period."""
+        if self._cached is None or self._cached[0] != dt:
+            self._cached = dt, Bounds.of(self.limits, dt, self.config.max_step)
+        return self._cached[1]
 
     def _send(
         self, motion: JointMotion, target: Array, bounds: Bounds, dt: float, done: list[SafetyIntervention]
@@ -148,7 +170,7 @@ class SafetyFilter:
         """Replace the integrated position by the measured one if commands are velocities."""
         if self.config.mode != "velocity":
             return motion
-        here = np.clip(measured.position, -MAX_NUMBER, MAX_NUMBER)
+        here = np.minimum(np.maximum(measured.position, -MAX_NUMBER), MAX_NUMBER)
         return motion._replace(position=np.where(np.isfinite(measured.position), here, motion.position))
 
     def _target(
@@ -164,13 +186,14 @@ class SafetyFilter:
         here = motion.position
         if self.config.mode != "absolute":
             requested = here + (requested * dt if self.config.mode == "velocity" else requested)
-        target = np.clip(requested, self._low, self._high)
+        target = np.minimum(np.maximum(requested, self._low), self._high)
         self._record(done, "position", np.abs(requested - target) > 2 * ROUNDING, requested, target, measured.time)
-        target = np.clip(target, here - MAX_PERIODS * bounds.velocity, here + MAX_PERIODS * bounds.velocity)
+        far = MAX_PERIODS * bounds.velocity
+        target = np.minimum(np.maximum(target, here - far), here + far)
         reach = self.limits.velocity * self.config.max_lead
         near = np.fmin(np.fmax(target, measured.position - reach), measured.position + reach)  # NaN is no bound
         self._record(done, "lead", near != target, np.abs(target - measured.position), reach, measured.time)
-        return np.clip(near, self._low, self._high)
+        return np.minimum(np.maximum(near, self._low), self._high)
 
     def _limited(
         self,
@@ -193,15 +216,17 @@ class SafetyFilter:
             ("jerk", acceleration - motion.acceleration, bounds.jerk, bounds.jerk / dt**3, dt**3),
         ):
             beyond = (np.abs(value) > bound * SLACK) & ~limited
-            self._record(done, kind, beyond, value / unit, allowed, measured.time)
-            limited |= beyond
+            if beyond.any():
+                self._record(done, kind, beyond, value / unit, allowed, measured.time)
+                limited |= beyond
         goal = step
         if self.config.mode != "velocity":
             goal = approach(target, before, motion, bounds)
             behind = (motion.position != before) & (goal != step) & ~limited  # a direct motion would overshoot
-            self._record(done, "lag", behind, step / dt, np.abs(goal) / dt, measured.time)
-            limited |= behind
-        goal = np.clip(goal, -bounds.velocity, bounds.velocity)
+            if behind.any():
+                self._record(done, "lag", behind, step / dt, np.abs(goal) / dt, measured.time)
+                limited |= behind
+        goal = np.minimum(np.maximum(goal, -bounds.velocity), bounds.velocity)
         slower = stopping_acceleration(motion.velocity - goal, motion.acceleration, bounds)
         return np.where(limited, slower, acceleration), limited
 
@@ -216,30 +241,46 @@ class SafetyFilter:
         done: list[SafetyIntervention],
     ) -> Array:
         """Acceleration nearest to `wanted` from which every joint can stop in time; at worst a stop."""
-        safe = self._safe(wanted, motion, bounds)
-        if safe.all():
+        if self._far_from_limits(wanted, motion, bounds):
             return wanted
-        limit = np.where(motion.velocity > 0, self._high, self._low)
-        self._record(done, "braking", ~safe & ~limited, target, limit, measured.time)
         stop = stopping_acceleration(motion.velocity, motion.acceleration, bounds)
-        low, width = np.zeros(len(self.limits)), 1.0
-        for _ in range(2):
-            accelerations = stop + np.minimum(low + width * BLEND_FRACTIONS, 1.0) * (wanted - stop)  # (K, J)
+        exact, low = bounds.longest_stop <= EXACT_PERIODS, np.zeros(len(self.limits))
+        fractions = BLEND_FRACTIONS if exact else COARSE_FRACTIONS
+        for level in range(2):
+            accelerations = stop + (low + fractions) * (wanted - stop)  # (K, J)
+            if level == 0:
+                accelerations[-1] = wanted
             fine = self._safe(accelerations, motion, bounds)
+            if level == 0:
+                if fine[-1].all():
+                    return wanted
+                limit = np.where(motion.velocity > 0, self._high, self._low)
+                self._record(done, "braking", ~fine[-1] & ~limited, target, limit, measured.time)
             fine[0] = True  # the stop itself, then the last result
-            low = low + width * BLEND_FRACTIONS[len(fine) - 1 - np.argmax(fine[::-1], axis=0), 0]
-            width *= BLEND_FRACTIONS[1, 0]
-        return np.where(safe, wanted, stop + np.minimum(low, 1.0) * (wanted - stop))
+            low = low + fractions[len(fine) - 1 - fine[::-1].argmax(0), 0]
+            if not exact:
+                break
+            fractions = BLEND_FRACTIONS[1] * BLEND_FRACTIONS[:-1]
+        return np.where(low == 1.0, wanted, stop + low * (wanted - stop))
+
+    def _far_from_limits(self, acceleration: Array, motion: JointMotion, bounds: Bounds) -> bool:
+        """Whether a generous bound of the stop after one period with `acceleration` `(J,)` is within all limits."""
+        after = motion.advance(acceleration)
+        size = np.abs(after.acceleration)
+        peak = np.abs(after.velocity) + size * (0.5 * size / bounds.jerk + 1.0)
+        way = peak * bounds.duration
+        low, high = np.minimum(self._low, motion.position), np.maximum(self._high, motion.position)
+        inside = (after.position - way >= low) & (after.position + way <= high) & (peak <= bounds.velocity)
+        return bool(inside.all())
 
     def _safe(self, acceleration: Array, motion: JointMotion, bounds: Bounds) -> Mask:
         """Whether a stop after one period with `acceleration` `(..., J)` stays within all limits."""
         low, high = np.minimum(self._low, motion.position), np.maximum(self._high, motion.position)
         after = motion.advance(acceleration)
-        size = np.abs(after.acceleration)
-        peak = np.abs(after.velocity) + size * (0.5 * size / bounds.jerk + 1.0)
-        way = peak * bounds.duration
-        if np.all((after.position - way >= low) & (after.position + way <= high) & (peak <= bounds.velocity)):
-            return np.ones(acceleration.shape, np.bool_)  # far from all limits, the common case
+        if bounds.longest_stop > EXACT_PERIODS:
+            reached = stop_bounds(after, bounds)
+            fine = (reached.low >= low) & (reached.high <= high) & (after.position >= low) & (after.position <= high)
+            return fine & (reached.speed <= bounds.velocity * SLACK)
         fine = np.ones(acceleration.shape, np.bool_)
         for point in [after, *braking_path(after, bounds)]:
             fine &= (point.position >= low) & (point.position <= high)
@@ -277,8 +318,10 @@ class SafetyFilter:
     def _record(
         self, done: list[SafetyIntervention], kind: str, where: Mask, value: Array, limit: Array, time: float
     ) -> None:
-        joints, names = np.flatnonzero(where), self.limits.names
-        done += [SafetyIntervention(kind, names[j], float(value[j]), float(limit[j]), time) for j in joints]
+        joints = where.nonzero()[0].tolist()
+        if joints:
+            names, values, limits = self.limits.names, value.tolist(), limit.tolist()
+            done += [SafetyIntervention(kind, names[j], values[j], limits[j], time) for j in joints]
 
     def _note(self, kind: str, measured: JointMeasurement) -> SafetyIntervention:
         return SafetyIntervention(kind, "", np.nan, np.nan, measured.time)
@@ -292,11 +335,13 @@ def read_command(command: Any, joints: int) -> Array | str:
             return "shape"
         if np.ma.is_masked(command):  # masked entries are not numbers
             return "finite"
-        with np.errstate(over="ignore"):  # longer floats become infinite
-            requested = given.astype(np.float64)
+        requested = given
+        if given.dtype != np.float64:
+            with np.errstate(over="ignore"):  # longer floats become infinite
+                requested = given.astype(np.float64)
     except Exception:  # not an array
         return "shape"
-    return np.clip(requested, -MAX_NUMBER, MAX_NUMBER) if np.isfinite(requested).all() else "finite"
+    return np.minimum(np.maximum(requested, -MAX_NUMBER), MAX_NUMBER) if np.isfinite(requested).all() else "finite"
 
 
 def approach(target: Array, before: Array, motion: JointMotion, bounds: Bounds) -> Array:
@@ -307,7 +352,7 @@ def approach(target: Array, before: Array, motion: JointMotion, bounds: Bounds) 
     ends before it reaches B, plus half a period of motion, because the acceleration acts from the next period on. The
     distance covered until the current acceleration has ended is subtracted if it increases the speed.
     """
-    feed = np.clip(target - before, -bounds.velocity, bounds.velocity)
+    feed = np.minimum(np.maximum(target - before, -bounds.velocity), bounds.velocity)
     way = target - feed - motion.position
     toward = np.copysign(1.0, way)
     periods = np.abs(motion.acceleration) / bounds.jerk

@@ -6,13 +6,12 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class SafetyIntervention:
+class SafetyIntervention(NamedTuple):
     """One intervention of the safety layer."""
 
     kind: str  # position | velocity | acceleration | ... | stale | gate | estop | ...

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from robopolicy.errors import UserError
 
 Array = NDArray[np.float64]
+EXTRA_PERIODS = 2.0  # by which a discrete stop is longer than the continuous one; 1 has no counterexample
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +73,8 @@ class Bounds(NamedTuple):
     velocity: Array
     acceleration: Array
     jerk: Array
+    duration: Array  # upper bound of the duration of a stop from any allowed motion, in control periods
+    longest_stop: float  # largest `duration`
 
     @classmethod
     def of(cls, limits: JointLimits, dt: float, step: float = np.inf) -> Bounds:
@@ -86,12 +89,9 @@ class Bounds(NamedTuple):
             raise UserError(f"A control period must be a positive number of seconds, got {dt:g}.")
         steps = np.minimum(limits.velocity * dt, step)
         acceleration = np.minimum(limits.acceleration * dt**2, 2.0 * steps)
-        return cls(steps, acceleration, np.minimum(limits.jerk * dt**3, 2.0 * acceleration))
-
-    @property
-    def duration(self) -> Array:
-        """Upper bound of the duration `(J,)` of a stop, in control periods, from any allowed motion."""
-        return self.velocity / self.acceleration + 5.0 * self.acceleration / self.jerk + 8.0
+        jerk = np.minimum(limits.jerk * dt**3, 2.0 * acceleration)
+        duration = steps / acceleration + 5.0 * acceleration / jerk + 8.0
+        return cls(steps, acceleration, jerk, duration, float(duration.max()))
 
 
 class JointMotion(NamedTuple):
@@ -124,11 +124,54 @@ def stopping_acceleration(step: Array, acceleration: Array, bounds: Bounds) -> A
 def braking_path(motion: JointMotion, bounds: Bounds) -> list[JointMotion]:
     """Motions of the fastest stop, from the next period until rest."""
     path = []
-    periods = int(np.max(bounds.duration))
+    periods = int(bounds.longest_stop)
     while not motion.at_rest and len(path) < periods:
         motion = motion.advance(stopping_acceleration(motion.velocity, motion.acceleration, bounds))
         path.append(motion)
     return path
+
+
+class StopBounds(NamedTuple):
+    """Bounds of the motion during the fastest stop, arrays `(..., J)`."""
+
+    low: Array  # lowest position
+    high: Array  # highest position
+    speed: Array  # largest absolute velocity
+
+
+def stop_bounds(motion: JointMotion, bounds: Bounds) -> StopBounds:
+    """Bounds of all motions of `braking_path`, in constant time.
+
+    They are the extremes of the continuous fastest stop, which has one phase of falling acceleration, one of rising,
+    one of constant and one of falling deceleration, plus the motion of `EXTRA_PERIODS`, by which the discrete stop is
+    longer at most. A stop that reverses the direction moves back with the velocity that the deceleration has built up.
+    """
+    sign = np.copysign(1.0, motion.velocity)
+    speed, rise = np.abs(motion.velocity), sign * motion.acceleration
+    fall = np.maximum(-rise, 0.0)  # deceleration
+    # The acceleration falls to zero: a sum over whole periods.
+    count = np.floor(np.maximum(rise, 0.0) / bounds.jerk)
+    ahead = count * (speed + (count + 1.0) * (0.5 * rise - bounds.jerk * (count + 2.0) / 6.0))
+    peak = speed + count * (rise - 0.5 * bounds.jerk * (count + 1.0))
+    ahead += _stopping_way(peak, np.minimum(fall, np.sqrt(2.0 * bounds.jerk * peak)), bounds) + EXTRA_PERIODS * peak
+    # The deceleration falls to zero too late, and reverses the motion.
+    falling = fall / bounds.jerk + 1.0  # duration
+    back = behind = np.maximum(0.5 * fall * falling - speed, 0.0)
+    if back.any():
+        behind = back * (falling + EXTRA_PERIODS) + _stopping_way(back, np.zeros_like(back), bounds)
+    forward = sign > 0
+    low = motion.position - np.where(forward, behind, ahead)
+    return StopBounds(low, motion.position + np.where(forward, ahead, behind), np.maximum(peak, back))
+
+
+def _stopping_way(speed: Array, fall: Array, bounds: Bounds) -> Array:
+    """Distance of the continuous fastest stop from `speed` with the deceleration `fall`, which does not reverse it."""
+    peak = np.maximum(np.minimum(np.sqrt(bounds.jerk * speed + 0.5 * fall * fall), bounds.acceleration), fall)
+    rising = (peak - fall) / bounds.jerk  # duration
+    way = rising * (speed - rising * (0.5 * fall + bounds.jerk * rising / 6.0))
+    reached = speed - rising * (fall + 0.5 * bounds.jerk * rising)
+    constant = np.maximum(reached - 0.5 * peak * peak / bounds.jerk, 0.0) / np.maximum(peak, np.finfo(np.float64).tiny)
+    return way + constant * (reached - 0.5 * constant * peak) + peak**3 / (6.0 * bounds.jerk**2)
 
 
 def safe_stop(position: Array, velocity: Array, acceleration: Array, limits: JointLimits, dt: float) -> Array:
