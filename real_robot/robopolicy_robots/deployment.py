@@ -22,6 +22,7 @@ from robopolicy.deploy.chunk_buffer import BLENDINGS
 from robopolicy.deploy.contract import ChunkPolicy
 from robopolicy.deploy.dashboard import parse_address
 from robopolicy.deploy.safety.ood import RESPONSES, ActionOODCheck, ActionOODConfig
+from robopolicy.deploy.safety.watchdog import EStop
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.intervals import wilson
 from robopolicy.files import check_new_file, next_free_path
@@ -95,7 +96,9 @@ def deploy(args: argparse.Namespace) -> int:
     report = _report_path(args)
     if args.priority is not None:
         set_realtime_priority(args.priority)
+    estop = EStop(robot.safety.heartbeat_timeout)
     with ExitStack() as stack:
+        stack.enter_context(estop.on_signal())
         source = open_source(args.policy, args.device)
         stack.callback(source.close)
         if args.chunk_blending == "rtc" and not source.takes_prefix:
@@ -119,7 +122,8 @@ def deploy(args: argparse.Namespace) -> int:
         episodes: list[EpisodeRecord] = []
         for number in range(args.episodes if robot.simulated else 1):
             embodiment = TaskEmbodiment(task, prefix_of(task.model, robot.names), _images(source))
-            episode = _run_episode(args, robot, embodiment, source, recorder, view, gate, args.seed + number)
+            seed = args.seed + number
+            episode = _run_episode(args, robot, embodiment, source, recorder, view, gate, estop, seed)
             episodes.append(episode)
             view.episode_finished(episode, len(episodes), args.episodes)
             if not episode.done:
@@ -247,6 +251,7 @@ def _run_episode(
     recorder: Recorder | None,
     view: RunDisplay,
     gate: OODDetector | None,
+    estop: EStop,
     seed: int,
 ) -> EpisodeRecord:
     """Run one episode; a real robot runs until it stops."""
@@ -263,7 +268,8 @@ def _run_episode(
         safety = RecordedFilter(robot.limits, robot.filter_config, recorder=recorder) if recorder is not None else None
         runner = SyncRunner(NonClosing(source)) if args.lockstep else PolicyRunner(NonClosing(source))
         support = ActionOODCheck(gate, ActionOODConfig(args.ood_action)) if gate is not None else None
-        options = LoopOptions(safety=safety, chunk_blending=args.chunk_blending, support=support, dry_run=args.dry_run)
+        checks = {"safety": safety, "support": support, "estop": estop}
+        options = LoopOptions(**checks, chunk_blending=args.chunk_blending, dry_run=args.dry_run)
         if simulation is not None:
             simulation.reset(seed)
         loop = ControlLoop(robot, transport, embodiment, runner, options)

@@ -42,7 +42,11 @@ STOP_TIMEOUT = 1.0  # [s] maximum time that `stop` waits for a tick of another t
 STOP_REPEATS = 5  # commands at rest at the end of a safe stop, in case a message is lost
 NOT_WARM, WARM_UPS = "the policy is not warm", 3  # results before arming, to measure the latency; the first is slow
 MOVING = (State.ARMED, State.RUN, State.HOLD)  # states with motion or before motion
-REJECTED = {"shape": Reason.WRONG_SHAPE, "finite": Reason.NON_FINITE}  # interventions of the filter that hold
+REJECTED = {
+    "shape": Reason.WRONG_SHAPE,
+    "finite": Reason.NON_FINITE,
+    "measurement": Reason.BAD_OBSERVATION,
+}  # interventions of the filter that hold
 FAULTS = {"shape": Reason.WRONG_SHAPE, "non-finite": Reason.NON_FINITE, "unavailable": Reason.UNAVAILABLE}
 
 
@@ -131,7 +135,7 @@ class ControlLoop:
         """Run ticks at the robot's rate until `stop`, a signal or for `seconds`; always ends with a safe stop."""
         stopping = threading.Event()
         atexit.register(self.stop)
-        with stop_on_signals(stopping), gc_frozen():
+        with stop_on_signals(stopping), self.estop.on_signal(), gc_frozen():
             try:
                 for due, missed in ticks(self.robot.dt, stopping, seconds):
                     self.note_overrun(missed)

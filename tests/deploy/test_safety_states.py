@@ -224,12 +224,9 @@ def test_a_lost_heartbeat_stops() -> None:
 
 def test_a_signal_stops() -> None:
     estop, before = EStop(), signal.getsignal(signal.SIGUSR1)
-    try:
-        estop.listen()
+    with estop.on_signal():
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert estop.cause == "SIGUSR1"
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    assert estop.cause == "SIGUSR1" and signal.getsignal(signal.SIGUSR1) is before
 
 
 def test_going_home_is_straight_and_slow() -> None:

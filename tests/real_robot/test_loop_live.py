@@ -156,6 +156,26 @@ def test_signals_end_in_the_safe_stop(number: int) -> None:
     assert signal.getsignal(number) is before
 
 
+def test_a_signal_presses_the_emergency_stop() -> None:
+    """SIGUSR1 used to end the process without a safe stop."""
+    pressed: list[float] = []
+
+    def press(tick: Tick) -> None:
+        if not pressed and tick.state is State.RUN:
+            pressed.append(tick.now)
+            os.kill(os.getpid(), signal.SIGUSR1)
+        if tick.state is State.ESTOP and tick.now > pressed[0] + 1.0:
+            live.loop.stop()
+
+    before = signal.getsignal(signal.SIGUSR1)
+    with closing(Live(520, on_tick=press)) as live:
+        live.loop.run(seconds=10.0)
+        states = [tick.state for tick in live.ticks if tick.now > pressed[0]]
+        assert states[1] is State.ESTOP and live.loop.estop.cause == "SIGUSR1"
+        assert live.loop.state is State.STOPPED
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
 def test_another_thread_can_stop_the_loop_during_a_motion() -> None:
     with closing(Live(504, Source())) as live:
         live.source.chunk = lambda obs, prefix=None: np.sin(np.arange(HORIZON * 3.0)).reshape(HORIZON, 3)  # type: ignore[method-assign]

@@ -202,6 +202,17 @@ def test_a_robot_holds_by_itself_after_its_bridge_is_killed(robot: Any) -> None:
         np.testing.assert_allclose(last.message.position, first.message.position, atol=2e-3)
 
 
+def test_the_simulated_robot_dies_with_its_bridge() -> None:
+    source = (
+        "import os, time\nfrom robopolicy_robots.simulated.client import simulated\n"
+        f"with simulated(['--transport', 'dds', '--domain', '{free_domain()}']) as process:\n"
+        "    print(process.pid, flush=True)\n    os.kill(os.getpid(), 9)"
+    )
+    ran = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    node = int(ran.stdout)
+    until(lambda: not Path(f"/proc/{node}/stat").exists() or " Z " in Path(f"/proc/{node}/stat").read_text(), 5.0)
+
+
 def test_a_robot_that_is_killed_and_restarted_needs_arming(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     hasty = cyclone_settings("lo").replace("</Discovery>", "<LeaseDuration>1s</LeaseDuration></Discovery>")
     monkeypatch.setenv("CYCLONEDDS_URI", hasty)

@@ -60,8 +60,9 @@ def simulated(
     arguments: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
     """Run a node in its own process until the context ends; raises `UserError` if it does not start."""
-    command = [sys.executable, "-m", NODE, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    command = [sys.executable, "-m", NODE, "--attached", *arguments]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen(command, text=True, env=environment, **pipes)
     try:
         assert process.stdout is not None
         if process.stdout.readline().strip() != READY:
@@ -74,8 +75,9 @@ def simulated(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 class SimulatedTime(WrappedTransport):

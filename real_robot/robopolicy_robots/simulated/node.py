@@ -12,6 +12,7 @@ import argparse
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -259,6 +260,7 @@ def node_parser() -> argparse.ArgumentParser:
     add_options(parser)
     parser.add_argument("--rate", type=float, default=100.0, help="states per second (default: 100)")
     parser.add_argument("--lockstep", action="store_true", help="advance time only with commands, by 1 / rate each")
+    parser.add_argument("--attached", action="store_true", help="stop when the standard input ends, with the parent")
     parser.add_argument("--cameras", nargs="*", default=[], help="cameras to publish")
     parser.add_argument("--seed", type=int, default=0, help="seed of noise and faults (default: 0)")
     for name, unit in (
@@ -280,6 +282,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     stopped: list[int] = []
     for number in stop_signals():
         signal.signal(number, lambda number, _: stopped.append(number))
+    if args.attached:
+        threading.Thread(target=lambda: (sys.stdin.read(), stopped.append(0)), daemon=True).start()
     try:
         node = build(args)
     except UserError as error:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import math
 import signal
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -161,10 +163,18 @@ class EStop:
             log.warning("Emergency stop reset by the operator; it was pressed by: %s", self.cause)
         self.cause, self._beat = "", float("nan")
 
-    def listen(self, number: int = signal.SIGUSR1) -> None:
-        """Press the emergency stop on a signal; call it in the main thread."""
+    @contextmanager
+    def on_signal(self, number: int = signal.SIGUSR1) -> Iterator[None]:
+        """Press the emergency stop on a signal; has no effect outside of the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
 
         def pressed(number: int, _: Any) -> None:
             self.press(signal.Signals(number).name)
 
-        signal.signal(number, pressed)
+        before = signal.signal(number, pressed)
+        try:
+            yield
+        finally:
+            signal.signal(number, before)
