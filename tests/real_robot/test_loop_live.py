@@ -159,8 +159,11 @@ def test_signals_end_in_the_safe_stop(number: int) -> None:
 def test_a_signal_presses_the_emergency_stop() -> None:
     """SIGUSR1 used to end the process without a safe stop."""
     pressed: list[float] = []
+    states: list[State] = []
 
     def press(tick: Tick) -> None:
+        if pressed:
+            states.append(tick.state)
         if not pressed and tick.state is State.RUN:
             pressed.append(tick.now)
             os.kill(os.getpid(), signal.SIGUSR1)
@@ -170,8 +173,7 @@ def test_a_signal_presses_the_emergency_stop() -> None:
     before = signal.getsignal(signal.SIGUSR1)
     with closing(Live(520, on_tick=press)) as live:
         live.loop.run(seconds=10.0)
-        states = [tick.state for tick in live.ticks if tick.now > pressed[0]]
-        assert states[1] is State.ESTOP and live.loop.estop.cause == "SIGUSR1"
+        assert states[0] is State.ESTOP and live.loop.estop.cause == "SIGUSR1"
         assert live.loop.state is State.STOPPED
     assert signal.getsignal(signal.SIGUSR1) is before
 
