@@ -46,6 +46,7 @@ class FolderWriter:
         restore_partial(path)
         self.path = resolve_link(path)
         self.folder = sibling(path)
+        self._created = _missing_parents(self.folder)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.path)
         try:
@@ -66,9 +67,13 @@ class FolderWriter:
             self.discard()
 
     def discard(self) -> None:
-        """Delete what was not published. Repeated calls have no effect."""
+        """Delete what was not published, with the folders above it. Repeated calls have no effect."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self._unlock()
+        with suppress(OSError):  # they are not empty
+            for parent in self._created:
+                parent.rmdir()
+        self._created = []
 
     def _unlock(self) -> None:
         lock, self._lock = self._lock, None
@@ -76,6 +81,11 @@ class FolderWriter:
             with suppress(OSError):
                 _lock_file(self.path).unlink()  # while it is locked, see `_lock`
             os.close(lock)
+
+
+def _missing_parents(path: Path) -> list[Path]:
+    """Return the parents that do not exist, the innermost first."""
+    return [parent for parent in path.parents if not parent.exists()]
 
 
 @contextmanager

@@ -11,6 +11,7 @@ IMAGE_PREFIX = "image."  # of image observations (3, h, w), uint8
 STEP_KEYS = ("action", "executed", "reward", "terminated", "success", "closing")  # frame keys other than observations
 HIDDEN_STATE = "memory"  # key of the hidden state of a recurrent policy after the previous decision; initially zero
 MAX_CHUNK, MAX_INPUT = 2**17, 2**26  # numbers; a damaged manifest must not exhaust the memory
+MAX_HORIZON = 4096  # actions of a chunk, or observations of an input; attention grows with its square
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,12 @@ class PolicySpec:
     obs_horizon: int = 1  # To, observations per input
 
     def __post_init__(self) -> None:
+        sizes = {name: getattr(self, name) for name in ("action_dim", "horizon", "action_horizon", "obs_horizon")}
+        for name, size in sizes.items():
+            if type(size) is not int:
+                raise TypeError(f"{name} must be an integer, got {size!r}.")
+        if max(self.horizon, self.obs_horizon) > MAX_HORIZON:
+            raise ValueError(f"horizons may be at most {MAX_HORIZON}, got {self.horizon} and {self.obs_horizon}.")
         if not 1 <= self.action_horizon <= self.horizon:
             raise ValueError(f"action_horizon must lie in [1, horizon={self.horizon}], got {self.action_horizon}.")
         if self.obs_horizon < 1 or self.action_dim < 1:
@@ -55,10 +62,12 @@ class PolicySpec:
         """
         shapes = data.get("observation")
         if not isinstance(shapes, Mapping) or not all(map(_is_shape, shapes.values())):
-            raise ValueError(f"observation must map names to shapes, found {shapes!r}.")
+            raise ValueError(f"observation must map names to shapes, found {str(shapes)[:80]}.")
         fields = {"action_horizon" if key == "execute" else key: value for key, value in data.items()}
         return cls(**{**fields, "observation": {str(key): tuple(shape) for key, shape in shapes.items()}})
 
 
 def _is_shape(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(size, int) for size in value)
+    return (
+        isinstance(value, list | tuple) and len(value) <= 8 and all(type(size) is int and size >= 0 for size in value)
+    )

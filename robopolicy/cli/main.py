@@ -32,6 +32,7 @@ examples:
   robopolicy doctor
 """
 
+MAX_ERROR = 300  # characters of an error message
 _OUT_OF_MEMORY = ("allocate memory", "out of memory")  # in messages of torch
 _SIMULATORS = r"(gymnasium|envpool|metaworld|ogbench)\b"  # warnings about their own internals are ignored
 
@@ -160,5 +161,8 @@ def _warning(message: Warning | str, *_: object) -> str:
 
 
 def _print_error(message: str) -> int:
-    print(f"robopolicy: error: {' '.join(message.split())}", file=sys.stderr)
+    line = f"robopolicy: error: {' '.join(message.split())}"
+    if len(line) > MAX_ERROR:  # the start says what is wrong, the end what to do
+        line = f"{line[: MAX_ERROR - 105]} ... {line[-100:]}"
+    print(line, file=sys.stderr)
     return 2

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from robopolicy.archives import read_arrays
 from robopolicy.deploy.contract import Observed
 from robopolicy.deploy.graph import CHUNK, NEXT_MEMORY, NOISE, PREFIX, PREFIX_WEIGHT, TYPES, open_session
 from robopolicy.errors import UserError
@@ -261,9 +263,8 @@ def golden_error(session: Any, golden: Mapping[str, NDArray[Any]], scale: NDArra
 def read_golden(folder: Path) -> dict[str, NDArray[Any]]:
     """Golden inputs and outputs of the graph by name, one row per decision."""
     try:
-        with np.load(folder / GOLDEN, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, BadZipFile) as error:
+        return read_arrays(folder / GOLDEN)
+    except (OSError, ValueError, BadZipFile, zlib.error, EOFError) as error:
         raise UserError(f"{folder / GOLDEN} cannot be read ({error}); copy the bundle again.") from error
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.archives import check_tensors, open_zip
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.mlp import ACTIVATIONS
 from robopolicy.nets.normalizer import RunningNormalizer
@@ -110,8 +111,12 @@ def activation_name(name: str, where: str) -> str:
 def read_weights(file: Path | bytes, where: str) -> dict[str, Any]:
     """Read a `torch.save` file without unpickling; a UserError is raised for other content than tensors and values."""
     try:
-        source = BytesIO(file) if isinstance(file, bytes) else file
+        source = BytesIO(file if isinstance(file, bytes) else file.read_bytes())
+        open_zip(source).close()  # refuses archives that expand
+        source.seek(0)
         content = torch.load(source, map_location="cpu", weights_only=True)
+        if isinstance(content, dict):
+            _check_nested(content)
     except OSError as error:
         raise UserError(f"{where} cannot be read: {error.strerror or error}.") from error
     except Exception as error:  # the reader raises many kinds
@@ -120,6 +125,13 @@ def read_weights(file: Path | bytes, where: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{where} must hold a mapping, found {type(content).__name__}.")
     return content
+
+
+def _check_nested(content: Mapping[str, Any]) -> None:
+    check_tensors({str(name): value for name, value in content.items()})
+    for value in content.values():
+        if isinstance(value, Mapping):
+            _check_nested(value)
 
 
 def _set_statistics(policy: GaussianPolicy, statistics: Statistics) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.archives import open_zip
 from robopolicy.errors import UserError
 from robopolicy.files import parse_json
 from robopolicy.interop.gaussian_actor import (
@@ -67,12 +68,12 @@ def read_model(path: str | Path, key: str = "state") -> GaussianPolicy:
     """Read the actor in a zip of SB3; `key` is our name of its observations."""
     path = Path(path)
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_zip(path) as archive:
             data = parse_json(archive.read("data").decode("utf-8"))
             weights = archive.read("policy.pth")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
         raise UserError(f"{path} is not a model of Stable-Baselines3: {str(error).splitlines()[0]}.") from error
     if not isinstance(data, dict):
         raise UserError(f"{path} is not a model of Stable-Baselines3: its 'data' must be an object.")

@@ -340,6 +340,8 @@ def _check_weights(policy: Policy, weights: Mapping[str, Tensor], folder: Path) 
     if extra:
         raise UserError(f"Checkpoint {folder} has weight '{extra[0]}', which policy '{policy.name}' does not have.")
     for key, value in weights.items():
+        if value.is_complex() and not expected[key].is_complex():
+            raise UserError(f"'{key}' of {folder} holds complex numbers; save the checkpoint again from the run.")
         if value.shape != expected[key].shape:
             shapes = f"{tuple(value.shape)}, but its manifest implies {tuple(expected[key].shape)}"
             raise UserError(f"Weight '{key}' of {folder} has shape {shapes}.")

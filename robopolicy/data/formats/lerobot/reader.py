@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from robopolicy.data.formats.lerobot.images import decode_image, decode_video
 from robopolicy.data.formats.lerobot.layout import check_entries, check_info, integer_entry, reading
 from robopolicy.errors import UserError
 from robopolicy.files import parse_json
+
+MAX_ROWS, MAX_ROWS_PER_BYTE = 2**30, 10_000  # of a parquet file; constant columns compress well
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,8 @@ class _Source:
                 part = _table(file, [*dict.fromkeys([*names, *index])])
                 parts.append(part.filter(pa.array(np.isin(part["episode_index"].to_numpy(), required))))
         with reading(self.root / "data"):
+            for part in parts:
+                _check_indices(part, index)
             table = pa.concat_tables(part.replace_schema_metadata(None) for part in parts)
             episode, frame = table["episode_index"].to_numpy(), table["frame_index"].to_numpy()
             order = np.lexsort((frame, episode))
@@ -160,6 +165,8 @@ class _Source:
                     f"{self.root} is incomplete: episode {row.index} should have {row.length} frames, "
                     f"found {found.get(row.index, 0)}; copy or collect it again."
                 )
+        if not np.array_equal(frame[order], np.concatenate([np.arange(row.length) for row in rows])):
+            raise UserError(f"{self.root}: 'frame_index' does not count the frames of an episode; collect it again.")
         return table
 
     def _rows_v30(self) -> list[_Row]:
@@ -213,7 +220,8 @@ class _Source:
 
     def _file(self, template: str, **place: Any) -> Path:
         file = self.root / template.format(**place)
-        if not file.resolve().is_relative_to(self.root.resolve()):
+        real, root = (Path(os.path.realpath(path)) for path in (file, self.root))  # a loop of links is a missing file
+        if not real.is_relative_to(root):
             raise ValueError(f"file '{template}' lies outside of the dataset")
         return file
 
@@ -235,8 +243,22 @@ def _table(file: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read a parquet file, or some of its columns."""
     if not file.is_file():
         raise ValueError("the file does not exist")
-    check_entries(pq.read_schema(file).names, columns or (), "column")
+    metadata = pq.read_metadata(file)
+    rows, size = metadata.num_rows, file.stat().st_size
+    if rows > MAX_ROWS or rows > MAX_ROWS_PER_BYTE * size:
+        raise ValueError(f"it declares {rows} rows in {size} bytes")
+    check_entries(metadata.schema.to_arrow_schema().names, columns or (), "column")
     return pq.read_table(file, columns=columns)
+
+
+def _check_indices(part: pa.Table, names: Sequence[str]) -> None:
+    """Check the columns that order the frames."""
+    for name in names:
+        column = part[name]
+        if not pa.types.is_integer(column.type) or column.null_count:
+            raise ValueError(
+                f"column '{name}' must hold integers, found {column.type} with {column.null_count} missing"
+            )
 
 
 def _numbers(name: str, column: pa.ChunkedArray, shape: Sequence[int]) -> Array:

@@ -1,0 +1,97 @@
+"""Checks of foreign archives before their content is read: sizes, compression and array headers.
+
+A zip file of a few MB can describe many GB. The readers below refuse it from its index alone, with a `ValueError` of
+one line. Only numpy and the standard library are needed, as bundles run without other packages.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+MAX_BYTES = 2**30  # of all members of an archive
+MAX_RATIO = 200  # of the size of a member to its compressed size, beyond `SMALL_BYTES`
+SMALL_BYTES = 2**24
+COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+def open_zip(source: Path | IO[bytes], max_bytes: int = MAX_BYTES) -> zipfile.ZipFile:
+    """Open a zip file whose members are neither encrypted nor larger than expected.
+
+    Raises:
+        ValueError: It is encrypted, compressed in another way, or too large; one line.
+        zipfile.BadZipFile: It is not a zip file.
+        OSError: It cannot be read.
+    """
+    archive = zipfile.ZipFile(source)
+    try:
+        total = 0
+        for member in archive.infolist():
+            name = member.filename[:60]
+            if member.flag_bits & 0x1:
+                raise ValueError(f"member '{name}' is encrypted")
+            if member.compress_type not in COMPRESSIONS:
+                raise ValueError(f"member '{name}' has the unknown compression {member.compress_type}")
+            if member.file_size > max(SMALL_BYTES, MAX_RATIO * member.compress_size):
+                raise ValueError(f"member '{name}' of {member.compress_size} bytes expands to {member.file_size}")
+            total += member.file_size
+        if total > max_bytes:
+            raise ValueError(f"its members have {total} bytes, at most {max_bytes} are read")
+    except BaseException:
+        archive.close()
+        raise
+    return archive
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Read an `.npz` file of numbers; the size of every array is checked against the size of its member.
+
+    Raises:
+        ValueError: The archive or an array is damaged, too large, or holds other values than numbers; one line.
+        zipfile.BadZipFile: It is not a zip file.
+        OSError: It cannot be read.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    with open_zip(path) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as stream:
+                name = member.filename.removesuffix(".npy")
+                shape, fortran, dtype = _header(stream)
+                if dtype.kind not in "biuf":
+                    raise ValueError(f"array '{name[:60]}' holds {dtype}, expected real numbers")
+                size = math.prod(shape) * dtype.itemsize
+                if size > member.file_size:
+                    raise ValueError(f"array '{name[:60]}' of {size} bytes has {member.file_size}")
+                data = stream.read(size)
+            if len(data) != size:
+                raise ValueError(f"array '{name[:60]}' is truncated")
+            array = np.frombuffer(data, dtype).reshape(shape[::-1] if fortran else shape)
+            arrays[name] = (array.T if fortran else array).copy()
+    return arrays
+
+
+def check_tensors(tensors: Mapping[str, Any]) -> None:
+    """Raise a `ValueError` for a tensor that claims more numbers than its storage holds, or complex numbers."""
+    for name, value in tensors.items():
+        if not hasattr(value, "untyped_storage"):
+            continue
+        if value.is_complex():
+            raise ValueError(f"'{name[:60]}' holds complex numbers")
+        if value.layout.__str__() != "torch.strided" or value.nbytes > value.untyped_storage().nbytes():
+            raise ValueError(f"'{name[:60]}' claims more numbers than are stored")
+
+
+def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = npy.read_magic(stream)
+    if version == (1, 0):
+        return npy.read_array_header_1_0(stream)
+    if version == (2, 0):
+        return npy.read_array_header_2_0(stream)
+    raise ValueError(f"array format {version} is unknown")
