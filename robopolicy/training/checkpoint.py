@@ -29,9 +29,10 @@ from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.migration import migrate_state
 from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.registry import POLICIES
+from robopolicy.policies.wrappers.black_box import BlackBoxPolicy
 from robopolicy.sandbox.permissions import may_load_code
 from robopolicy.schema import fill_defaults, from_dict, to_dict
-from robopolicy.spec import HIDDEN_STATE
+from robopolicy.spec import HIDDEN_STATE, PolicySpec
 from robopolicy.training.manifest import (
     MANIFEST,
     Listing,
@@ -48,6 +49,7 @@ from robopolicy.training.manifest import (
 from robopolicy.training.resume import load_tree, portable, save_tree
 
 MODEL, GOLDEN, STATE = "model.safetensors", "golden.safetensors", "training_state"
+MAX_SMALL = 1_000_000  # numbers that a policy may have without weights
 GOLDEN_ROWS = 4  # observations in the golden file
 TOLERANCE = 1e-4  # largest golden error that passes, in action units; other CPUs and GPUs round differently
 
@@ -123,6 +125,7 @@ def _load_policy(folder: Path, device: torch.device) -> tuple[Policy, Manifest]:
     with fill_defaults() as filled:
         config = from_dict(config_class, manifest.config, f"policy config of {folder}")
         try:
+            _check_size(policy_class, config, manifest.policy_spec, folder)
             policy = policy_class(config, manifest.policy_spec)
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"Manifest of {folder} does not describe a valid policy: {error}") from error
@@ -140,6 +143,21 @@ def _load_policy(folder: Path, device: torch.device) -> tuple[Policy, Manifest]:
             "policy; load it with the version that wrote it."
         )
     return policy, manifest
+
+
+def _check_size(policy_class: type[Policy], config: Any, spec: PolicySpec, folder: Path) -> None:
+    """Raise a UserError if a manifest describes many more numbers than are stored, before they are allocated."""
+    if issubclass(policy_class, BlackBoxPolicy):  # opens what it wraps
+        return
+    try:
+        with torch.device("meta"):
+            described = sum(value.numel() for value in policy_class(config, spec).state_dict().values())
+    except (RuntimeError, NotImplementedError):  # it computes while it is built, as policies of policies do
+        return
+    stored = (folder / MODEL).stat().st_size
+    if described > 2 * stored + MAX_SMALL:
+        text = f"{described} numbers, but its weights have {stored} bytes"
+        raise UserError(f"Manifest of {folder} describes a policy of {text}; copy the checkpoint again.")
 
 
 def save_model(folder: Path, model: nn.Module, manifest: Any, state: Mapping[str, Any] | None, what: str) -> None:

@@ -1,6 +1,7 @@
 """Tests of checkpoints: they are complete or absent, load strictly, and detect every kind of damage."""
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from robopolicy.atomic import sibling
 from robopolicy.cli.main import main
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
@@ -129,7 +131,10 @@ def test_a_file_in_the_way_is_named(tmp_path, make_policy):
 
 
 def test_a_crash_between_the_two_renames_loses_nothing(saved):
-    saved.rename(saved.with_name(".best.previous"))
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    previous = sibling(saved, "previous")
+    saved.rename(previous.with_name(previous.name.replace(f"-{os.getpid()}", f"-{dead.pid}")))
     assert load_policy(saved)[1].task == "toy/point_mass"
 
 

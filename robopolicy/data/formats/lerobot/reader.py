@@ -256,9 +256,8 @@ def _check_indices(part: pa.Table, names: Sequence[str]) -> None:
     for name in names:
         column = part[name]
         if not pa.types.is_integer(column.type) or column.null_count:
-            raise ValueError(
-                f"column '{name}' must hold integers, found {column.type} with {column.null_count} missing"
-            )
+            found = f"{column.type} with {column.null_count} missing"
+            raise ValueError(f"column '{name}' must hold integers, found {found}")
 
 
 def _numbers(name: str, column: pa.ChunkedArray, shape: Sequence[int]) -> Array:
