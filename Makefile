@@ -5,11 +5,13 @@ TORCH  ?= torch==2.13.0
 RUNS   ?= runs
 SEED   ?= 0
 FILES  ?= *
+SECONDS ?= 600
 SAMPLE ?= 150
 BIN    := $(VENV)/bin
 # LeRobot and Isaac Lab need Python 3.12 and an older torch, hence environments of their own for the tests against them.
 LEROBOT_VENV   ?= .venv-lerobot
 ISAACLAB_VENV  ?= .venv-isaaclab
+TOOLS_VENV     ?= .venv-tools
 TORCH312       ?= torch==2.11.0
 PYTHON312      ?= $(firstword $(foreach python,python3.12 $(wildcard $(HOME)/.pyenv/versions/3.12*/bin/python3.12),\
   $(shell $(python) -c 'import sys; print(sys.executable)' 2>/dev/null)))
@@ -17,7 +19,7 @@ TEST    := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 NUMERIC := $(addprefix tests/,core nets policies critics rollout algorithms evaluation worldmodel)
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo test test-product test-all test-portable mutants test-lerobot test-isaaclab test-ros lint types format docs check setup setup-dev clean
+.PHONY: demo test test-product test-all test-portable mutants test-lerobot test-isaaclab test-ros fuzz audit sbom lint types format docs check setup setup-dev clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -54,6 +56,17 @@ test-isaaclab:  ## its environments under our contract, on the CPU, in an enviro
 
 test-ros: $(VENV)/.setup-dev  ## the ROS bridge against Fast DDS, Cyclone DDS, rospy and roslibpy; says which Debian packages are missing
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rsP tests/real_robot/test_peers.py
+
+fuzz: $(VENV)/.setup-dev  ## search for crashes of all that reads foreign bytes (SECONDS, default 600)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py --seconds $(SECONDS)
+
+audit: $(VENV)/.setup-dev $(TOOLS_VENV)/.setup  ## known vulnerabilities of the installed packages, where pypi.org can be reached
+	@$(BIN)/python -c 'import urllib.request as u; u.urlopen("https://pypi.org/pypi/pip/json", timeout=10)' 2>/dev/null \
+	  || { echo "pypi.org cannot be reached: no audit"; exit 0; }; \
+	  $(TOOLS_VENV)/bin/pip-audit --progress-spinner off --skip-editable --path "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+
+sbom: $(VENV)/.setup $(TOOLS_VENV)/.setup  ## list of all installed packages and licenses in sbom.json (CycloneDX)
+	$(TOOLS_VENV)/bin/cyclonedx-py environment $(BIN)/python --of JSON -o sbom.json
 
 lint: $(VENV)/.setup-dev  ## ruff: rules and format
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -102,5 +115,10 @@ $(VENV)/.setup-isaaclab: $(VENV)/.setup
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[isaaclab]' 'pytest>=8.3,<10'
 	@touch $@
 
+$(TOOLS_VENV)/.setup: pyproject.toml
+	$(BIN)/python -m venv $(TOOLS_VENV)
+	$(TOOLS_VENV)/bin/pip install -q --disable-pip-version-check 'pip-audit>=2.9,<3' 'cyclonedx-bom>=7,<8'
+	@touch $@
+
 clean:  ## remove the environments and caches
-	rm -rf $(VENV) $(LEROBOT_VENV) $(ISAACLAB_VENV) .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LEROBOT_VENV) $(ISAACLAB_VENV) $(TOOLS_VENV) .pytest_cache .ruff_cache

@@ -7,8 +7,11 @@ one line. Only numpy and the standard library are needed, as bundles run without
 from __future__ import annotations
 
 import math
+import struct
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,18 +22,33 @@ from numpy.typing import NDArray
 MAX_BYTES = 2**30  # of all members of an archive
 MAX_RATIO = 200  # of the size of a member to its compressed size, beyond `SMALL_BYTES`
 SMALL_BYTES = 2**24
+DAMAGES = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError),
+    *(LookupError, TypeError, SyntaxError, OverflowError, MemoryError),
+)
 COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+@contextmanager
+def zip_errors() -> Iterator[None]:
+    """Convert the errors of damaged archives, which are of many kinds, to a `ValueError` of one line."""
+    try:
+        yield
+    except (ValueError, OSError):
+        raise
+    except DAMAGES as error:
+        raise ValueError((str(error) or type(error).__name__).splitlines()[0]) from error
 
 
 def open_zip(source: Path | IO[bytes], max_bytes: int = MAX_BYTES) -> zipfile.ZipFile:
     """Open a zip file whose members are neither encrypted nor larger than expected.
 
     Raises:
-        ValueError: It is encrypted, compressed in another way, or too large; one line.
-        zipfile.BadZipFile: It is not a zip file.
+        ValueError: It is damaged, encrypted, compressed in another way, or too large; one line.
         OSError: It cannot be read.
     """
-    archive = zipfile.ZipFile(source)
+    with zip_errors():
+        archive = zipfile.ZipFile(source)
     try:
         total = 0
         for member in archive.infolist():
@@ -55,11 +73,10 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
     Raises:
         ValueError: The archive or an array is damaged, too large, or holds other values than numbers; one line.
-        zipfile.BadZipFile: It is not a zip file.
         OSError: It cannot be read.
     """
     arrays: dict[str, NDArray[Any]] = {}
-    with open_zip(path) as archive:
+    with open_zip(path) as archive, zip_errors():
         for member in archive.infolist():
             with archive.open(member) as stream:
                 name = member.filename.removesuffix(".npy")

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import math
 import re
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.archives import open_zip
+from robopolicy.archives import open_zip, zip_errors
 from robopolicy.errors import UserError
 from robopolicy.files import parse_json
 from robopolicy.interop.gaussian_actor import (
@@ -68,12 +66,12 @@ def read_model(path: str | Path, key: str = "state") -> GaussianPolicy:
     """Read the actor in a zip of SB3; `key` is our name of its observations."""
     path = Path(path)
     try:
-        with open_zip(path) as archive:
+        with open_zip(path) as archive, zip_errors():
             data = parse_json(archive.read("data").decode("utf-8"))
             weights = archive.read("policy.pth")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, EOFError, NotImplementedError, RuntimeError) as error:
+    except ValueError as error:
         raise UserError(f"{path} is not a model of Stable-Baselines3: {str(error).splitlines()[0]}.") from error
     if not isinstance(data, dict):
         raise UserError(f"{path} is not a model of Stable-Baselines3: its 'data' must be an object.")

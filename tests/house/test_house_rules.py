@@ -116,3 +116,13 @@ def test_mutation_runs_name_existing_files_and_tests():
     empty = [pattern for pattern in table if not any(ROOT.glob(pattern))]
     missing = {test for tests in table.values() for test in tests if not (ROOT / test).exists()}
     assert not empty and not missing
+
+
+def test_every_dependency_has_an_upper_bound():
+    project = tomllib.loads(read(Path("pyproject.toml")))["project"]
+    listed = [
+        *project["dependencies"],
+        *(entry for extra in project["optional-dependencies"].values() for entry in extra),
+    ]
+    unbounded = [entry for entry in listed if not re.search(r"<\d|==\d", entry.split(";")[0])]
+    assert all(entry.startswith("robopolicy[") for entry in unbounded), unbounded

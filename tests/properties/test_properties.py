@@ -143,8 +143,8 @@ def test_damaged_arrays(data: bytes, changes: list) -> None:
             path.write_bytes(content)
             try:
                 found = read_arrays(path)
-            except Exception as error:
-                assert type(error).__name__ in ("ValueError", "BadZipFile", "EOFError", "error", "KeyError", "OSError")
+            except (ValueError, OSError) as error:
+                assert "\n" not in str(error)
             else:
                 assert all(array.dtype.kind in "biuf" for array in found.values())
 
