@@ -107,6 +107,12 @@ class Sandbox:
             self._start()
             return self._layers
 
+    def check(self) -> None:
+        """Raise a UserError if this machine cannot confine programs and no permission was given; starts the sandbox."""
+        layers = self.layers
+        if not may_run_unconfined():
+            layers.check()
+
     def run(self, source: str, *, max_output: int = MAX_OUTPUT) -> SandboxResult:
         """Run a program once.
 

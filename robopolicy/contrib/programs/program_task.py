@@ -24,6 +24,7 @@ class Program(TextTask):
 
     def __init__(self) -> None:
         self._sandbox = Sandbox(seconds=SECONDS)
+        self._sandbox.check()
 
     def episode(self, seed: int) -> SingleTurn:
         """The table of a x + b."""

@@ -248,6 +248,8 @@ def test_programs_are_refused_where_they_cannot_be_confined(monkeypatch):
     monkeypatch.setattr("robopolicy.sandbox.runner.compute_only_filter", lambda: None)
     with pytest.raises(UserError, match=r"cannot be confined .*missing: seccomp.*--unsafe-code"):
         acted("def act(obs):\n    return [1, 0]")
+    with pytest.raises(UserError, match=r"cannot be confined"):
+        make_sim("text/program", SimOptions(num_envs=1))
     with code_permissions(unsafe=True):
         assert acted("def act(obs):\n    return [1, 0]") == ([[1.0, 0.0]] * 2, [])
 
