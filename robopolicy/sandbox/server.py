@@ -195,8 +195,13 @@ def execute(source, function, given):
         text = json.dumps(answer)
     except Exception as error:
         text = json.dumps([None, f"{type(error).__name__}: {error}"[:200]])
-    sys.__stdout__.write(text)
-    sys.__stdout__.flush()
+    write_all(1, text.encode())
+
+
+def write_all(descriptor, data):
+    """Write all bytes to a pipe."""
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 class Kept:
@@ -239,9 +244,7 @@ class Server:
     def write(self, content):
         """Write a frame."""
         data = json.dumps(content).encode()
-        data = struct.pack("!I", len(data)) + data
-        while data:
-            data = data[os.write(1, data) :]
+        write_all(1, struct.pack("!I", len(data)) + data)
 
     def results(self, request):
         """One [status, output, error] per input; after a program that runs out of time, the others are not run."""
@@ -320,8 +323,7 @@ class Server:
         except BaseException as failure:
             with suppress(BaseException):
                 text = "".join(traceback.format_exception_only(failure))
-                sys.__stderr__.write(text[-ERROR_BYTES:])
-                sys.__stderr__.flush()
+                write_all(2, text.encode()[-ERROR_BYTES:])
         finally:
             os._exit(code)
 

@@ -61,8 +61,8 @@ def simulated(
 ) -> Iterator[subprocess.Popen[str]]:
     """Run a node in its own process until the context ends; raises `UserError` if it does not start."""
     command = [sys.executable, "-m", NODE, "--attached", *arguments]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen(command, text=True, env=environment, **pipes)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
     try:
         assert process.stdout is not None
         if process.stdout.readline().strip() != READY:
