@@ -98,6 +98,14 @@ def test_truncated_chunks_have_the_mean_priority_of_complete_chunks(name: str) -
     assert nothing.tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize(("n_step", "horizon"), [(1, 2), (2, 2), (4, 4)])
+def test_dqc_samples_windows_of_the_longer_chunk(n_step: int, horizon: int) -> None:
+    spec = PolicySpec({"state": (2,)}, 1, horizon=2, action_horizon=1)
+    policy = FlowPolicy(FlowConfig(hidden=(8,), normalization="identity", action_normalization="identity"), spec)
+    sampled = dqc(policy, n_step=n_step).sample_spec
+    assert (sampled.horizon, sampled.steps) == (horizon, n_step)
+
+
 @pytest.mark.parametrize("success", [False, True])
 def test_dqc_trains_each_network_on_chunks_of_sufficient_length(success: bool) -> None:
     """Truncated chunks have no gradient in Q_h and Q_p, nor in V if shorter than the prefix; terminated chunks do."""

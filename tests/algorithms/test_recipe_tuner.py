@@ -59,6 +59,17 @@ def test_every_ratio_of_fresh_data_is_one_and_the_gradient_is_the_policy_gradien
     )
 
 
+def test_entropies_are_sums_over_the_dimensions_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = tuner("flow")
+    rows, seen = scored_batch(algorithm, tools.sampler_for(algorithm).collect(algorithm.act)), []
+    monkeypatch.setattr(algorithm.recipe, "loss", lambda *given: seen.append(given))
+    algorithm.loss(rows)
+    extra = rows.decisions.extra
+    _, log_std = algorithm.policy.transitions({"state": extra["obs.state"]}, {"chain": extra["record.chain"]})
+    per_step = (log_std + 0.5 * math.log(2 * math.pi * math.e)).flatten(2).sum(2)
+    torch.testing.assert_close(seen[0][3], per_step.expand_as(seen[0][3]), rtol=1e-4, atol=1e-3)
+
+
 @both
 def test_log_probabilities_are_per_denoising_step(head: str) -> None:
     algorithm = tuner(head)
