@@ -25,7 +25,7 @@ def weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {key: value.clone() for key, value in module.state_dict().items()}
 
 
-def test_an_infinite_penalty_freezes_the_policy_at_its_reference() -> None:
+def test_infinite_penalty_keeps_the_policy_weights_at_the_reference() -> None:
     algorithm = tuner("ac_flow", critic_warmup=0, w2_coef=1e300, **SMALL)  # the loss rounds to 0 in comparison
     before = weights(algorithm.policy)
     for seed in range(2):
@@ -50,7 +50,7 @@ def test_weights_are_exponentials_of_clipped_advantages() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_any_function_of_the_point_may_be_the_baseline() -> None:
+def test_baseline_at_a_point_does_not_change_the_optimal_velocity() -> None:
     """The best velocity at a point with several targets does not change if all weights are scaled by one factor."""
     torch.manual_seed(0)
     outcome, target = torch.randn(50, 1), torch.randn(50, 3)
@@ -79,7 +79,7 @@ def test_the_gradient_equals_the_weighted_loss_plus_the_penalty() -> None:
     torch.testing.assert_close(info["w2_distance"], distance)
 
 
-def test_without_advantages_it_is_imitation_of_own_chunks() -> None:
+def test_zero_advantage_gradient_equals_imitation_of_sampled_chunks() -> None:
     algorithm = tuner("ac_flow", w2_coef=0.0, **SMALL)
     rows = rows_of(algorithm)
     estimator = Estimator(EstimatorConfig(surrogate="policy_gradient"))
@@ -99,7 +99,7 @@ def test_outcomes_are_normalised_and_weights_use_the_critic_before_its_update() 
     assert not torch.equal(rows.record["weight"], torch.ones_like(expected))
 
 
-def test_warmup_trains_both_critics_and_not_the_actor() -> None:
+def test_critic_warmup_updates_both_critics_but_not_the_actor() -> None:
     algorithm = tuner("ac_flow", critic_warmup=1, **SMALL)
     parts = {name: getattr(algorithm, name) for name in ("policy", "critic", "intermediate")}
     before = {name: weights(part) for name, part in parts.items()}
@@ -135,7 +135,7 @@ def test_the_critics_learn_the_outcome_from_observations() -> None:
     assert float((value + outcome).square().mean()) < 0.3
 
 
-def test_the_intermediate_critic_learns_what_a_point_tells_about_the_outcome() -> None:
+def test_intermediate_critic_predicts_the_mean_at_time_0_and_the_outcome_at_time_1() -> None:
     """With the action as outcome, the critic predicts its mean 0 at time 0 and the outcome itself at time 1."""
     torch.manual_seed(0)
     spec = PolicySpec({"state": (1,)}, action_dim=1)

@@ -44,7 +44,7 @@ def threshold(q: Tensor, policy: Tensor, temperature: float) -> Tensor:
     return low
 
 
-def test_bounded_targets_are_a_policy_that_is_nowhere_worse_on_random_decision_processes() -> None:
+def test_bounded_target_ratios_never_lower_a_state_value_on_random_mdps() -> None:
     worst = 0.0
     for seed in range(200):
         transition, reward, policy = tabular(seed)
@@ -64,7 +64,7 @@ def test_the_best_ratio_is_a_scaled_sigmoid_and_a_step_in_the_limit() -> None:
     torch.testing.assert_close(best_ratio(x, 0.8, 1.2, 0.5), 1 - 0.2 + 0.4 * (x / 0.5).sigmoid())
 
 
-def test_many_mirror_steps_end_at_the_exponential_of_the_advantage() -> None:
+def test_mirror_loss_minimum_is_the_exponentially_advantage_weighted_policy() -> None:
     g = torch.Generator().manual_seed(0)
     old = torch.randn(5, generator=g, dtype=torch.float64).softmax(0)
     advantage = torch.randn(5, generator=g, dtype=torch.float64)

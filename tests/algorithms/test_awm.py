@@ -39,7 +39,7 @@ def perturb(policy: Any, scale: float = 0.05) -> None:
             parameter.add_(scale * torch.randn_like(parameter))
 
 
-def test_the_first_gradient_is_advantage_weighted_matching() -> None:
+def test_first_gradient_equals_the_advantage_weighted_matching_gradient() -> None:
     algorithm = tuner("awm", **FREE)
     rows = rows_of(algorithm)
     advantage = normalize(rows.advantage).clamp(-5, 5) / 5
@@ -49,7 +49,7 @@ def test_the_first_gradient_is_advantage_weighted_matching() -> None:
     assert bool((advantage < 0).any())  # signed: bad chunks are pushed away
 
 
-def test_zero_advantages_leave_the_gradient_of_the_penalties_alone() -> None:
+def test_zero_advantages_leave_only_the_penalty_gradient() -> None:
     algorithm = tuner("awm", ref_coef=0.5, ema_coef=2.0)
     rows = rows_of(algorithm)
     perturb(algorithm.policy)
@@ -59,7 +59,7 @@ def test_zero_advantages_leave_the_gradient_of_the_penalties_alone() -> None:
     torch.testing.assert_close(found, gradient(algorithm.penalties(rows)[0], algorithm.policy))
 
 
-def test_equal_positive_advantages_are_imitation_of_own_chunks() -> None:
+def test_equal_positive_advantage_gradient_equals_imitation_of_sampled_chunks() -> None:
     algorithm = tuner("awm", **FREE)
     rows = rows_of(algorithm)
     loss, _ = fpo_loss(algorithm.logp(rows), rows.logp, torch.ones(64), awm_estimator(1.0))
@@ -72,7 +72,7 @@ def test_equal_positive_advantages_are_imitation_of_own_chunks() -> None:
     torch.testing.assert_close(gradient(loss, algorithm.policy), expected, rtol=1e-4, atol=1e-7)
 
 
-def test_fpos_ratio_is_the_geometric_mean_of_the_ratios_of_awm() -> None:
+def test_fpo_ratio_is_the_geometric_mean_of_awm_ratios() -> None:
     matching = tuner("awm", num_mc_samples=8, **FREE)
     rows = rows_of(matching)
     fpo = tuner("fpo", num_mc_samples=8)
@@ -182,7 +182,7 @@ def test_an_unknown_weighting_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_awms_penalties_keep_goals_on_a_ring_that_fpo_gives_up() -> None:
+def test_awm_penalties_preserve_goal_modes_that_fpo_loses() -> None:
     goals, kept = ring(6), {}
     for name in ("awm", "fpo"):
         policy = head(spec=PolicySpec({"state": (1,)}, action_dim=2), **BARE)

@@ -105,7 +105,7 @@ def states(algorithm: Any) -> dict[str, Tensor]:
 kinds = pytest.mark.parametrize("kind", [DSRLSAC, DSRLNA])
 
 
-def test_distillation_of_a_linear_base_and_a_quadratic_value_converges() -> None:
+def test_noise_critic_distillation_converges_for_a_linear_base_and_quadratic_q() -> None:
     algorithm = make(DSRLNA, CallablePolicy.wrap("linear", linear, LINEAR), critic_lr=5e-3)
     algorithm.critic = ExactQ()
     errors = [float(algorithm.distill_step(bandit(128, seed).obs)["distill_error"]) for seed in range(600)]
@@ -114,7 +114,7 @@ def test_distillation_of_a_linear_base_and_a_quadratic_value_converges() -> None
 
 
 @pytest.mark.parametrize("kind", [DSRLSAC, DSRLNA])
-def test_the_actor_finds_the_closed_form_noise_clipped_at_the_bound(kind: Kind) -> None:
+def test_actor_converges_to_the_closed_form_noise_clipped_at_the_bound(kind: Kind) -> None:
     base = CallablePolicy.wrap("linear", linear, LINEAR)
     more: dict[str, Any] = {"distill": 1.0} if kind is DSRLNA else {}
     algorithm = make(kind, base, temperature=0.01, temperature_lr=0.0, lr=4e-3, critic_lr=4e-3, batch_size=64, **more)
@@ -169,7 +169,7 @@ def test_warmup_actions_use_clipped_gaussian_noise_for_every_actor(kind: Kind) -
     assert not torch.equal(algorithm.act(obs, generator=torch.Generator().manual_seed(0)).chunk, sample.chunk)
 
 
-def test_a_base_that_ignores_its_noise_gives_a_critic_that_does() -> None:
+def test_noise_critic_ignores_the_noise_if_the_base_policy_ignores_it() -> None:
     def constant(obs: Observation, noise: Tensor) -> Tensor:
         return obs["state"] + 0 * noise
 
@@ -194,7 +194,7 @@ def test_a_base_that_ignores_its_noise_gives_a_critic_that_does() -> None:
     assert spread() < 0.03 < before
 
 
-def test_targets_do_not_depend_on_the_noise_behind_an_action() -> None:
+def test_critic_target_and_loss_do_not_depend_on_the_recorded_noise() -> None:
     algorithm = make(DSRLNA, CallablePolicy.wrap("linear", linear, LINEAR))
     batch = bandit(128, 0)
     for record in (batch.record, {"noise": torch.zeros(128, 1, 2)}, {}):
@@ -242,7 +242,9 @@ def test_actor_and_critics_share_the_normalisation_of_clouds_and_sets_with_the_b
 @pytest.mark.parametrize(
     "space", [NoiseSpace("repeat", 0.3), NoiseSpace("truncated", 0.4, steps=2, rest="draw"), NoiseSpace("full", 0.9)]
 )
-def test_the_bound_holds_wherever_noise_appears(kind: Kind, space: NoiseSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_stays_within_the_bound_in_base_policy_and_critic_inputs(
+    kind: Kind, space: NoiseSpace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     to_base: list[Tensor] = []
     to_critic: list[Tensor] = []
 
@@ -271,7 +273,7 @@ def test_the_bound_holds_wherever_noise_appears(kind: Kind, space: NoiseSpace, m
 
 
 @kinds
-def test_every_chunk_is_decoded_exactly_once(kind: Kind) -> None:
+def test_base_policy_decodes_each_chunk_exactly_once(kind: Kind) -> None:
     base = CallablePolicy.wrap("linear", lambda obs, noise: noise, POINT_MASS)
     algorithm = make(kind, base, batch_size=16)
     meter, sampler = algorithm.policy.base.meter, point_mass(algorithm)
@@ -284,7 +286,7 @@ def test_every_chunk_is_decoded_exactly_once(kind: Kind) -> None:
 
 
 @kinds
-def test_the_base_is_bit_identical_after_training(kind: Kind) -> None:
+def test_base_policy_weights_are_bit_identical_after_training(kind: Kind) -> None:
     base = flow()
     before = {key: item.clone() for key, item in base.state_dict().items()}
     algorithm = make(kind, base, batch_size=32)
@@ -342,7 +344,7 @@ def test_a_steered_policy_is_reused_only_with_its_own_actor_settings(kind: Kind)
 
 @pytest.mark.slow
 @kinds
-def test_steering_a_slow_random_black_box_solves_the_point_mass(kind: Kind) -> None:
+def test_dsrl_solves_the_point_mass_with_a_slow_black_box_base_policy(kind: Kind) -> None:
     def function(obs: Observation, noise: Tensor) -> Tensor:
         time.sleep(0.0005)
         return (0.7 * noise).clamp(-1, 1)

@@ -33,7 +33,7 @@ def reinflow(name: str) -> tuple[ReinFlow, RolloutSampler]:
 
 
 @names
-def test_ratios_of_a_fresh_rollout_are_one_before_and_after_an_update(name: str) -> None:
+def test_fresh_rollout_ratios_are_one_before_and_after_an_update(name: str) -> None:
     algorithm, sampler = reinflow(name)
     before = copy.deepcopy(algorithm.policy.head.state_dict())
     for _ in range(2):

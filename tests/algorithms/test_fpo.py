@@ -89,7 +89,7 @@ def test_at_ratio_one_the_gradient_equals_weighted_matching(trust_region: str) -
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_with_one_pair_and_no_bounds_fpo_pp_is_fpo() -> None:
+def test_fpo_pp_with_one_pair_and_no_bounds_equals_fpo() -> None:
     plain = tuner("fpo", num_mc_samples=1, clip=0.02)
     rows = moved(plain)
     plus = tuner("fpo_pp", num_mc_samples=1, clip=0.02, **UNBOUNDED)

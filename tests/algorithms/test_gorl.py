@@ -77,7 +77,7 @@ def run(algorithm: GoRL, sampler: RolloutSampler, updates: int) -> list[tuple[in
     return places
 
 
-def test_stage_zero_is_exactly_tanh_gaussian_ppo() -> None:
+def test_stage_zero_updates_equal_tanh_gaussian_ppo_updates() -> None:
     algorithm = gorl(penalty=0.0, stages=(5,), normalize_reward=True)
     squashed = replace(ENCODER, squash=True, action_normalization="minmax")
     policy = GaussianPolicy(squashed, SPEC)
@@ -140,7 +140,7 @@ def test_the_penalty_is_the_mean_square_of_mean_and_deviation() -> None:
 
 
 @pytest.mark.parametrize("updates", [0, 4])  # the identity, a trained decoder
-def test_the_decoder_stays_fixed_and_out_of_the_ratio(updates: int) -> None:
+def test_decoder_is_frozen_and_does_not_affect_the_ratio(updates: int) -> None:
     algorithm = gorl()
     sampler = sampler_for(algorithm)
     run(algorithm, sampler, updates)
@@ -179,7 +179,7 @@ def test_a_new_stage_resets_the_encoder_but_not_its_statistics_and_critic() -> N
     assert not actor & moved and set(algorithm.ppo.critic.parameters()) <= moved
 
 
-def test_every_decoder_is_trained_from_scratch() -> None:
+def test_each_decoder_is_trained_from_newly_initialised_weights() -> None:
     algorithm = gorl(decoder_lr=1e-9)  # so that the weights stay where they start
     sampler = sampler_for(algorithm)
     run(algorithm, sampler, 3)
@@ -244,7 +244,7 @@ def test_new_decoders_and_encoders_copy_the_normalisation_of_clouds_and_sets() -
             assert torch.equal(part.encoder.state_dict()[key], fitted), key
 
 
-def test_a_decoder_reproduces_what_was_played() -> None:
+def test_decoder_reproduces_the_distribution_of_executed_actions() -> None:
     """The decoder maps z ~ N(0, I) to the distribution of the encoder's actions, here two-sided and skewed."""
     algorithm = gorl(flow(hidden=(32, 32), steps=10), decoder_lr=2e-3, decoder_steps=900, decoder_batch=256)
     generator = torch.Generator().manual_seed(0)
@@ -320,7 +320,7 @@ def test_an_imitated_policy_can_be_the_first_decoder() -> None:
 
 
 @pytest.mark.parametrize("at", [1, 3, 5])  # in stage 0, while a decoder is trained, in stage 1
-def test_a_resumed_run_ends_with_the_same_weights(at: int, tmp_path: Path) -> None:
+def test_resumed_run_ends_with_the_weights_of_an_uninterrupted_run(at: int, tmp_path: Path) -> None:
     straight = gorl()
     sampler = sampler_for(straight)
     run(straight, sampler, at)
@@ -374,7 +374,7 @@ def test_unsupported_policies_and_settings_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_new_decoder_plays_as_well_as_what_it_learned_from() -> None:
+def test_new_decoder_keeps_the_return_of_the_data_collecting_policy() -> None:
     settings: dict[str, Any] = {"num_steps": 20, "epochs": 5, "batch_size": 512, "lr": 2e-3, "stages": (12, 5)}
     head = flow(hidden=(64, 64), steps=5)
     algorithm = gorl(head, **settings, decoder_updates=3, decoder_steps=400, decoder_batch=256, decoder_lr=2e-3)

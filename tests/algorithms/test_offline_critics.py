@@ -122,7 +122,7 @@ def test_idql_trains_the_policy_by_imitation_and_selects_the_better_mode() -> No
 
 
 @pytest.mark.parametrize("make", [idql, expo])
-def test_imitation_does_not_depend_on_the_values(make: Callable[..., Any]) -> None:
+def test_imitation_updates_do_not_depend_on_the_critic(make: Callable[..., Any]) -> None:
     weights = []
     for sign in (1.0, -1.0):
         torch.manual_seed(0)
@@ -138,7 +138,7 @@ def test_imitation_does_not_depend_on_the_values(make: Callable[..., Any]) -> No
 # Cal-QL.
 
 
-def test_the_penalty_ignores_policy_chunks_valued_below_the_return() -> None:
+def test_conservative_penalty_ignores_policy_chunks_valued_below_the_return() -> None:
     critic = QEnsemble(SMALL, flow())
     data = batch(two_modes(16), peak)
 

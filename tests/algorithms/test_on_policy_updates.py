@@ -81,7 +81,7 @@ def snapshot(algorithm: Any) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("make", [ppo, reinflow])
-def test_every_ratio_of_the_first_minibatch_is_one(make: Any) -> None:
+def test_first_minibatch_ratios_are_one(make: Any) -> None:
     algorithm = make()
     sampler = sampler_for(algorithm)
     for _ in range(2):  # the second pass uses running statistics and updated weights
@@ -116,7 +116,7 @@ def test_the_first_gradient_is_the_policy_gradient(make: Any) -> None:
     tools.assert_close(tools.gradient(loss, parameters), tools.gradient(plain, parameters))
 
 
-def test_reinflow_never_touches_its_base_and_trains_flow_and_noise() -> None:
+def test_reinflow_update_trains_flow_and_noise_networks_but_not_the_base() -> None:
     algorithm = reinflow(bc_coef=0.1)
     base = {key: value.clone() for key, value in algorithm.base.state_dict().items()}
     before = snapshot(algorithm)

@@ -39,7 +39,7 @@ def test_policy_normalizers_are_frozen_offline() -> None:
     assert not torch.equal(before["encoder.normalizer.mean"], snapshot(policy)["encoder.normalizer.mean"])
 
 
-def test_the_imitated_chunk_is_drawn_by_value_and_masked_only_if_it_is_the_batch_s_own() -> None:
+def test_imitation_target_is_sampled_by_value_and_masked_only_for_the_batch_chunk() -> None:
     data = batch(two_modes(6), peak)
     data.mask[:, 1] = 0
     chunks = torch.arange(3.0).view(1, 3, 1, 1).expand(6, 3, 2, 1)
@@ -62,7 +62,7 @@ def test_the_bootstrap_is_the_value_of_the_best_optimised_chunk() -> None:
     torch.testing.assert_close(target, expected)
 
 
-def test_pa_rl_moves_the_policy_beyond_the_data() -> None:
+def test_pa_rl_online_updates_move_the_policy_beyond_the_imitated_actions() -> None:
     algorithm = pa_rl_iql(ascent_rate=0.1, ascent_steps=5, temperature=0.02)
     for _ in range(40):  # imitate the data first
         data = batch(0.5 + 0.05 * torch.randn(256, 2, 1), peak)
@@ -78,7 +78,7 @@ def test_pa_rl_moves_the_policy_beyond_the_data() -> None:
     assert first_actions(algorithm.policy).mean() > start + 0.15
 
 
-def test_the_chosen_value_is_at_least_that_of_the_best_base_sample() -> None:
+def test_chosen_chunk_value_is_at_least_the_best_base_sample_value() -> None:
     algorithm = expo()
     obs = batch(two_modes(32), peak).obs
     found = algorithm.acting_policy.propose(obs, generator=algorithm.generator)
@@ -86,7 +86,7 @@ def test_the_chosen_value_is_at_least_that_of_the_best_base_sample() -> None:
     assert bool((chosen >= found.values[:, :4].max(1).values - 1e-6).all())
 
 
-def test_a_single_sample_can_be_backed_up_instead_of_the_best() -> None:
+def test_base_backup_bootstraps_from_a_single_policy_sample() -> None:
     data = batch(two_modes(16), peak, discount=0.9)
     policy = flow()
     algorithm = expo(policy, backup="base")
@@ -116,7 +116,7 @@ def test_base_edit_and_temperature_update_once_per_policy_delay() -> None:
     assert steps == [1, 1] and algorithm.critic_steps == 4 and int(algorithm.ema.updates) == 1
 
 
-def test_edits_climb_beyond_the_samples_of_the_base() -> None:
+def test_edited_actions_exceed_the_base_samples_towards_higher_value() -> None:
     algorithm = expo(temperature=0.01, temperature_lr=0.0, edit_lr=3e-3)
     for _ in range(40):
         algorithm.update(batch(0.5 + 0.1 * torch.randn(256, 2, 1), peak, online=True))

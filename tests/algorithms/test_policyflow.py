@@ -36,7 +36,7 @@ def with_zero_velocity(policy: Any) -> Any:
     return policy
 
 
-def test_zero_velocity_is_a_gaussian_around_the_initial_noise() -> None:
+def test_zero_velocity_policy_is_gaussian_around_the_initial_noise() -> None:
     policy = EndpointNoisePolicy(with_zero_velocity(head(**BARE)), EndpointNoiseConfig(std_init=0.3))
     sample = policy.sample(observations(20_000), generator=torch.Generator().manual_seed(0))
     assert torch.equal(sample.record["endpoint"], sample.record["noise"])
@@ -48,7 +48,7 @@ def test_zero_velocity_is_a_gaussian_around_the_initial_noise() -> None:
     torch.testing.assert_close(sample.logp[:, 0], expected)
 
 
-def test_a_shift_of_the_velocity_gives_the_ratio_of_two_gaussians() -> None:
+def test_velocity_shift_gives_the_density_ratio_of_two_gaussians() -> None:
     algorithm = tuner("policyflow", head(**BARE), times=3)
     rows = prepared(algorithm, bandit(algorithm.policy, 32))
     shift = 0.02
@@ -98,7 +98,7 @@ def test_times_are_sampler_grid_points_and_midpoints() -> None:
     torch.testing.assert_close(policy.points(record), start + record["t"][..., None, None] * (end - start))
 
 
-def test_the_first_gradient_has_its_closed_form_on_a_gaussian_bandit() -> None:
+def test_first_gradient_equals_its_closed_form_on_a_gaussian_bandit() -> None:
     """For reward a, the gradient with respect to the mean is `E_t[1 - c t]` over the grid of times."""
     policy = GaussianFlow(0.3, 0.5, steps=5)
     algorithm = tuner("policyflow", policy, entropy_coef=0.0, brownian_coef=0.0)
@@ -134,7 +134,7 @@ def test_loss_increases_the_density_of_actions_with_positive_advantage() -> None
     torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
 
 
-def test_the_brownian_regulariser_has_its_closed_form_and_its_switch() -> None:
+def test_brownian_loss_equals_its_closed_form_and_the_target_changes_its_gradient() -> None:
     velocity, old = torch.full((1, 1, 1, 1), 2.0), torch.full((1, 1, 1, 1), 3.0)
     x, t = torch.full((1, 1, 1, 1), 0.5), torch.full((1, 1, 1, 1), 0.25)
     assert float(brownian_loss(velocity, old, x, t)[0]) == pytest.approx((0.75 * 2.0 - (0.5 - 0.25 * 3.0)) ** 2)
@@ -205,7 +205,7 @@ def on_the_ring(brownian_coef: float, updates: int) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-def test_the_brownian_regulariser_keeps_the_goals_on_a_ring() -> None:
+def test_brownian_regulariser_preserves_goal_modes_on_a_ring() -> None:
     plain, spread = on_the_ring(0.0, 110), on_the_ring(0.4, 110)
     assert plain[0] < 3.0 and spread[0] > 4.5
     assert min(plain[1], spread[1]) > 0.12  # 0.05 untrained

@@ -144,7 +144,7 @@ def test_one_action_target_is_the_best_of_n_td_target() -> None:
     torch.testing.assert_close(target, data.reward + 0.9 * algorithm.target_critic(data.next_obs, chunk).mean(0))
 
 
-def test_the_prefix_critic_regresses_on_the_expectile_over_tails() -> None:
+def test_prefix_critic_converges_to_the_expectile_over_chunk_tails() -> None:
     tails = torch.tensor([0.1, 0.2, 0.9])  # values of three long chunks with the same prefix
     found: dict[float, float] = {}
     for expectile in (0.5, 0.8, 0.999):
@@ -162,7 +162,7 @@ def test_the_prefix_critic_regresses_on_the_expectile_over_tails() -> None:
     assert mean == pytest.approx((0.8 * 0.9 + 0.2 * 0.3) / 1.2, abs=0.01)
 
 
-def test_v_is_the_quantile_of_the_prefixes() -> None:
+def test_state_value_converges_to_the_quantile_of_prefix_values() -> None:
     logits = torch.linspace(-2, 2, 101)
     for quantile in (0.5, 0.9):
         state = torch.zeros(1, requires_grad=True)
@@ -182,7 +182,7 @@ def test_quantile_loss_gradient_does_not_depend_on_the_distance() -> None:
     torch.testing.assert_close(state.grad, torch.tensor([-0.9, -0.9, 0.1, 0.1]))
 
 
-def test_equal_lengths_make_both_critics_of_dqc_agree() -> None:
+def test_dqc_critics_agree_for_equal_chunk_lengths() -> None:
     algorithm = dqc(n_step=1, expectile=0.5)
     for _ in range(60):
         algorithm.update(batch(two_modes(128), positive))

@@ -76,7 +76,7 @@ def whole_chain_logp(policy: StochasticFlow, rows: RolloutBatch) -> Tensor:
     return total
 
 
-def test_the_ratio_is_that_of_whole_chains_whose_initial_noise_cancels() -> None:
+def test_ratio_equals_the_density_ratio_of_whole_denoising_chains() -> None:
     algorithm = reinflow(logp_clamp=None, entropy_coef=0.0)
     rows = tools.rows_of(algorithm, tools.sampler_for(algorithm).collect(algorithm.act))
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_the_ratio_is_that_of_whole_chains_whose_initial_noise_cancels() -> None
     assert float(loss) == pytest.approx(float(expected), abs=1e-6)
 
 
-def test_copies_of_the_dimensions_leave_the_normalised_ratio_as_it_is() -> None:
+def test_normalised_ratio_is_unchanged_by_duplicated_action_dimensions() -> None:
     x, mean = torch.randn(2, 6, 3, 5, dtype=torch.float64)  # (B, K, D) each
     shift = 0.03
     log_std = torch.full_like(x, -2.0)
@@ -110,7 +110,7 @@ def test_copies_of_the_dimensions_leave_the_normalised_ratio_as_it_is() -> None:
     torch.testing.assert_close(ratio(1).squeeze(1), expected)
 
 
-def test_the_clamp_stops_the_gradient_of_small_noise_and_says_so() -> None:
+def test_logp_clamp_zeroes_the_gradient_of_small_noise_and_reports_clamping() -> None:
     small = NoiseConfig(std_min=0.01, std_max=0.02)  # densities around e^2.5 per dimension
     for clamp, stopped in ((1.0, True), (None, False)):
         algorithm = reinflow(noise=small, logp_clamp=clamp, entropy_coef=0.0)

@@ -133,7 +133,7 @@ def test_warmup_actions_are_uniform_over_the_bounds() -> None:
 # Losses against closed forms.
 
 
-def test_the_actor_finds_the_soft_optimum_of_a_bandit() -> None:
+def test_actor_converges_to_the_soft_optimum_of_a_bandit() -> None:
     """For Q(a) = -(a - .3)^2 / (2 s^2 / alpha), the soft optimum is a normal density with mean .3 and deviation s."""
     torch.manual_seed(0)
     alpha, deviation = torch.tensor(0.5), 0.05
@@ -151,7 +151,7 @@ def test_the_actor_finds_the_soft_optimum_of_a_bandit() -> None:
     assert float(sampled.std()) == pytest.approx(deviation, rel=0.1)
 
 
-def test_the_temperature_follows_the_entropy() -> None:
+def test_temperature_adapts_towards_the_target_entropy() -> None:
     temperature = Temperature(0.5)
     logp = torch.tensor([1.0, 3.0])  # entropy -2
     loss = temperature.loss(logp, target_entropy=-1.0)
@@ -179,7 +179,7 @@ def test_actor_and_temperature_have_no_gradient_for_each_other() -> None:
 
 
 @pytest.mark.parametrize("backup_entropy", [True, False])
-def test_the_target_is_the_soft_value_of_the_next_observation(backup_entropy: bool) -> None:
+def test_target_is_reward_plus_discounted_soft_value_of_the_next_observation(backup_entropy: bool) -> None:
     algorithm = sac(temperature=0.2, backup_entropy=backup_entropy)
     algorithm.target_critic = Known(lambda chunk: 5 + chunk[:, 0, 0])  # type: ignore[assignment]
     batch = windows(4, discount=torch.tensor([0.9, 0.81, 0.0, 0.9]))
@@ -234,12 +234,12 @@ FAST = {"gamma": 0.9, "temperature": 1e-6, "temperature_lr": 0.0, "tau": 0.05, "
 
 
 @pytest.mark.parametrize("n_step", [0, 3])
-def test_values_of_a_terminating_chain_are_its_discounted_returns(n_step: int) -> None:
+def test_critic_values_of_a_terminating_chain_equal_discounted_returns(n_step: int) -> None:
     algorithm = learn(sac(**FAST, n_step=n_step), chain([1.0, -2.0, 4.0], "terminated"))
     assert values(algorithm, 3) == pytest.approx([1 - 0.9 * 2 + 0.81 * 4, -2 + 0.9 * 4, 4.0], abs=0.15)
 
 
-def test_values_see_through_truncation() -> None:
+def test_critic_bootstraps_from_the_last_state_of_truncated_episodes() -> None:
     """Truncated one-step episodes of reward 1 between two states bootstrap from the last state."""
     replay, g = Replay(1000), torch.Generator().manual_seed(0)
     for _ in range(200):
@@ -321,7 +321,7 @@ def test_target_follows_by_tau_and_actor_loss_does_not_train_the_critic() -> Non
 @pytest.mark.parametrize(
     "critic", [{}, {"members": 4, "layer_norm": True}, {"bins": 11, "value_min": -100.0, "value_max": 0.0}]
 )
-def test_a_resumed_algorithm_ends_with_the_same_weights(critic: dict[str, Any]) -> None:
+def test_resumed_algorithm_ends_with_the_weights_of_an_uninterrupted_one(critic: dict[str, Any]) -> None:
     straight = sac(CHUNK, critic=critic)
     straight.update(windows(32, CHUNK, seed=1))
     state = copy.deepcopy(straight.state_dict())

@@ -28,7 +28,7 @@ def same(module: torch.nn.Module, before: dict[str, torch.Tensor]) -> bool:
 
 @names
 @heads
-def test_every_ratio_of_fresh_data_is_one(name: str, family: str) -> None:
+def test_fresh_rollout_ratios_are_one(name: str, family: str) -> None:
     algorithm = tuner(name, head(family))
     for _ in range(2):  # the second pass uses updated weights
         rollout = bandit(algorithm.policy, 100)

@@ -57,7 +57,7 @@ def autoregressive() -> AutoregressivePolicy:
 
 @pytest.mark.parametrize("name", ["iql", "idql", "pa_rl", "pa_rl_iql", "expo"])
 @pytest.mark.parametrize("head", [flow, diffusion, autoregressive, gaussian])
-def test_every_head_is_improved(name: str, head: Callable[[], Policy]) -> None:
+def test_update_changes_policy_and_critic_weights_for_every_policy_head(name: str, head: Callable[[], Policy]) -> None:
     policy = head()
     algorithm = MAKERS[name](policy)
     before, critic = snapshot(policy), snapshot(algorithm.critic)

@@ -87,12 +87,12 @@ def test_verify_lists_the_parents_and_fails_if_they_moved_or_changed(parents, tm
         (["--critic", "judge", "--override", "candidates=3"], "selected"),
     ],
 )
-def test_everything_a_composition_can_be_is_reached_from_the_command_line(parents, judge, argv, policy):
+def test_compose_options_write_verified_checkpoints_of_every_composition_kind(parents, judge, argv, policy):
     assert main(["compose", *parents, *argv, "--out", "both"]) == 0
     assert load_policy("both")[0].name == policy and main(["verify", "both"]) == 0
 
 
-def test_a_selector_is_taught_from_demonstrations(parents, capsys, refused):
+def test_compose_trains_a_selector_from_demonstrations(parents, capsys, refused):
     assert main(["collect", TASK, "--episodes", "4", "--num-envs", "4", "--out", "shown"]) == 0
     settings = ["--override", "selection.updates=5", "selection.hidden=[8]"]
     assert main(["compose", *parents, "--gate-data", "shown", *settings, "--out", "chosen"]) == 0

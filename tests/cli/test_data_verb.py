@@ -49,7 +49,7 @@ def test_card_shows_features_and_missing_inputs(folders, capsys):
     assert "needs --random and --best" in text and "needs --replay" in text and "learn with: unknown" in text
 
 
-def test_references_give_quality_and_coverage(folders, capsys):
+def test_reference_options_add_quality_and_coverage_to_the_data_card(folders, capsys):
     references = ["--random", str(folders / "random"), "--best", "6", "--replay", str(folders / "best")]
     assert main(["data", str(folders / "mixed"), *references, "--json"]) == 0
     card = json.loads(capsys.readouterr().out)

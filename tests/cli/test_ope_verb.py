@@ -65,7 +65,7 @@ def test_a_policy_without_density_gets_density_free_estimators(runs, capsys):
     assert "fitted Q-evaluation" in text and "marginal" in text and "needs the policy that collected the logs" in text
 
 
-def test_several_policies_are_played_and_make_portfolios(runs, capsys):
+def test_ope_play_evaluates_each_policy_in_simulation_and_prints_sharpe_ratios(runs, capsys):
     capsys.readouterr()
     names = [str(runs / name) for name in ("first", "second")]
     assert main(["ope", *names, "--logs", str(runs / "logs"), "--steps", "20", "--play", "4"]) == 0
@@ -73,7 +73,7 @@ def test_several_policies_are_played_and_make_portfolios(runs, capsys):
     assert text.count("evaluated in the simulator") == 2 and "SharpeRatio@k" in text and "k = 3" in text
 
 
-def test_policies_are_compared_on_random_actions(runs, capsys):
+def test_ope_compares_policies_on_logs_of_a_random_policy(runs, capsys):
     logs = ["--policy", "random", "--keep-failures", "--episodes", "20", "--out", str(runs / "random")]
     assert main(["collect", TASK, *logs]) == 0
     assert "kept 20" in capsys.readouterr().out

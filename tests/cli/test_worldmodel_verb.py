@@ -74,7 +74,7 @@ def test_eval_runs_inside_the_world_model(folder, capsys, refused):
 
 
 @pytest.mark.slow
-def test_a_policy_tries_its_chunks_in_the_world_model_before_it_plays(folder, capsys, refused):
+def test_eval_plan_with_predicts_candidate_chunks_in_the_world_model(folder, capsys, refused):
     world = str(folder / "passed")
     spec = load_world(world)[0].spec
     sim = make_sim("push", SimOptions(num_envs=1))

@@ -243,7 +243,7 @@ def test_dppo_is_a_configuration():
     torch.testing.assert_close(loss, total, rtol=1e-4, atol=1e-6)
 
 
-def test_reinflow_is_a_configuration():
+def test_reinflow_configuration_equals_the_hand_computed_loss():
     """One ratio per chunk: log-ratios summed over the chain, divided by steps x dimensions."""
     generator = torch.Generator().manual_seed(0)
     old, change = torch.randn(2, 3, 4, generator=generator), torch.randn(6, 4, generator=generator)

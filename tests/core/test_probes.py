@@ -10,7 +10,7 @@ from robopolicy.text.evaluation import pass_at_k
 
 
 @pytest.mark.parametrize("k", [1, 2, 4, 6])
-def test_pass_at_k_is_the_share_of_subsets_with_a_success(k: int) -> None:
+def test_pass_at_k_equals_the_fraction_of_subsets_with_a_success(k: int) -> None:
     for count in range(7):
         marks = [1] * count + [0] * (6 - count)
         subsets = list(itertools.combinations(marks, k))

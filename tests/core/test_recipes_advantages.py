@@ -9,7 +9,7 @@ def groups(case: Tabular) -> Tensor:
     return case.decisions.require("group")
 
 
-def test_the_single_stream_baseline_is_a_running_rate_that_forgets_with_drift() -> None:
+def test_single_stream_baseline_is_a_success_rate_that_decays_with_policy_drift() -> None:
     case = tabular()
     recipe = recipe_of("single_stream", advantage=recipe_of("single_stream").plain["advantage"][:1])
     torch.testing.assert_close(recipe.advantage(case.decisions)[:, 0], rewards(case) - 0.5)
@@ -23,7 +23,7 @@ def test_the_single_stream_baseline_is_a_running_rate_that_forgets_with_drift() 
     torch.testing.assert_close(recipe.advantage(case.decisions)[:, 0], expected, atol=1e-6, rtol=1e-6)
 
 
-def test_the_single_stream_needs_no_groups_of_rollouts() -> None:
+def test_single_stream_advantages_do_not_depend_on_row_order() -> None:
     """Shuffling the rows shuffles the advantages."""
     case, recipe = tabular(), recipe_of("single_stream")
     order = torch.randperm(16, generator=torch.Generator().manual_seed(1))

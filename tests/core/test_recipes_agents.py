@@ -12,7 +12,7 @@ from robopolicy.core.group_statistics import HistoryGroups
 DOUBLE = torch.float64
 
 
-def test_poad_is_gae_for_one_token_per_action_and_the_single_clock_without_discount() -> None:
+def test_poad_equals_gae_for_single_token_actions_or_without_discount() -> None:
     case = tabular()
     single = case.decisions.with_fields(unit=torch.arange(6).expand(16, 6))
     both = Gae(0.99, 0.95, inner_gamma=1.0, inner_lam=0.95)
@@ -47,7 +47,7 @@ def test_gigpo_compares_steps_from_the_same_observation() -> None:
     assert float(other.abs().max()) == 0.0  # all groups are singletons: only the episode term remains
 
 
-def test_hgpo_weighs_longer_histories_more_where_they_tell_something() -> None:
+def test_hgpo_weights_longer_shared_histories_more() -> None:
     case = steps([[0.0, 1.0], [0.0, 0.0], [1.0, 0.75]], [[1, 2], [1, 2], [9, 2]], [0, 0, 0])
     episode = torch.tensor([[0.3], [-0.3], [0.0]], dtype=DOUBLE)
     found = HistoryGroups(longest=1, gamma=1.0)(episode, case)

@@ -42,7 +42,7 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_a_recipe_is_its_formula(name: str) -> None:
+def test_recipe_loss_and_gradient_equal_the_written_formula(name: str) -> None:
     check_recipe(name, FORMULAS[name])
 
 

@@ -8,7 +8,7 @@ from robopolicy.text.generation import masked_log_softmax, top_p_support
 
 
 @pytest.mark.parametrize("p", [0.5, 0.9, 1.0])
-def test_a_restricted_policy_gives_no_probability_outside_its_support(p: float) -> None:
+def test_nlpo_policy_has_zero_probability_outside_the_top_p_support(p: float) -> None:
     """NLPO: the old and the new policy have the same support; the full support gives the unrestricted policy."""
     case = tabular()
     lagged = torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

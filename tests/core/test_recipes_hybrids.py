@@ -30,7 +30,7 @@ def test_rft_imitates_its_successes() -> None:
     torch.testing.assert_close(found, imitation(case, rewards(case) > 0))
 
 
-def test_kdrl() -> None:
+def test_kdrl_loss_and_gradient_equal_the_written_formula() -> None:
     def formula(case: Tabular) -> Tensor:
         gap = case.logp() - case.decisions.extra["logp_teacher"]
         return tok(ppo(case, relative(case)) + 0.005 * 0.5 * gap**2, case)
@@ -38,7 +38,7 @@ def test_kdrl() -> None:
     check_recipe("kdrl", formula)
 
 
-def test_kdrl_limits() -> None:
+def test_kdrl_equals_grpo_without_kl_and_distillation_without_reward() -> None:
     case = tabular()
     none = {"kl_to": {"name": "anneal", "start": 0.0, "end": 0.0, "steps": 1}}
     torch.testing.assert_close(gradients("kdrl", case, controllers=none), gradients("grpo", case, estimator={}))
@@ -52,7 +52,7 @@ def test_kdrl_limits() -> None:
     assert recipe.controllers["kl_to"].value == pytest.approx(0.001)
 
 
-def test_a_teacher_may_speak_only_where_the_policy_failed() -> None:
+def test_kdrl_applies_the_teacher_kl_only_to_failed_rollouts() -> None:
     case = tabular()
     failed = [{"name": "kl_to", "key": "logp_teacher", "kind": "k2", "failed": True}]
     gap = case.logp() - case.decisions.extra["logp_teacher"]
@@ -77,12 +77,12 @@ def nft(case: Tabular, *, weight: str) -> Tensor:
     return total / len(d) / 1000.0
 
 
-def test_nft() -> None:
+def test_nft_loss_and_gradient_equal_the_written_formula() -> None:
     for distance in DISTANCES:
         check(recipe_of("nft", select=[]), tabular(drift=distance), lambda c: nft(c, weight="linear"))
 
 
-def test_nft_on_policy_is_dr_grpo_or_grpo() -> None:
+def test_on_policy_nft_gradient_equals_dr_grpo_or_grpo() -> None:
     case = tabular(drift=0.0)
     const = {"aggregate": "fixed_length", "length": 1000.0}
     centred = recipe_of("nft").plain["advantage"]

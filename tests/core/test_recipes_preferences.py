@@ -11,7 +11,7 @@ def mean(terms: list[Tensor]) -> Tensor:
     return torch.stack(terms).mean()
 
 
-def test_dpo() -> None:
+def test_dpo_loss_and_gradient_equal_the_written_formula() -> None:
     def formula(case: Tabular) -> Tensor:
         r = to_reference(case).sum(1)
         return mean([-logsigmoid(0.1 * (r[i] - r[j])) for i, j in pairs(case, ordered=True)])

@@ -84,7 +84,7 @@ def covariances(case: Tabular) -> Tensor:
     return ((logp - logp[mask].mean()) * (a - a[mask].mean())).masked_fill(~mask, -torch.inf)
 
 
-def test_clip_cov_silences_the_candidates() -> None:
+def test_clip_cov_removes_the_loss_of_candidate_decisions() -> None:
     """With a share of 1 every candidate is chosen, so the choice is not random."""
     weights = [{"name": "clip_covariance", "share": 1.0, "least": 0.3, "most": 2.0}]
     config = {"bounds": {"name": "constant", "low": 0.2}, "weights": weights}
@@ -100,7 +100,7 @@ def test_clip_cov_silences_the_candidates() -> None:
         check(recipe_of("clip_cov", estimator=config), tabular(drift=distance), formula)
 
 
-def test_clip_cov_with_a_share_of_zero_is_ppo_and_draws_as_many_as_it_says() -> None:
+def test_clip_cov_equals_ppo_at_share_zero_and_masks_the_configured_share() -> None:
     case = tabular()
     silent = {"weights": [{"name": "clip_covariance", "share": 0.0}]}
     torch.testing.assert_close(gradients("clip_cov", case, estimator=silent), gradients("grpo", case, estimator={}))
@@ -112,7 +112,7 @@ def test_clip_cov_with_a_share_of_zero_is_ppo_and_draws_as_many_as_it_says() -> 
     assert bool((weights[~case.decisions.valid()] == 1).all())
 
 
-def test_kl_cov() -> None:
+def test_kl_cov_loss_and_gradient_equal_the_written_formula() -> None:
     def formula(case: Tabular) -> Tensor:
         """The decision of largest covariance has a penalty on its log-ratio."""
         top = covariances(case)
@@ -122,7 +122,7 @@ def test_kl_cov() -> None:
     check_recipe("kl_cov", formula)
 
 
-def test_kl_cov_with_a_share_of_zero_is_the_unclipped_gradient() -> None:
+def test_kl_cov_at_share_zero_equals_the_unclipped_gradient() -> None:
     case = tabular()
     none = [{"name": "covariance_kl", "share": 0.0}]
     torch.testing.assert_close(
@@ -131,7 +131,7 @@ def test_kl_cov_with_a_share_of_zero_is_the_unclipped_gradient() -> None:
     )
 
 
-def test_mdpo() -> None:
+def test_mdpo_loss_and_gradient_equal_the_written_formula() -> None:
     def formula(case: Tabular) -> Tensor:
         ratio = z(case).exp()
         return tok(-relative(case)[:, None] * ratio + ratio * z(case) - ratio + 1, case)
@@ -139,7 +139,7 @@ def test_mdpo() -> None:
     check_recipe("mdpo", formula)
 
 
-def test_mdpo_with_a_large_step_is_the_unclipped_gradient() -> None:
+def test_mdpo_with_a_large_step_equals_the_unclipped_gradient() -> None:
     case = tabular()
     stages = [*recipe_of("grpo").plain["advantage"], {"name": "constant_scale", "divisor": 1e-8}]
     plain = {"surrogate": "importance_sampling", "aggregate": "token_mean"}

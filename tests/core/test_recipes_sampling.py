@@ -31,7 +31,7 @@ def steps(d: Decisions) -> int:
     return sum(int((d.valid() & (d.require("unit") == unit)).any(1).sum()) for unit in (0, 1))
 
 
-def test_gains_of_steps_are_imitated():
+def test_digirl_imitates_only_steps_with_a_positive_gain():
     """DigiRL (Bai et al. 2024) imitates the steps with a positive gain."""
 
     def formula(case: Tabular) -> Tensor:
@@ -42,14 +42,14 @@ def test_gains_of_steps_are_imitated():
     check_recipe("digirl", formula)
 
 
-def test_if_every_step_gains_it_is_cloning():
+def test_digirl_equals_behaviour_cloning_when_every_step_has_a_gain():
     """Limit of DigiRL (Bai et al. 2024)."""
     case = tabular()
     recipe = recipe_of("digirl", advantage_source={"name": "step_gain", "penalty": -100.0})
     check(recipe, case, lambda c: -((c.logp() - c.decisions.logp_old) * c.decisions.valid()).sum() / steps(c.decisions))
 
 
-def test_gains_follow_trajectories_over_rows():
+def test_step_gain_uses_the_next_unit_of_the_trajectory_in_another_row():
     """The next unit of a trajectory may be in another row."""
     logp = torch.zeros(3, 2, dtype=torch.float64)
     d = Decisions(

@@ -116,7 +116,7 @@ def test_lambda_one_is_the_return_and_lambda_zero_the_residual():
     torch.testing.assert_close(advantage, reward + 0.5 * successor - value)
 
 
-def test_two_clocks_do_not_discount_inside_an_action():
+def test_nested_discount_does_not_discount_inside_an_action():
     # One action of two tokens, then one of one token. gamma .5 between actions, lambda .5 everywhere (POAD).
     unit = torch.tensor([[0, 0, 1]])
     discount = nested_discount(unit, 0.5).double()
@@ -128,7 +128,7 @@ def test_two_clocks_do_not_discount_inside_an_action():
     assert_column(target.T, 2.125, 2.25, 2)
 
 
-def test_one_decision_per_unit_is_ordinary_gae(decisions):
+def test_sequence_gae_with_one_decision_per_unit_equals_gae(decisions):
     reward, value = decisions.reward, decisions.value
     rows, length = decisions.shape
     discount = nested_discount(torch.arange(length).expand(rows, length), 0.9).double()
@@ -174,7 +174,7 @@ def test_truncated_row_bootstraps():
     assert_column(advantage.T, 0.5 + 0.25 * 3, 3)
 
 
-def test_two_clocks_on_a_chain_with_an_episode_end_inside():
+def test_nested_discount_gae_is_cut_at_an_episode_end_inside_a_chain():
     """Denoising steps as time: K = 2 per chunk, gamma between chunks only, an episode end after the first chunk."""
     unit = torch.tensor([[0, 0, 1, 1]])
     discount = nested_discount(unit, 0.5).T.double()  # (T * K, N = 1)

@@ -138,7 +138,7 @@ def test_best_ratio_is_the_middle_of_the_bounds_at_zero_advantage():
 
 
 @pytest.mark.parametrize("p", [0.25, 0.5, 0.75])
-def test_nft_is_the_negative_aware_loss_of_the_paper_in_both_scalings(p):
+def test_nft_surrogates_equal_the_negative_aware_loss_in_both_scalings(p):
     """-log ratio on successes, -log of the remaining old policy on failures; times 1 - p or sqrt((1 - p) / p)."""
     z = torch.tensor([[0.3, -0.4, 0.2, -0.2]], dtype=torch.float64)
     reward = torch.tensor([[1.0, 1.0, 0.0, 0.0]], dtype=torch.float64)

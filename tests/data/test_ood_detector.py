@@ -28,7 +28,7 @@ def make_data(episodes: int = 20, seed: int = 0) -> Episodes:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("groups", [20, 1])
-def test_new_data_are_inside_and_four_deviations_are_not(kind: str, groups: int) -> None:
+def test_in_distribution_points_are_inside_and_shifted_points_outside(kind: str, groups: int) -> None:
     """With many episodes some episodes are held out; with a single one each point is held out in turn."""
     data = normal_points(2000, 0)
     gate = OODDetector.fit(data, np.arange(2000) % groups, OODDetectorConfig(kind=kind))
@@ -37,7 +37,7 @@ def test_new_data_are_inside_and_four_deviations_are_not(kind: str, groups: int)
     assert not gate.inside(torch.full((1, 3), 100.0)).any()
 
 
-def test_scores_by_hand() -> None:
+def test_scores_equal_hand_computed_values() -> None:
     """After scaling the two points are 2 apart, so each adds 1 to its own support and exp(-4) to the other's."""
     points = torch.tensor([[0.0, 0.0], [10.0, 0.0]])
     config = OODDetectorConfig(bandwidth=math.sqrt(0.5), neighbours=1, points=2)

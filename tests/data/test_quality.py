@@ -32,7 +32,7 @@ def of_rows(states: list[int], actions: list[int]) -> Episodes:
     return Episodes.from_list([Episode(arrays)], 0.1)
 
 
-def test_random_data_have_quality_0_and_the_best_have_1() -> None:
+def test_trajectory_quality_is_zero_for_random_data_and_one_for_the_best() -> None:
     random, best = walk(200, 10, 0), walk(200, 10, 1, spread=0.1)
     low, high = (float(returns_of(data).mean()) for data in (random, best))
     assert trajectory_quality(returns_of(random), low, high) == pytest.approx(0.0)
@@ -45,7 +45,7 @@ def test_the_best_must_be_better_than_random() -> None:
         trajectory_quality([1.0], 1.0, 1.0)
 
 
-def test_coverage_by_hand_and_duplicates_do_not_count() -> None:
+def test_coverage_equals_the_hand_computed_value_and_ignores_duplicates() -> None:
     data, replay = of_rows([0, 0, 1, 1], [0, 0, 0, 1]), of_rows([0, 1, 2, 3], [0, 1, 1, 0])
     seen = coverage(data, replay, bins=0)
     assert (seen.unique, seen.steps, seen.reference, seen.saco) == (3, 4, 4, 0.75)
@@ -53,13 +53,13 @@ def test_coverage_by_hand_and_duplicates_do_not_count() -> None:
     assert twice.unique == 3 and twice.steps == 8 and twice.saco is None
 
 
-def test_coverage_does_not_depend_on_the_order_of_the_episodes() -> None:
+def test_coverage_does_not_depend_on_episode_order() -> None:
     data, replay = walk(10, 20, 0, spread=0.5), walk(10, 20, 1)
     shuffled = data.subset(np.random.default_rng(0).permutation(10))
     assert coverage(data, replay, bins=10) == coverage(shuffled, replay, bins=10)
 
 
-def test_bins_of_both_are_the_same_and_narrow_data_cover_less() -> None:
+def test_coverage_uses_common_bins_and_is_lower_for_narrow_data() -> None:
     wide, narrow = walk(40, 50, 0), walk(40, 50, 1, spread=0.1)
     assert coverage(narrow, wide, bins=10).saco == pytest.approx(4 / 100, abs=0.02)  # 2 of 10 bins per axis
     assert coverage(wide, wide, bins=10).saco == 1.0

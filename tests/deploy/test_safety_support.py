@@ -18,7 +18,7 @@ def check(**config) -> ActionOODCheck:
 
 
 @pytest.mark.parametrize(("response", "share"), [("hold", 1.0), ("slow", 0.3), ("refuse", 0.0)])
-def test_an_action_without_support_goes_the_way_of_its_response(response: str, share: float) -> None:
+def test_unsupported_action_gets_the_fraction_of_the_configured_response(response: str, share: float) -> None:
     support = check(response=response)
     assert support.check(OBS, KNOWN).fraction == 1.0
     result = support.check(OBS, STRANGE)

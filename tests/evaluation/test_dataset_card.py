@@ -58,7 +58,7 @@ def test_quality_of_data_without_rewards_is_refused() -> None:
         (None, None, "unknown"),
     ],
 )
-def test_quality_and_coverage_decide_what_to_learn_with(quality, saco, advice) -> None:
+def test_quality_and_coverage_determine_the_recommended_learning_method(quality, saco, advice) -> None:
     assert recommend(quality, saco, rewarded=True) == advice
     assert set(ADVICE) >= {advice}
 

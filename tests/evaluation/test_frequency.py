@@ -27,7 +27,7 @@ def result(*outcomes: float, success: bool = True) -> EvalResult:
 
 
 @pytest.mark.parametrize(("hold", "expected"), [(2, [0, 1]), (4, [0, 1, 2, 3]), (6, [0, 1, 2, 3, 3, 3])])
-def test_a_long_chunk_is_cut_and_a_short_one_ends_with_its_last_action(make_sim, make_policy, hold, expected):
+def test_action_repeat_truncates_long_chunks_and_repeats_the_last_action(make_sim, make_policy, hold, expected):
     actor = PolicyActor(make_policy(horizon=4, action_horizon=3).eval())
     sim = make_sim(2)
     state = sim.reset(0)["state"].unsqueeze(1).repeat(1, 2, 1)
@@ -46,7 +46,7 @@ def test_holding_the_own_action_horizon_changes_nothing(make_sim, make_policy):
     assert not np.array_equal(curve[1].returns, curve[6].returns)
 
 
-def test_the_score_is_the_area_under_the_curve():
+def test_frequency_score_equals_the_normalised_area_under_the_curve():
     curve = {1: result(1, 1), 3: result(1, 0), 4: result(0, 0)}
     assert frequency_score(curve) == pytest.approx((2 * 0.75 + 1 * 0.25) / 3)
     assert frequency_score({1: result(1), 30: result(1)}) == 1.0

@@ -255,7 +255,7 @@ def test_all_estimators_agree_in_one_table():
 QUICK = OPEConfig(gamma=GAMMA, deterministic=False, fqe=FQEConfig(FAST.critic, steps=5), features=20)
 
 
-def test_actions_that_the_logs_do_not_support_are_told():
+def test_unsupported_fraction_is_low_for_logged_and_high_for_shifted_actions():
     rng = np.random.default_rng(0)
 
     def one() -> Episode:
@@ -368,7 +368,7 @@ def test_closing_frame_is_not_a_decision():
 REAL = {"behaviour": 5.0, "a": 9.0, "b": 6.0, "c": 1.0, "d": 7.0}
 
 
-def test_sharpe_ratio_by_hand():
+def test_sharpe_ratio_equals_hand_computed_values():
     careful = {"a": 4.0, "d": 3.0, "b": 2.0, "behaviour": 1.0, "c": 0.0}
     assert sharpe_ratio(careful, REAL, "behaviour", 2) == pytest.approx((9 - 5) / 1.0)  # 9 and 7
     assert sharpe_ratio(careful, REAL, "behaviour", 3) == pytest.approx(4 / np.std([9, 7, 6]))
@@ -381,7 +381,7 @@ def test_sharpe_ratio_by_hand():
     assert np.isnan(sharpe_ratio(equal, equal, "behaviour", 3)) and np.std([0.1] * 3) > 0
 
 
-def test_sharpe_ratio_ignores_a_common_offset_and_scale():
+def test_sharpe_ratio_is_invariant_to_a_common_offset_and_scale():
     guess = {name: value + np.sin(7 * value) for name, value in REAL.items()}
     for k in range(2, 6):
         moved = {name: 10 + 3 * value for name, value in REAL.items()}

@@ -52,7 +52,7 @@ def fixed(path: int) -> np.ndarray:
     return (PATHS[path] == PATHS).astype(float)
 
 
-def test_every_member_of_the_class_is_scored_without_bias():
+def test_class_scores_are_unbiased_for_every_member():
     """The mean over all 64 equally likely roll-outs equals the true value."""
     members = {f"path{i}": fixed(i) for i in range(64)} | {f"mixed{i}": chances(i) for i in range(6)}
     for chance in members.values():
@@ -64,7 +64,7 @@ def test_every_member_of_the_class_is_scored_without_bias():
     assert sum(scores.chance) == pytest.approx(1.0) and scores.regret >= 0
 
 
-def test_the_difference_of_two_members_varies_with_what_they_disagree_about():
+def test_score_difference_depends_only_on_decisions_where_members_differ():
     base = shares(fixed(0))
     late, early = shares(fixed(1)), shares(fixed(32))  # differ in the last and in the first action
     assert (late - base)[PATHS[:, 0] == 1].any() == np.False_  # paths of neither member contribute 0
@@ -116,7 +116,7 @@ def uniform_logs(episodes: int) -> Episodes:
     return Episodes.from_list([one() for _ in range(episodes)], 0.1)
 
 
-def test_policies_are_scored_together_on_uniform_actions():
+def test_class_score_intervals_on_uniform_logs_cover_the_true_values():
     logs, behaviour = uniform_logs(600), UniformPolicy({"state": (1,)}, [-1.0], [1.0])
     members = {"mostly": FixedProbability(0.9), "rarely": FixedProbability(0.2)}
     config = OPEConfig(gamma=1.0, deterministic=False, fqe=FQEConfig(steps=1))
@@ -154,7 +154,7 @@ def test_members_without_density_are_refused():
         score_class({"flow": flow}, uniform_logs(2), UniformPolicy({"state": (1,)}, [-1.0], [1.0]))
 
 
-def test_paths_through_a_tree_are_what_playing_them_gives():
+def test_tree_returns_equal_the_returns_of_simulated_rollouts():
     actions = torch.tensor([[-0.4, 0.1], [0.6, 0.3]])
     sim = make_sim("toy/point_mass", SimOptions(num_envs=3, reward="shaped"))
     trees = grow_trees(sim, actions, 4, seed=7, gamma=GAMMA)

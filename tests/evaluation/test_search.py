@@ -147,7 +147,7 @@ def test_result_does_not_depend_on_the_order_of_policies(method):
 
 
 @pytest.mark.parametrize("stop_after", [0, 1, 5])
-def test_a_search_that_was_killed_goes_on_to_the_same_result(method, tmp_path, stop_after):
+def test_killed_search_resumes_to_the_same_result(method, tmp_path, stop_after):
     name, settings = method
     whole = search(name, Quadratic((0.3, 0.7)), **settings)
     file = tmp_path / "search.jsonl"
@@ -197,7 +197,7 @@ def test_composition_is_compared_with_every_policy_on_held_out_seeds():
 
 
 @pytest.mark.parametrize(("first", "fits"), [(80, True), (81, False), (100, False), (119, False), (120, True)])
-def test_seeds_that_choose_and_report_are_refused(first, fits):
+def test_overlapping_search_and_report_seeds_are_refused(first, fits):
     searched, reported = range(100, 120), range(first, first + 20)
     if fits:
         check_disjoint(searched, reported)

@@ -18,7 +18,7 @@ def make_flow(**options: int) -> flow_bc.Flow:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_quick_path_from_demonstrations_to_fine_tuned_policy(task, tmp_path):
+def test_quick_example_trains_and_fine_tunes_a_flow_policy(task, tmp_path):
     base, tuned = tmp_path / "base", tmp_path / "tuned"
     options = ["--flow", str(base / "flow.safetensors"), "--task", task, "--out", str(tuned), "--quick"]
     before, after = reinflow.main(options)

@@ -51,7 +51,9 @@ def with_goal(obs: Observation) -> Observation:
 
 
 @pytest.mark.parametrize(("kind", "config"), [(DSRLSAC, DSRLSACConfig), (DSRLNA, DSRLNAConfig)])
-def test_dsrl_steers_a_diffusion_policy_and_leaves_it_alone(kind: Any, config: Any, tmp_path: Path) -> None:
+def test_dsrl_trains_the_actor_and_leaves_the_diffusion_policy_unchanged(
+    kind: Any, config: Any, tmp_path: Path
+) -> None:
     save_diffusion(tmp_path / "p", num_inference_steps=2)
     base = load_lerobot(tmp_path / "p")
     before = {key: item.clone() for key, item in base.original.policy.state_dict().items()}

@@ -56,7 +56,7 @@ def noise(rows: int, spec: PolicySpec = CHUNK) -> Tensor:
 
 
 @kinds
-def test_weight_one_is_the_parent_to_the_last_bit(kind: str) -> None:
+def test_composition_with_weight_one_equals_the_parent_bit_for_bit(kind: str) -> None:
     first, second, obs = network(kind, 0), network("diffusion", 1), observations(3)
     for policy, number in (
         (compose([first, second], weights=[1, 0]), 0),
@@ -76,7 +76,7 @@ def test_weight_one_of_a_shorter_parent_appends_the_longer_chunk() -> None:
 
 
 @kinds
-def test_equal_parents_are_that_parent_at_any_weight(kind: str) -> None:
+def test_composition_of_equal_parents_equals_the_parent_at_any_weight(kind: str) -> None:
     parent, obs = network(kind, 0), observations(5)
     expected = parent.decode(obs, noise(5))
     for operator in (Convex((0.3, 0.7)), Affine((2.5, -1.5)), Scheduled(((1.0, 0.0), (0.2, 0.8)))):
@@ -85,7 +85,7 @@ def test_equal_parents_are_that_parent_at_any_weight(kind: str) -> None:
 
 
 @pytest.mark.parametrize("operator", ["convex", "or", "and"])
-def test_the_order_of_the_parents_does_not_matter(operator: str) -> None:
+def test_composition_does_not_depend_on_the_order_of_the_parents(operator: str) -> None:
     parents, obs, z = [network("flow", 0), network("diffusion", 1), network("edm", 2)], observations(4), noise(4)
     two = [
         compose(order, operator, w).decode(obs, z)
@@ -104,7 +104,7 @@ def test_the_order_of_the_parents_does_not_matter(operator: str) -> None:
 # Densities.
 
 
-def test_gaussians_of_equal_covariance_compose_to_the_gaussian_between_them() -> None:
+def test_composed_equal_covariance_gaussians_equal_the_interpolated_gaussian() -> None:
     cov = ((0.2, 0.05), (0.05, 0.1))
     laws = [replace(round_((0, 0), 1), mean=mean, cov=cov) for mean in ((-0.5, 0.2), (0.7, 0.4))]
     between = replace(laws[0], mean=(0.25 * -0.5 + 0.75 * 0.7, 0.25 * 0.2 + 0.75 * 0.4))
@@ -118,7 +118,7 @@ def test_gaussians_of_equal_covariance_compose_to_the_gaussian_between_them() ->
     torch.testing.assert_close(sampled, between.draw(z), atol=2e-2, rtol=0)
 
 
-def test_the_field_of_mixed_families_is_the_weighted_analytic_score() -> None:
+def test_field_of_mixed_families_equals_the_weighted_analytic_score() -> None:
     laws = [round_((-0.5, 0.0), 0.3), round_((0.7, 0.4), 0.6)]
     policy = compose([exact("diffusion", laws[0]), exact("flow", laws[1])], weights=[0.4, 0.6])
     t = torch.linspace(0.05, 0.95, 91)

@@ -54,7 +54,9 @@ def spread(x: Tensor, laws: tuple[Gaussian, ...]) -> float:
     ],
     ids=["ode", "sde", "three"],
 )
-def test_and_keeps_log_densities_level(laws: tuple[Gaussian, ...], operator: And, steps: int) -> None:
+def test_and_operator_samples_have_equal_parent_log_densities(
+    laws: tuple[Gaussian, ...], operator: And, steps: int
+) -> None:
     parents = [exact("flow", law, steps=steps) for law in laws]
     assert spread(compose(parents, operator).act(nothing(128), generator=seeded()), laws) < 0.02
     assert spread(compose(parents).act(nothing(128), generator=seeded()), laws) > 0.5
@@ -100,7 +102,7 @@ def halves() -> list[Policy]:
     return [exact_flow(Mixture((mean,), (1.0,), TWO_MODES.std), steps=100) for mean in TWO_MODES.means]
 
 
-def test_or_flows_as_the_mixture_of_its_parents() -> None:
+def test_or_operator_flow_equals_the_exact_flow_of_the_mixture() -> None:
     noise = torch.special.ndtri((torch.arange(400) + 0.5) / 400).view(-1, 1, 1)
     found = compose(halves(), Or(TWO_MODES.shares, probes=0)).decode(no_number(400), noise)
     expected = exact_flow(TWO_MODES, steps=100).decode(no_number(400), noise)

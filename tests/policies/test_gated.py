@@ -31,7 +31,7 @@ def parents() -> list[Any]:
     return [network("flow", seed) for seed in range(3)]
 
 
-def test_with_all_parents_chosen_it_is_the_composition_to_the_last_bit():
+def test_gate_with_all_parents_selected_equals_the_composition_bit_for_bit():
     plain, obs, noise = compose(parents(), weights=[0.2, 0.3, 0.5]), observations(5), torch.randn(5, 4, 2)
     every = make_learned_gate(plain, Selection(top=3, **SMALL))
     assert torch.equal(every.decode(obs, noise), plain.decode(obs, noise))
@@ -40,14 +40,14 @@ def test_with_all_parents_chosen_it_is_the_composition_to_the_last_bit():
 
 
 @pytest.mark.parametrize("chosen", range(3))
-def test_with_one_parent_chosen_it_is_that_parent(chosen):
+def test_gate_with_one_parent_selected_equals_that_parent(chosen):
     several, obs, noise = parents(), observations(5), torch.randn(5, 4, 2)
     scores = [float(index == chosen) for index in range(3)]
     one = prefer(make_learned_gate(compose(several, weights=[0.2, 0.3, 0.5]), Selection(top=1, **SMALL)), *scores)
     torch.testing.assert_close(one.decode(obs, noise), several[chosen].decode(obs, noise), atol=1e-5, rtol=1e-5)
 
 
-def test_with_two_of_three_chosen_it_is_the_composition_of_these_two():
+def test_gate_with_two_parents_selected_equals_their_composition():
     several, obs, noise = parents(), observations(5), torch.randn(5, 4, 2)
     two = prefer(
         make_learned_gate(compose(several, weights=[0.2, 0.3, 0.5]), Selection(top=2, **SMALL)), 1.0, -1.0, 2.0
@@ -94,7 +94,7 @@ def test_ordering_loss_matches_its_closed_form():
     assert right[1]["first"] == 1 and wrong[1]["first"] == 0
 
 
-def test_discrepancies_rank_the_parent_whose_data_it_was():
+def test_discrepancy_is_lowest_for_the_parent_that_matches_the_chunk():
     means = ((0.8, 0.0), (-0.8, 0.0))
     policy = make_learned_gate(compose([exact("flow", round_(mean, 0.1)) for mean in means]), Selection(**SMALL))
     chunk = torch.tensor(means)[:, None]
@@ -121,7 +121,7 @@ def demonstrations(rows: int) -> Episodes:
     return Episodes.from_list([Episode({"state": state.numpy(), "action": action.numpy()}, "toy/point_mass")], 0.05)
 
 
-def test_whom_to_ask_where_is_learned_from_demonstrations():
+def test_selector_learns_the_parent_of_each_state_from_demonstrations():
     both = sides()
     before = {key: value.clone() for key, value in both.state_dict().items() if not key.startswith("selector.body")}
     assert fit_selector(both, demonstrations(512)) > 0.95

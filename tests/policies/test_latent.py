@@ -105,7 +105,7 @@ def test_the_base_is_called_exactly_once_per_chunk() -> None:
 
 
 @spaces
-def test_zero_noise_plays_the_base_at_zero(space: NoiseSpace) -> None:
+def test_zero_actor_output_gives_the_base_chunk_at_zero_noise(space: NoiseSpace) -> None:
     if space.rest == "draw":
         space = replace(space, rest="zero")
     base = flow()
@@ -119,7 +119,7 @@ def test_zero_noise_plays_the_base_at_zero(space: NoiseSpace) -> None:
 
 
 @spaces
-def test_a_vanishing_bound_leaves_the_base_at_zero(space: NoiseSpace) -> None:
+def test_vanishing_noise_bound_gives_the_base_chunk_at_zero_noise(space: NoiseSpace) -> None:
     base = flow()
     policy = widened(LatentPolicy.from_base(base, replace(space, bound=1e-7), ACTOR))
     obs = observations()
@@ -210,7 +210,9 @@ def test_a_checkpoint_of_a_steered_policy_round_trips(
     assert torch.equal(*chunks)
 
 
-def test_a_steered_black_box_needs_its_function_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steered_black_box_checkpoint_requires_its_function_to_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy = LatentPolicy.from_base(spy([]), SPACES["repeat"], ACTOR)
     save_checkpoint(tmp_path / "c", policy, task="toy/point_mass", obs_sample=observations())
     assert verify_checkpoint(tmp_path / "c").ok

@@ -44,7 +44,7 @@ def zeros(count: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("state_dependent_std", [False, True])
-def test_log_probabilities_are_those_of_a_mixture(state_dependent_std: bool) -> None:
+def test_log_probabilities_equal_the_torch_mixture_distribution(state_dependent_std: bool) -> None:
     policy = mixture(state_dependent_std=state_dependent_std)
     sample = policy.sample(OBS)
     experts = policy.experts(policy.encoder(OBS))
@@ -221,7 +221,7 @@ def test_bad_settings_are_refused_in_one_line(settings: dict, message: str) -> N
         MixtureConfig(**settings)
 
 
-def test_ppo_trains_the_mixture_on_its_exact_density() -> None:
+def test_ppo_updates_the_mixture_router_and_starts_at_zero_kl() -> None:
     sim = make_sim("toy/point_mass", SimOptions(num_envs=8, reward="shaped"))
     spec = PolicySpec({"state": (6,)}, 2, horizon=2, action_horizon=2)
     policy = MixturePolicy(MixtureConfig(hidden=(16,), experts=2), spec)

@@ -122,7 +122,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 @pytest.mark.parametrize("make", [flow, gaussian])
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_one_candidate_is_plain_imitation_acting(make: Callable[[], Policy], deterministic: bool) -> None:
+def test_policy_with_one_candidate_acts_like_the_base_policy(make: Callable[[], Policy], deterministic: bool) -> None:
     base, obs = make(), observations(6)
     critic, edit = critic_of(base), EditNet(EditConfig(), base)
     expected = base.act(obs, deterministic=deterministic, generator=seeded())
@@ -238,7 +238,7 @@ def test_imitation_loss_equals_the_base_loss() -> None:
 
 @pytest.mark.parametrize("rate", [1e-3, 0.3, 1e3])
 @pytest.mark.parametrize("reduction", ["mean", "min"])
-def test_optimised_chunks_are_never_worse_than_their_start(rate: float, reduction: str) -> None:
+def test_optimised_chunks_never_have_a_lower_value_than_their_start(rate: float, reduction: str) -> None:
     base, obs = flow(), observations(9)
     critic = critic_of(base)
     policy = make_action_optimized(
@@ -251,7 +251,7 @@ def test_optimised_chunks_are_never_worse_than_their_start(rate: float, reductio
     assert rate > 1 or bool((found.values > start.values.sort(1, descending=True).values).any())
 
 
-def test_a_step_follows_the_gradient_in_normalised_units_on_the_executed_actions() -> None:
+def test_ascent_follows_the_normalised_gradient_only_on_executed_actions() -> None:
     base, obs = flow(), observations(3)
     slope = torch.tensor([2.0, -1.0])
     critic = Analytic(base, lambda chunk: (chunk * slope).sum((1, 2)))
@@ -282,7 +282,7 @@ def test_known_chunks_replace_the_worst_candidate() -> None:
     torch.testing.assert_close(found.values, policy.score(obs, found.chunks))
 
 
-def test_edits_of_size_zero_are_best_of_n() -> None:
+def test_zero_size_edits_equal_best_of_n() -> None:
     base, obs = flow(), observations(6)
     critic = critic_of(base)
     edited = make_residual_edit(base, EditNet(EditConfig(beta=0.0), base), critic, candidates=5, edits=5)
@@ -290,7 +290,7 @@ def test_edits_of_size_zero_are_best_of_n() -> None:
     torch.testing.assert_close(edited.act(obs, generator=seeded()), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_edited_candidates_choose_at_least_as_well_as_the_base_and_stay_near_it() -> None:
+def test_edited_candidates_do_not_lower_the_best_value_and_stay_near_the_base() -> None:
     base, obs = flow(), observations(8)
     critic, edit = critic_of(base), EditNet(EditConfig(beta=0.3), base)
     policy = make_residual_edit(base, edit, critic, candidates=5, edits=3)
@@ -303,7 +303,7 @@ def test_edited_candidates_choose_at_least_as_well_as_the_base_and_stay_near_it(
     assert float(((found.chunks - torch.tensor([0.0, -1.0])) / SCALE).abs().max()) <= 1 + 1e-5
 
 
-def test_the_density_of_an_edit_is_that_of_a_tanh_gaussian() -> None:
+def test_edit_log_probability_equals_the_tanh_gaussian_density() -> None:
     base, obs = flow(), observations(8)
     edit, chunk = EditNet(EditConfig(beta=0.2), base), torch.zeros(8, 4, 2) - torch.tensor([0.0, 1.0])
     features = edit.encode(obs)

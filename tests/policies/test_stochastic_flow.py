@@ -30,7 +30,7 @@ def test_without_noise_the_chain_equals_the_deployed_flow(clip: float) -> None:
     torch.testing.assert_close(sample.chunk, plain, atol=1e-5, rtol=0)
 
 
-def test_log_probabilities_are_gaussian_transitions_on_the_left_grid() -> None:
+def test_log_probabilities_equal_gaussian_transitions_at_left_grid_points() -> None:
     policy = stochastic()
     sample = policy.sample(OBS)
     chain = sample.record["chain"]
@@ -46,7 +46,7 @@ def test_log_probabilities_are_gaussian_transitions_on_the_left_grid() -> None:
         assert torch.equal(mean, clipped)
 
 
-def test_noise_stays_within_its_bounds_for_extreme_outputs() -> None:
+def test_noise_std_stays_within_its_bounds_for_extreme_network_outputs() -> None:
     policy = stochastic(NoiseConfig(std_min=0.05, std_max=0.2))
     last = policy.noise.body[-1]
     for value, bound in ((-1e4, 0.05), (1e4, 0.2), (0.0, 0.1)):  # the middle is the geometric mean

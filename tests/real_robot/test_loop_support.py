@@ -12,7 +12,7 @@ from robopolicy_robots.states import State
 
 
 @pytest.mark.parametrize("response", ["hold", "slow", "refuse"])
-def test_actions_without_support_are_bent_and_then_hold(monkeypatch: pytest.MonkeyPatch, response: str) -> None:
+def test_unsupported_actions_end_in_a_hold_for_every_response(monkeypatch: pytest.MonkeyPatch, response: str) -> None:
     """The data covers the wave up to 0.25 rad of its first joint; beyond it, every response ends in a hold."""
     path = np.stack([wave(t) for t in np.linspace(0.0, 0.8, 400)]).astype(np.float32)  # first joint: 0 to 0.25 rad
     noise = np.random.default_rng(0).normal(0.0, 0.02, (400, 3)).astype(np.float32)

@@ -63,7 +63,7 @@ def asynchronous(limit: int, updates: int, num_workers: int = 1, chunk: int = GR
     return logits, ages, queue
 
 
-def test_no_staleness_is_the_synchronous_loop():
+def test_zero_staleness_equals_the_synchronous_loop_bit_for_bit():
     """Limit of AsyncFlow (Han et al. 2025): s = 0 equals alternating rollouts and updates, bit for bit."""
     found, ages, _ = asynchronous(0, updates=8)
     env, learner_env = SecretSequenceEnv(length=4, symbols=2), SecretSequenceEnv(length=4, symbols=2)
@@ -76,14 +76,14 @@ def test_no_staleness_is_the_synchronous_loop():
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_rows_are_never_older_than_the_bound(limit):
+def test_row_age_never_exceeds_the_staleness_bound(limit):
     _, ages, queue = asynchronous(limit, updates=12, num_workers=2, chunk=1)
     assert max(age for update in ages for age in update) <= limit
     assert min(age for update in ages for age in update) >= 0
     assert queue.version == 12
 
 
-def test_what_is_in_flight_is_bounded():
+def test_number_of_batches_in_flight_is_bounded():
     """AsyncFlow (Han et al. 2025): at most (s + 1) batches are started and not yet used by the learner."""
     queue = RolloutQueue(BoundedStaleness(1), batch=2)
     tickets = [queue.reserve(2), queue.reserve(2)]

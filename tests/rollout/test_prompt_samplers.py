@@ -66,7 +66,7 @@ def test_uncertain_tasks_are_proposed_more_often():
     assert (share - weight / weight.sum()).abs().max() < 0.06
 
 
-def test_the_single_queue_draws_prompts_by_the_spread_of_their_outcomes():
+def test_single_stream_samples_prompts_by_the_standard_deviation_of_outcomes():
     sampler = started(build("sampler", read_recipe("single_stream")["rollout"]["sampler"]))
     outcome(sampler, POOL.tasks, lambda task: float(task.key < 102), lambda task: 0.0)
     rates = torch.tensor([0.96 * 4 + 1, 0.96 * 4]).double() / (0.96 * 8 + 1)

@@ -22,7 +22,7 @@ def env(request) -> SecretSequenceEnv:
 
 @pytest.mark.parametrize("budget", [1, 2, 5, 8])
 @pytest.mark.parametrize("name", STRATEGIES.product())
-def test_the_budget_is_that_of_flat(env, name, budget):
+def test_every_strategy_spends_exactly_the_rollout_budget_of_a_task(env, name, budget):
     """Limit of ARPO for tools (Dong et al. 2025): every strategy spends exactly the budget of a task."""
     trajectories = make(name).rollout(env, env.tasks(budget))
     assert [(group[0].task.key, len(group)) for group in group_by_task(trajectories)] == [
@@ -34,7 +34,7 @@ def test_the_budget_is_that_of_flat(env, name, budget):
 
 
 @pytest.mark.parametrize("layout", ["tokens", "chain"])
-def test_switched_off_it_is_independent(layout):
+def test_disabled_branching_equals_independent_rollouts(layout):
     """Limit of ARPO for tools (Dong et al. 2025)."""
     same_as_flat(Branch(initial=1.0), layout)
 
@@ -49,7 +49,7 @@ def test_sampling_resumes():
     assert all(torch.equal(a.decisions.logp_old, b.decisions.logp_old) for a, b in zip(expected, found, strict=True))
 
 
-def test_branches_share_their_beginning(env):
+def test_branches_share_the_prefix_of_the_first_rollout(env):
     trajectories = Branch(threshold=2.0).rollout(env, [Task(0, budget=4)])  # every unit branches
     branches = [trajectory for trajectory in trajectories if trajectory.task.prefix is not None]
     assert len(branches) == 2

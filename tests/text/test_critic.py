@@ -50,7 +50,7 @@ def test_value_targets_equal_hand_computed_returns():
     assert torch.equal(fitted, rows().valid())
 
 
-def test_on_two_clocks_tokens_of_one_message_share_a_moment():
+def test_nested_discount_value_targets_do_not_decay_inside_a_message():
     # POAD: no discount and, with inner_lam 1, no decay inside the second message; 0.9 and 0.5 between messages
     last, middle = 1.0, (1.0 - 0.25) + 1.0
     first = (0.9 * 0.25 - 0.5) + 0.45 * middle
@@ -58,7 +58,7 @@ def test_on_two_clocks_tokens_of_one_message_share_a_moment():
     torch.testing.assert_close(target[0, [0, 2, 3]], torch.tensor([first + 0.5, middle + 0.25, last + 1.0]))
 
 
-def test_a_critic_of_units_is_fitted_where_they_begin():
+def test_unit_critic_is_fitted_only_at_the_first_token_of_each_unit():
     target, fitted = plain(gamma=1.0, lam=1.0, level="unit").value_targets(rows())
     assert fitted.tolist() == [[True, False, True, False]]
     assert target[fitted].tolist() == [2.0, 2.0]

@@ -125,7 +125,7 @@ def test_a_file_of_prompts_is_a_task(tmp_path):
 
 
 @pytest.mark.parametrize("recipe", ["dpo", "kto", "sft"])
-def test_recipes_learn_from_files(recipe, tmp_path):
+def test_offline_recipes_learn_from_data_files(recipe, tmp_path):
     rows = {
         "dpo": PAIRS,
         "kto": [

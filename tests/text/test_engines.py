@@ -47,7 +47,7 @@ def learner(monkeypatch):
     return TextRecipe(config, policy, total_updates=4)
 
 
-def test_the_mismatch_of_an_engine_is_a_truncated_weight(learner):
+def test_engine_mismatch_is_corrected_by_a_truncated_importance_weight(learner):
     feed = TextRolloutSource(TextSim(Arithmetic(), SimOptions(num_envs=1)), learner, seed=0)
     batch = learner._preprocess(feed.next(learner))
     valid = batch.valid()

@@ -11,7 +11,7 @@ def untrained(budget=6):
     return TextPolicy(TextConfig(width=16, layers=1, heads=2, context=160), PolicySpec({"text": (16,)}, budget))
 
 
-def test_a_grammar_that_allows_everything_changes_nothing():
+def test_permissive_grammar_leaves_generation_unchanged():
     """The test checks a limit of ShIOEnv (Ragsdale and Boppana 2025)."""
     policy = untrained()
     prompts, everything = [policy.tokenizer.prompt(["1+1="])] * 4, torch.ones(policy.vocabulary, dtype=torch.bool)

@@ -66,7 +66,7 @@ def other(tmp_path) -> Path:
     return tmp_path / "other"
 
 
-def test_a_teacher_scores_what_the_policy_wrote(other):
+def test_teacher_log_probabilities_are_computed_on_policy_rollouts(other):
     algorithm, sim = learner("kdrl", group_size=2, teacher=str(other))
     batch = recipe_source(sim, algorithm, 0).next(algorithm)
     found = algorithm._preprocess(batch).extra["logp_teacher"]

@@ -49,7 +49,7 @@ def test_only_tokens_of_the_policy_are_decisions():
     assert whole.count(" at ") == 8  # the prompt's and a reply between each two messages
 
 
-def test_calls_and_form_are_measured():
+def test_trajectory_metrics_report_tool_calls_and_format():
     seeds = [seed for seed in range(40) if Calculator().episode(seed).demonstration()[0] == CALL]
     env = env_of(Calculator())
     conversation = env.start_conversation(Task(seeds[0], payload=seeds[0]))
@@ -237,7 +237,7 @@ def test_answers_are_read_by_the_verifier(tmp_path):
     assert list(found.values()) == [[0, 0, 2, 3, 3, 5], [0, 1, 2, 3, 3, 5]]
 
 
-def test_rewards_stay_with_their_turns():
+def test_turn_rewards_are_assigned_to_the_last_token_of_each_turn():
     env = env_of(Errands(1.0, 0.25, 0.25))
     trajectories = env.rollout(tasks(1))
     assert [trajectory.reward for trajectory in trajectories] == [1.5, 1.5]

@@ -84,7 +84,7 @@ def test_tensor_trees_round_trip_through_arrays():
     assert again["c"] == tree["c"]
 
 
-def test_a_process_plays_with_the_weights_it_was_sent():
+def test_worker_process_acts_with_the_received_weights():
     policy = small(seed=3)
     check_rollouts(ProcessHandle(WorkerSpec.of(policy, "text/arithmetic", seed=1)), policy)
 
@@ -165,7 +165,7 @@ def test_missing_ray_names_the_extra():
         RayHandle(WorkerSpec.of(small(), "text/arithmetic", seed=1))
 
 
-def test_two_workers_share_the_groups_and_stay_within_the_bound(monkeypatch):
+def test_two_workers_share_the_groups_and_respect_the_staleness_bound(monkeypatch):
     monkeypatch.setitem(WORKER_HANDLES, "process", InProcessHandle)
     algorithm, feed = source(staleness=1, num_workers=2)
     try:

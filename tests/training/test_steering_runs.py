@@ -33,7 +33,7 @@ def base(clone: Path) -> Path:
         pytest.param(["algorithm=dsrl_sac", "algorithm.noise_space.kind=repeat"], marks=pytest.mark.slow),
     ],
 )
-def test_a_steered_run_resumes_bit_identically(
+def test_dsrl_run_resumes_bit_identically(
     algorithm: list[str], base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = [*algorithm, *DSRL, f"init_from={base}"]

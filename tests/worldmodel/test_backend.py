@@ -66,7 +66,7 @@ def test_world_sim_satisfies_the_simulator_contract(videos):
     assert check_simulator(make(3), make) == []
 
 
-def test_the_true_world_gives_the_true_result_start_by_start(videos):
+def test_true_world_model_reproduces_the_simulator_result_of_every_episode(videos):
     for make in (lambda: ExpertActor(PushExpert()), RandomActor):
         expected = evaluate(make(), real(4), episodes=12, seed=50)
         found = evaluate(make(), world_sim(videos, 3), episodes=12, seed=50)
@@ -97,7 +97,7 @@ def still_data() -> Episodes:
     )
 
 
-def test_leaving_the_support_ends_the_episode_and_costs(videos):
+def test_leaving_the_data_support_terminates_the_episode_with_a_penalty(videos):
     gate = fit_ood_detector(still_data(), OODDetectorConfig(outside=0.0))
     sim, free = guarded(videos, gate), world_sim(videos, 3)
     obs = sim.reset(0)
@@ -129,7 +129,7 @@ def test_guard_with_unobserved_keys_is_refused(videos):
         guarded(videos, gate, 1)
 
 
-def test_a_search_evaluates_policies_inside_the_model(videos):
+def test_evaluation_in_the_model_does_not_depend_on_the_number_of_environments(videos):
     spec = PolicySpec({"image.top": (3, 16, 16), "gripper": (2,)}, action_dim=2, horizon=4, action_horizon=2)
     policy = GaussianPolicy(GaussianConfig(normalization="identity", hidden=(8,)), spec)
     model = small_world(videos)

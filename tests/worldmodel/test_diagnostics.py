@@ -64,7 +64,7 @@ def test_the_true_world_passes(videos):
     assert [row[0] for row in table(following)[1]] == ["true", "shuffled", "zero"]
 
 
-def test_a_model_that_ignores_actions_is_refused(videos):
+def test_model_that_ignores_actions_is_refused(videos):
     following = measure_action_following(TrueWorld(videos.spec, hearing=0.0), videos, horizon=5, windows=16)
     assert following.gap() == following.gap("zero") == 0.0
     verdict = check_gates(following, failures=0.5)
@@ -75,7 +75,7 @@ def test_a_model_that_ignores_actions_is_refused(videos):
         verdict.require("MODEL")
 
 
-def test_a_model_that_moves_the_wrong_way_is_refused(videos):
+def test_model_with_the_wrong_motion_direction_is_refused(videos):
     following = measure_action_following(TrueWorld(videos.spec, hearing=-1.0), videos, horizon=5, windows=16)
     assert following.directions == dict.fromkeys(ACTIONS, 0.0)
     reasons = check_gates(following, failures=0.5).reasons
@@ -92,7 +92,7 @@ def test_slopes_separate_the_effects_of_correlated_actions():
     assert slopes[1, 0].abs() < 1e-4 and not slopes[:, 2].any()
 
 
-def test_a_model_that_was_trained_on_successes_alone_is_refused(videos):
+def test_model_trained_only_on_successes_is_refused(videos):
     wins = push_films(6, size=16, failures=False)
     share = failure_fraction(VideoDataset(infer_spec(wins), wins))
     assert share == 0.0

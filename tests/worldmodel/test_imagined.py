@@ -60,7 +60,7 @@ def true_return(state: Tensor, chunk: Tensor, still: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_with_the_true_model_the_best_candidate_is_played(depth):
+def test_planner_with_the_true_model_executes_the_best_candidate(depth):
     policy, obs = planner(candidates=16, depth=depth), states(5)
     found = policy.propose(obs, generator=seeded())
     expected = true_return(obs["state"], found.chunks[..., 0], still=2 * (depth - 1))
@@ -84,14 +84,14 @@ def test_later_decisions_are_discounted_by_the_steps_before_them():
     assert value.item() == 1.0 + 0.5 + 0.25 + 0.125
 
 
-def test_one_candidate_is_the_base_policy():
+def test_planner_with_one_candidate_acts_like_the_base_policy():
     base, obs = Guessing(), states(4)
     policy = planner(base=base, candidates=1)
     assert torch.equal(policy.act(obs, generator=seeded()), base.act(obs, generator=seeded()))
     assert torch.equal(policy.act(obs, deterministic=True), base.act(obs, deterministic=True))
 
 
-def test_a_model_that_knows_nothing_plays_what_the_base_policy_would():
+def test_planner_with_a_blind_model_keeps_the_base_action_distribution():
     obs = {"state": torch.zeros(4000, 1, 1)}
     executed = planner(blind, candidates=4).act(obs, generator=seeded())
     assert abs(float(executed.mean())) < 0.05 and float(executed.std()) == pytest.approx(1.0, abs=0.05)
@@ -123,7 +123,7 @@ def test_a_row_has_its_own_noise():
     torch.testing.assert_close(every[1:2], alone)
 
 
-def test_films_are_imagined_and_judged():
+def test_video_rollouts_are_imagined_and_scored_by_the_success_detector():
     videos = small_films()
     world = small_world(videos)
     spec = world.spec

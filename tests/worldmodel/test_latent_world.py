@@ -52,7 +52,7 @@ def test_images_round_trip_through_floats():
     assert torch.equal(to_uint8(to_float(picture)), picture)
 
 
-def test_a_film_does_not_depend_on_its_neighbours(model, videos):
+def test_imagined_video_does_not_depend_on_the_other_batch_rows(model, videos):
     actions = torch.randn(6, 5, 2)
     alone = model.step(begin(model, videos, [40], [13]), actions[2:3])[1]
     order = [0, 7, 40, 80, 3, 2]

@@ -22,7 +22,7 @@ def weights(folder):
 
 
 @pytest.mark.parametrize("stop", [4, 8])  # a resume point in the autoencoder's stage, and one in the denoiser's
-def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, stop):
+def test_interrupted_run_resumes_bit_identically(tmp_path, stop):
     config = small_run(tmp_path / "whole")
     start_world(config).train()
     broken = start_world(replace(config, out=str(tmp_path / "broken")))
@@ -71,7 +71,7 @@ def test_invalid_runs_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_short_training_follows_its_actions(tmp_path):
+def test_briefly_trained_world_model_passes_the_action_following_gate(tmp_path):
     write_lerobot(push_films(64, size=32), tmp_path / "films", video=False)
     learner = LearnerConfig(
         autoencoder_updates=800,

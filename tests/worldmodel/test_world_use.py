@@ -58,7 +58,7 @@ def test_vision_language_judge_receives_every_twentieth_frame(folder, monkeypatc
     assert float(done[19].info["progress"][0]) == 0.25 and bool(done[-1].truncated.all())
 
 
-def test_an_ensemble_is_uncertain_where_its_members_differ(folder):
+def test_ensemble_is_uncertain_only_if_its_members_differ(folder):
     model, _ = load_worlds(f"{folder / 'world0'},{folder / 'world1'}")
     assert isinstance(model, EnsembleWorldModel)
     for member in model.members:
@@ -119,7 +119,7 @@ def test_a_judge_without_a_world_model_is_refused(folder, refused):
         from_dict(TrainConfig, plain, "")
 
 
-def test_weights_found_in_a_world_model_are_reported_on_in_the_simulator(folder, capsys):
+def test_weights_searched_in_a_world_model_are_evaluated_in_the_simulator(folder, capsys):
     policies = [str(folder / name) for name in ("policy0", "policy1")]
     search = ["--search", "grid", "--divisions", "2", "--episodes", "3", "--report-episodes", "4"]
     backend = ["--backend", f"worldmodel:{folder / 'world0'}"]
@@ -142,7 +142,7 @@ def rate(result: dict) -> float:
     return sum(result["episodes"]["success"]) / len(result["episodes"]["success"])
 
 
-def test_fine_tuning_in_a_world_model_is_judged_by_the_simulator(folder, capsys):
+def test_fine_tuning_in_a_world_model_is_evaluated_in_the_simulator(folder, capsys):
     algorithm = ["algorithm=reinflow", "algorithm.num_steps=4", "algorithm.epochs=1", "algorithm.batch_size=16"]
     settings = ["sim.num_envs=4", "worldmodel.samples=2", "worldmodel.penalty=0.1", "worldmodel.steps=6"]
     settings += ["budget.updates=2"]

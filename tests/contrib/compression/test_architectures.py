@@ -20,7 +20,7 @@ from robopolicy.errors import UserError
 TEACHER = (64, 64, 64, 64)
 
 
-def test_the_reward_is_the_published_one():
+def test_compression_reward_matches_the_published_formula():
     assert compression_reward(1.0, 1.0, 0.5) == pytest.approx(0.75)
     assert compression_reward(1.0, 1.0, 0.9) == pytest.approx(0.99)
     assert compression_reward(0.4, 0.8, 0.9) == pytest.approx(0.495)
@@ -30,7 +30,7 @@ def test_the_reward_is_the_published_one():
         compression_reward(0.5, 0.0, 0.5)
 
 
-def test_a_violated_limit_costs_more_from_round_to_round():
+def test_reward_of_a_violated_limit_decreases_over_search_rounds():
     assert constrained_reward(0.9, False, 99) == 0.9
     found = [constrained_reward(0.9, True, round_) for round_ in (0, 5, 10, 15, 30)]
     assert found[0] == 0.9 and found[-1] == found[-2] == -1.0
@@ -59,7 +59,7 @@ def test_layers_are_removed_before_they_are_shrunk():
 
 
 @pytest.mark.parametrize("stage", ["removal", "shrinking"])
-def test_controllers_learn_what_pays(stage):
+def test_controllers_converge_to_layer_widths_with_high_reward(stage):
     torch.manual_seed(0)
     rounds = 40 if stage == "removal" else 0
     search = Controllers(ControllersConfig(removal_rounds=rounds, population=16, lr=0.02), (64, 48, 32, 16), seed=0)

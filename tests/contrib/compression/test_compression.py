@@ -65,7 +65,7 @@ def test_a_record_holds_each_observation_once_with_the_noise_free_action(teacher
     assert torch.allclose(found, seen.chunk, atol=1e-5)
 
 
-def test_a_small_student_keeps_most_of_the_score(teacher, seen, sim):
+def test_distilled_student_keeps_most_of_the_teacher_score(teacher, seen, sim):
     score = Scorer(sim, range(20_000, 20_032))
     fresh = student_of(teacher, (16, 16))
     student = distil(student_of(teacher, (16, 16)), seen, updates=600)
@@ -147,7 +147,7 @@ def test_impossible_students_are_refused_before_recording(checkpoint, refused, m
 
 
 @pytest.mark.parametrize("search", ["n2n", "random"])
-def test_a_policy_is_compressed_from_the_command_line(search, checkpoint, capsys):
+def test_compress_command_writes_a_verified_student_checkpoint(search, checkpoint, capsys):
     assert main(["compress", checkpoint, "--out", "small", "--search", search, *QUICK]) == 0
     found = json.loads(capsys.readouterr().out)
     student, manifest = load_policy("small")

@@ -48,7 +48,7 @@ def random_batch() -> Any:
 
 
 @pytest.mark.parametrize("name", BANDS)
-def test_masked_actions_lie_in_the_band_around_the_prior(name: str) -> None:
+def test_masked_actions_stay_within_the_band_around_the_prior_action(name: str) -> None:
     algorithm = learner(name, noise=1.0) if name == "camel_td3" else learner(name)
     low, high = algorithm.mask.bounds(OBS)
     prior = lean(OBS)
@@ -72,7 +72,7 @@ def test_mask_maps_the_whole_action_range_into_the_band() -> None:
 
 
 @pytest.mark.parametrize("name", BANDS)
-def test_without_masking_it_is_the_unmasked_run_bit_for_bit(name: str) -> None:
+def test_zero_mask_run_is_bit_identical_to_the_unmasked_run(name: str) -> None:
     plain = learner(name.removeprefix("camel_"))
     masked = learner(name, mask=MaskConfig("lean", 0.2, MaskSchedule(initial=0.0)))
     for seed in range(3):
@@ -96,7 +96,7 @@ def test_initial_sets_the_fraction_of_masked_decisions() -> None:
     assert float(near.float().mean()) == pytest.approx(0.3, abs=0.03)
 
 
-def test_the_mask_fades_faster_where_the_policy_is_preferred_and_ends() -> None:
+def test_mask_decays_faster_if_the_policy_is_preferred_and_reaches_zero() -> None:
     schedule = MaskSchedule(decay=0.1, least=0.2)
     start = torch.tensor(0.5)
     assert float(schedule.after(start, torch.tensor(1.0))) == pytest.approx(0.45)
@@ -135,7 +135,7 @@ def successes(prior: str) -> int:
     return int(replay.state_dict()["arrays"]["terminated"].sum())
 
 
-def test_play_around_a_script_finds_a_reward_that_blind_play_does_not() -> None:
+def test_warmup_around_a_scripted_prior_finds_more_reward_than_uniform_warmup() -> None:
     torch.manual_seed(0)
     assert successes("point_mass_pd") > 50 > 5 * successes("")
 

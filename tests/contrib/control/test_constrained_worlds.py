@@ -9,7 +9,7 @@ from robopolicy.cli.main import main
 __all__ = ["folder"]  # a fixture
 
 
-def test_leaving_the_support_of_films_is_a_cost_that_a_constraint_bounds(folder):
+def test_ppo_lagrangian_constrains_the_cost_of_leaving_the_video_support(folder):
     algorithm = ["algorithm=ppo_lagrangian", "algorithm.costs=[outside]", "algorithm.limits=[0.5]"]
     settings = [
         "algorithm.num_steps=8",

@@ -19,7 +19,7 @@ def episodes(reward: list[float], group: list[int], length: int = 1, **fields: T
     return Decisions(torch.zeros_like(placed), reward=placed, group=torch.tensor(group), **fields)
 
 
-def test_polychromic_sets_reward_diversity() -> None:
+def test_polychromic_advantage_scores_sets_by_reward_times_diversity() -> None:
     case = episodes([1, 1, 1, 0], [0, 0, 0, 0], extra={"signature": torch.tensor([5, 5, 7, 7])})
     found = SetAdvantage(size=2)(outcome(case), case)[:, 0]
     scores = {(0, 1): 0.0, (0, 2): 1.0, (0, 3): 0.5, (1, 2): 1.0, (1, 3): 0.5, (2, 3): 0.0}

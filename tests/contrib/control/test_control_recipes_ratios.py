@@ -8,7 +8,7 @@ from tabular import Tabular, check, check_recipe, recipe_of, rewards, tabular
 from torch import Tensor
 
 
-def test_gbpo() -> None:
+def test_gbpo_recipe_matches_its_formula() -> None:
     def formula(case: Tabular) -> Tensor:
         value, group = rewards(case), case.decisions.require("group")
         median = torch.stack([torch.quantile(value[group == key], 0.5) for key in group])
@@ -20,7 +20,7 @@ def test_gbpo() -> None:
     check_recipe("gbpo", formula)
 
 
-def test_gbpo_in_band_is_the_gradient_of_ppo() -> None:
+def test_gbpo_gradient_within_the_bounds_equals_the_ppo_gradient() -> None:
     case = tabular(drift=0.0)
     advantage = recipe_of("gbpo").plain["advantage"]
     plain = {"bounds": {"name": "constant", "low": 0.3}, "aggregate": "token_mean"}
@@ -34,7 +34,7 @@ def drifting(case: Tabular, alpha: float, beta: float) -> Tensor:
     return tok(-a * z(case).exp() + (gain - width * (gain / width).tanh()).clamp(min=0), case)
 
 
-def test_ta_lpo_narrows_its_drift_until_the_end() -> None:
+def test_ta_lpo_drift_widths_shrink_to_their_final_values() -> None:
     check_recipe("ta_lpo", lambda case: drifting(case, 2.0, 0.6), drift=0.8)
     case, recipe = tabular(drift=0.8), recipe_of("ta_lpo")
     for _ in range(200):

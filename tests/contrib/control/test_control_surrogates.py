@@ -46,7 +46,7 @@ def test_values_equal_the_formulas():
     torch.testing.assert_close(bounded_ratio(Z, A, LOW, HIGH).loss, A.abs() * (ratio - target).abs())
 
 
-def test_a_drift_is_never_negative_and_flat_where_nothing_is_gained():
+def test_drift_is_nonnegative_and_zero_without_surrogate_gain():
     cost = discovered_drift(Z, A)
     gained = A * Z > 0
     assert bool((cost[gained] > 0).all()) and bool((cost[~gained] == 0).all())
@@ -55,7 +55,7 @@ def test_a_drift_is_never_negative_and_flat_where_nothing_is_gained():
     assert bool((cost == 0).all()) and bool((torch.autograd.grad(cost.sum(), z)[0] == 0).all())
 
 
-def test_the_gradient_of_a_drift_is_the_one_written_out():
+def test_drift_gradient_equals_the_analytic_gradient():
     z = Z.clone().requires_grad_()
     (actual,) = torch.autograd.grad(discovered_drift(z, A, 1.5, 0.4).sum(), z)
     up = A * Z.exp() * (A * (Z.exp() - 1) / 1.5).tanh().square()  # d relu(u - w tanh(u / w)) = tanh(u / w)^2 du
@@ -63,7 +63,7 @@ def test_the_gradient_of_a_drift_is_the_one_written_out():
     torch.testing.assert_close(actual, torch.where(A * Z > 0, torch.where(A > 0, up, down), 0.0))
 
 
-def test_narrow_widths_take_back_all_gain_and_wide_ones_none():
+def test_drift_cancels_all_gain_for_narrow_widths_and_none_for_wide_widths():
     free = importance_sampling(Z, A, LOW, HIGH).loss
     torch.testing.assert_close(drift(Z, A, LOW, HIGH, alpha=1e6, beta=1e6).loss, free)
     gain = torch.where(A > 0, A * torch.expm1(Z), A * Z).clamp(min=0)
@@ -81,7 +81,7 @@ def test_clipped_marks_decisions_whose_gradient_opposes_the_advantage():
     assert torch.equal(turned, back) and bool(turned.any()) and not bool(turned[A > 0].any())
 
 
-def test_target_ratio_in_the_limit_is_ppo_within_the_bounds_and_pulls_back_beyond():
+def test_bounded_ratio_gradient_equals_ppo_within_the_bounds_and_reverses_beyond():
     gradient, plain = slope(bounded_ratio, Z, A, temperature=1e-9), slope(clip, Z, A)
     beyond = clip(Z, A, LOW, HIGH).clipped
     torch.testing.assert_close(gradient[~beyond], plain[~beyond])
@@ -89,7 +89,7 @@ def test_target_ratio_in_the_limit_is_ppo_within_the_bounds_and_pulls_back_beyon
     assert bool((plain[beyond] == 0).all())
 
 
-def test_a_controller_may_move_an_option_of_the_surrogate(decisions, shift):
+def test_controller_changes_a_surrogate_option_between_updates(decisions, shift):
     def make() -> Estimator:
         return Estimator(EstimatorConfig(surrogate="drift"), {"alpha": Anneal(2.0, 0.5, steps=3)})
 

@@ -110,7 +110,7 @@ def test_dsac_t_target_policy_follows_by_tau() -> None:
     assert all(torch.allclose(slow, old.lerp(new, 0.25)) and not torch.equal(old, new) for old, new, slow in pairs)
 
 
-def test_the_spread_of_dsac_t_is_that_of_the_return() -> None:
+def test_dsac_t_std_equals_the_std_of_the_return() -> None:
     torch.manual_seed(0)
     algorithm: DSACT = learner("dsac_t", temperature=1e-6, temperature_lr=0.0)
     mean, std = moments(train(algorithm, 800, loop))
@@ -118,7 +118,7 @@ def test_the_spread_of_dsac_t_is_that_of_the_return() -> None:
     assert std == pytest.approx(NOISE / math.sqrt(1 - GAMMA**2), rel=0.15)
 
 
-def test_stac_takes_the_spread_of_one_step_off_its_values() -> None:
+def test_stac_values_are_reduced_by_the_one_step_target_std() -> None:
     torch.manual_seed(0)
     algorithm: STAC = learner("stac", members=1, temperature=1e-6, temperature_lr=0.0, pessimism=0.5)
     mean, std = moments(train(algorithm, 800, loop))
@@ -126,7 +126,7 @@ def test_stac_takes_the_spread_of_one_step_off_its_values() -> None:
     assert mean == pytest.approx((1 - GAMMA * 0.5 * NOISE) / (1 - GAMMA), abs=0.25)
 
 
-def test_a_spread_learned_by_the_whole_square_is_unbiased() -> None:
+def test_dsac_t_std_learned_from_unclipped_squared_errors_is_unbiased() -> None:
     g = torch.Generator().manual_seed(0)
     config = DSACTConfig(spread_clip=10.0)
     raw = torch.tensor([0.0, 0.5], requires_grad=True)
@@ -175,7 +175,7 @@ def test_each_dsac_t_member_clips_by_its_own_average_spread(monkeypatch: pytest.
     assert float((limits[0][0] - limits[0][1]).abs()) > 1e-3
 
 
-def test_larger_rewards_leave_the_weight_of_dsac_t_and_grow_its_gradient_in_proportion() -> None:
+def test_dsac_t_mean_gradient_scales_linearly_with_the_reward_scale() -> None:
     def gradient(scale: float) -> Tensor:
         mean = torch.zeros(1, 64, requires_grad=True)
         target = scale * torch.linspace(1, 2, 64)
@@ -212,7 +212,7 @@ def test_likelihood_gradient_of_the_mean_is_the_error() -> None:
     torch.testing.assert_close(gradient, torch.tensor([[-2.0, -3.0]]))
 
 
-def test_without_pessimism_stac_bootstraps_from_the_mean() -> None:
+def test_stac_with_zero_pessimism_bootstraps_from_the_mean() -> None:
     algorithm: STAC = learner("stac", members=1, pessimism=0.0)
     data, chunk, critic = loop(), torch.rand(128, 2, 1), algorithm.target_critic
     mean = algorithm.pessimistic(critic, data.next_obs, chunk)
@@ -252,7 +252,7 @@ def test_a_spread_below_the_likelihood_floor_never_decreases() -> None:
     assert grown[1].item() < FLOOR
 
 
-def test_the_target_of_stac_has_no_dropout() -> None:
+def test_stac_target_critic_applies_no_dropout() -> None:
     algorithm: STAC = learner("stac", members=1, dropout=0.5)
     data, chunk = loop(), torch.rand(128, 2, 1)
     online = [algorithm.critic(data.obs, chunk) for _ in range(2)]
@@ -261,7 +261,7 @@ def test_the_target_of_stac_has_no_dropout() -> None:
     assert torch.equal(*target)
 
 
-def test_mdpo_with_all_entropy_its_own_is_sac() -> None:
+def test_mdpo_with_kl_coef_equal_to_the_temperature_equals_sac() -> None:
     algorithm: MDPOOff = learner("mdpo_off")
     alpha = algorithm.temperature.value
     algorithm.config = MDPOOffConfig(kl_coef=float(alpha.detach()))
@@ -325,7 +325,7 @@ def test_a_larger_kl_coef_keeps_the_mdpo_actor_nearer_to_its_copy() -> None:
     assert abs(near) < 0.01
 
 
-def test_mdpo_renews_its_copy_and_never_trains_it() -> None:
+def test_mdpo_copies_the_policy_at_intervals_and_never_trains_the_copy() -> None:
     algorithm: MDPOOff = learner("mdpo_off", target_update_interval=3)
     weights = lambda net: [p.clone() for p in net.parameters()]  # noqa: E731
     same = lambda a, b: all(torch.equal(x, y) for x, y in zip(a, b, strict=True))  # noqa: E731

@@ -39,7 +39,7 @@ def towards_goal(obs: dict[str, torch.Tensor], *, generator: Any = None) -> Samp
     return Sample(chunk, {}, torch.zeros(len(state), 1))
 
 
-def test_parts_add_up_to_the_reward_also_through_chunks() -> None:
+def test_reward_terms_sum_to_the_discounted_chunk_reward() -> None:
     algorithm = learner(action_horizon=3, num_steps=15)
     batch = tools.sampler_for(algorithm).collect(towards_goal)
     goal = batch.terminated.float() * 0.99 ** (batch.steps - 1)  # discounted within the chunk, as the reward
@@ -50,7 +50,7 @@ def test_parts_add_up_to_the_reward_also_through_chunks() -> None:
     torch.testing.assert_close(parts[..., 0], goal)
 
 
-def test_advantages_of_the_parts_add_up_to_that_of_the_reward() -> None:
+def test_reward_term_advantages_sum_to_the_advantage_of_the_reward() -> None:
     algorithm = learner()
     batch = rollout_of(algorithm)
     assert bool(batch.truncated.any())
@@ -61,7 +61,7 @@ def test_advantages_of_the_parts_add_up_to_that_of_the_reward() -> None:
         torch.testing.assert_close(getattr(rows, name).sum(1), getattr(plain, name), rtol=1e-4, atol=1e-4)
 
 
-def test_fresh_gradients_are_those_of_the_sum_and_each_part_is_clipped_by_itself() -> None:
+def test_fresh_gradient_uses_summed_advantages_and_clips_each_reward_term_separately() -> None:
     algorithm = learner()
     rows = algorithm.process_rollout(rollout_of(algorithm))
     parameters = list(algorithm.policy.parameters())
@@ -88,7 +88,7 @@ def test_advantages_are_scaled_by_the_std_of_their_sum() -> None:
     torch.testing.assert_close(advantage.std(0), torch.tensor([0.6, 0.8]), rtol=0.05, atol=0)
 
 
-def test_each_value_learns_its_own_part() -> None:
+def test_each_value_output_learns_its_own_reward_term() -> None:
     algorithm = learner(epochs=20, batch_size=64, lr=3e-3, normalize_reward=False, terms=("a", "b"))
     obs = {"state": torch.rand(1, 256, 1, 6)}
     sample = algorithm.act({"state": obs["state"][0]})

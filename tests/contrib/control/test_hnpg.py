@@ -72,7 +72,7 @@ def test_lock_simulator_satisfies_the_contract() -> None:
     assert check_simulator(LockSim(3, 4), lambda count: LockSim(count, 4)) == []
 
 
-def test_the_bellman_target_is_reward_plus_the_value_of_what_the_policy_does_next() -> None:
+def test_bellman_target_is_reward_plus_discounted_q_of_a_sampled_next_chunk() -> None:
     learning = Learning(4)
     algorithm, windows = learning.algorithm, learning.windows
     algorithm.reward_normalizer.update(replace(learning.batch(), reward=5 * torch.rand(4, 32)), 0.99)
@@ -137,17 +137,17 @@ def test_q_trains_on_every_online_decision_for_any_number_of_windows(
     assert len(steps) == 6 * -(-3 * 32 // 16)
 
 
-def test_data_opens_a_lock_that_play_alone_never_opens() -> None:
+def test_hnpg_solves_a_lock_with_offline_data_that_ppo_never_solves() -> None:
     assert Learning(5, hybrid=False).train(30) < 0.1
     assert Learning(5).train(30) > 0.9
 
 
 @pytest.mark.slow
-def test_a_lock_of_ten_is_opened() -> None:
+def test_hnpg_solves_a_combination_lock_of_length_ten() -> None:
     assert Learning(10, offline_batch=1024).train(50) > 0.9
 
 
-def test_corrupted_data_costs_little() -> None:
+def test_hnpg_with_random_dataset_rewards_performs_nearly_as_well_as_ppo() -> None:
     learning = Learning(2, offline_batch=64)
     noise = torch.rand(len(learning.windows), generator=learning.generator) * 2 - 1
     learning.windows = replace(learning.windows, reward=noise)

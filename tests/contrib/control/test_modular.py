@@ -12,7 +12,7 @@ from robopolicy.nets.mlp import MLP
 from robopolicy.policies.heads.gaussian import GaussianConfig
 
 
-def test_one_module_with_open_gates_is_a_plain_network() -> None:
+def test_single_module_with_unit_gates_equals_a_plain_mlp() -> None:
     torch.manual_seed(0)
     net = ModularMLP(4, (8, 6), 3, context_dim=2, modules=1)
     for p in net.context.parameters():
@@ -25,7 +25,7 @@ def test_one_module_with_open_gates_is_a_plain_network() -> None:
     assert net.representation(x, context).shape == (7, 8)
 
 
-def test_the_layer_is_a_loop_over_samples_and_modules() -> None:
+def test_modular_layer_equals_a_loop_over_samples_and_modules() -> None:
     g = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(*shape, generator=g) for shape in ((5, 4), (3, 6, 4), (3, 6)))
     shares, gates = torch.rand(5, 2, 3, generator=g).softmax(-1), torch.rand(5, 2, 6, generator=g)
@@ -37,7 +37,7 @@ def test_the_layer_is_a_loop_over_samples_and_modules() -> None:
     torch.testing.assert_close(modular_layer(x, weight, bias, shares, gates), torch.stack(expected))
 
 
-def test_weights_are_shared_and_outputs_differ_with_the_context() -> None:
+def test_contexts_share_module_weights_but_change_the_outputs() -> None:
     torch.manual_seed(0)
     net = ModularMLP(4, (16,), 2, context_dim=2, modules=4)
     with torch.no_grad():
@@ -73,7 +73,7 @@ def error(net: nn.Module, modular: bool, seed: int) -> float:
         return float(loss(4000))
 
 
-def test_two_tasks_are_learned_at_least_as_well_as_by_a_plain_network_of_the_same_size() -> None:
+def test_modular_mlp_fits_two_tasks_better_than_a_plain_mlp_of_similar_size() -> None:
     torch.manual_seed(0)
     modular = ModularMLP(6, (24, 24), 3, context_dim=2, modules=4, context_width=16)
     size = sum(p.numel() for p in modular.parameters())

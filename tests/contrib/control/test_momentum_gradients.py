@@ -36,7 +36,7 @@ def rows_of(learner: MomentumGradient, num_envs: int = 8) -> RolloutBatch:
     return compute_advantages(rollout, learner.critic, gamma=0.99, gae_lambda=0.95)
 
 
-def test_transported_averages_are_the_gradient_of_a_quadratic_at_every_step() -> None:
+def test_transported_average_equals_the_gradient_of_a_quadratic_at_every_step() -> None:
     torch.manual_seed(0)
     root = torch.randn(5, 5, dtype=torch.float64)
     hessian, optimum = -(root @ root.T), torch.randn(5, dtype=torch.float64)
@@ -59,7 +59,7 @@ def test_look_ahead_extrapolates_along_the_last_step() -> None:
     assert trace.weights.tolist() == [0.0, 1.5]
 
 
-def test_the_carried_gradient_changes_as_that_of_the_exact_return() -> None:
+def test_expected_hessian_vector_product_equals_the_exact_return_hessian() -> None:
     torch.manual_seed(0)
     reward, vector = torch.randn(4, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
     logits = torch.randn(4, dtype=torch.float64, requires_grad=True)
@@ -71,7 +71,7 @@ def test_the_carried_gradient_changes_as_that_of_the_exact_return() -> None:
     torch.testing.assert_close(total, expected)
 
 
-def test_the_second_part_of_the_carried_gradient_is_a_finite_difference() -> None:
+def test_hessian_vector_product_matches_finite_differences() -> None:
     learner: HARPG = algorithm("harpg")
     learner.policy.double()
     rows = rows_of(algorithm("harpg"))
@@ -180,7 +180,7 @@ def test_an_unnormalised_step_is_the_average_times_the_step_size(name: str) -> N
         torch.testing.assert_close(step, length * learner.trace.direction, rtol=1e-3, atol=1e-6)
 
 
-def test_half_of_the_environments_play_with_what_was_learned() -> None:
+def test_harpg_acts_with_the_learned_weights_in_half_of_the_environments() -> None:
     learner = algorithm("harpg")
     with torch.no_grad():
         learner.policy.log_std.fill_(-5.0)

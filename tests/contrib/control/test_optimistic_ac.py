@@ -45,7 +45,7 @@ def test_the_upper_value_is_a_quantile_of_the_members() -> None:
     assert upper_value(values, 0.75).tolist() == [2.5, 5.0]
 
 
-def test_every_member_aims_at_its_own_best_chunk() -> None:
+def test_each_critic_member_bootstraps_from_its_own_best_candidate_chunk() -> None:
     algorithm, data = optimistic(candidates=6), bandit(16, discount=0.9)
     with torch.no_grad():
         algorithm.generator.manual_seed(2)
@@ -84,7 +84,7 @@ def test_actor_maximises_only_the_kept_critic() -> None:
     torch.testing.assert_close(loss, (0.3 * logp - kept).mean())
 
 
-def test_a_kept_critic_stays_frozen_until_the_switch_and_then_the_policy_starts_over() -> None:
+def test_kept_critic_is_frozen_until_a_switch_that_resets_the_policy() -> None:
     algorithm = optimistic(min_switch_interval=1000)
     first = [p.clone() for p in algorithm.policy.parameters()]
     kept = [p.clone() for p in algorithm.kept.parameters()]
@@ -100,7 +100,7 @@ def test_a_kept_critic_stays_frozen_until_the_switch_and_then_the_policy_starts_
     assert not algorithm.optimizer.state
 
 
-def test_a_switch_is_due_when_the_kept_critic_is_clearly_worse() -> None:
+def test_switch_is_due_when_the_kept_critic_error_exceeds_the_threshold() -> None:
     switch = LazyUpdate(2.0, 0.1)
     assert not switch.due(2.1, 1.0) and switch.due(2.11, 1.0) and switch.changes == 1
     patient = LazyUpdate(2.0, 0.0, min_switch_interval=2)
@@ -235,7 +235,7 @@ def episodes_of_epsilon_greedy(seed: int, enough: float, limit: int, epsilon: fl
     return limit
 
 
-def test_optimism_and_resets_swim_up_the_river_where_epsilon_greedy_does_not() -> None:
+def test_optimistic_agent_solves_riverswim_in_fewer_episodes_than_epsilon_greedy() -> None:
     torch.testing.assert_close(MOVE.sum(2), torch.ones(PLACES, 2))
     right = torch.tensor([[0.0, 1.0]]).expand(PLACES, 2)
     assert worth(right) == pytest.approx(best(), rel=1e-4) and best() > 10 * worth(right.flip(1))

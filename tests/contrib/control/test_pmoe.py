@@ -41,7 +41,7 @@ def random_batch(rows: int, **settings: Any) -> Any:
     return batch(torch.rand(rows, 2, 1) * 2 - 1, peaks, **settings)
 
 
-def test_the_frequency_loss_is_least_where_the_router_equals_the_frequencies() -> None:
+def test_frequency_loss_is_minimal_when_the_router_equals_the_frequencies() -> None:
     best = torch.tensor([0] * 5 + [1] * 3 + [2] * 2)
     logit = torch.zeros(3, requires_grad=True)
     optimizer = torch.optim.Adam([logit], lr=0.1)
@@ -54,7 +54,7 @@ def test_the_frequency_loss_is_least_where_the_router_equals_the_frequencies() -
     assert float(info["router_entropy"]) == pytest.approx(-sum(p * math.log(p) for p in (0.5, 0.3, 0.2)), abs=1e-2)
 
 
-def test_only_the_best_expert_is_improved_and_the_router_learns_from_the_frequency_alone() -> None:
+def test_actor_loss_trains_only_the_best_expert_and_frequency_loss_only_the_router() -> None:
     algorithm = pmoe(router_coef=0.0)
     data = random_batch(64)
 
@@ -77,7 +77,7 @@ def test_only_the_best_expert_is_improved_and_the_router_learns_from_the_frequen
     assert torch.equal(again, centres) and bool(router.any())
 
 
-def test_the_target_is_the_soft_value_of_the_expert_the_router_draws() -> None:
+def test_target_is_the_soft_value_of_the_expert_sampled_by_the_router() -> None:
     algorithm = pmoe(temperature=0.3)
     data = random_batch(256, discount=0.9)
     state = algorithm.generator.get_state()
@@ -131,7 +131,7 @@ def shares(policy: MixturePolicy) -> list[float]:
     return [float(((action - optimum).abs() < 0.25).float().mean()) for optimum in (-0.7, 0.7)]
 
 
-def test_experts_cover_both_optima_where_one_gaussian_keeps_to_one() -> None:
+def test_mixture_experts_cover_both_optima_while_one_gaussian_covers_one() -> None:
     common = {"temperature": 0.02, "temperature_lr": 0.0, "lr": 1e-2}
     several, single = pmoe(mixture(experts=4), **common), pmoe(mixture(experts=1), **common)
     learn(several)

@@ -47,7 +47,7 @@ class Always(nn.Module):
         return torch.tensor([0.0, 1.0, 0.5]).expand(1, len(chunks), 3)
 
 
-def test_the_ratio_of_fresh_data_is_one_and_the_frequency_moves_the_router_alone() -> None:
+def test_ratio_starts_at_one_and_frequency_loss_updates_only_the_router() -> None:
     algorithm = learner()
     rows, policy = rows_of(algorithm), algorithm.policy
     algorithm.q = Always()  # type: ignore[assignment]
@@ -63,7 +63,7 @@ def test_the_ratio_of_fresh_data_is_one_and_the_frequency_moves_the_router_alone
         torch.testing.assert_close(with_it - without, torch.zeros_like(with_it) if own is None else own)
 
 
-def test_q_learns_what_each_action_is_worth() -> None:
+def test_q_learns_the_reward_of_each_action() -> None:
     algorithm = learner(q_epochs=60)
     algorithm.update(rollout_of(algorithm))
     obs = {"state": torch.zeros(1, 1, 2)}
@@ -72,7 +72,7 @@ def test_q_learns_what_each_action_is_worth() -> None:
     assert float((values - peaks(actions[:, None])).abs().mean()) < 0.15
 
 
-def test_experts_learn_the_optima_and_the_router_keeps_those_that_are_good() -> None:
+def test_experts_and_router_concentrate_on_the_optimal_actions() -> None:
     algorithm = learner()
     for _ in range(30):
         metrics = algorithm.update(rollout_of(algorithm))

@@ -47,7 +47,7 @@ def sampler_for(algorithm: Polychromic) -> VineSampler:
     )
 
 
-def test_a_set_is_worth_its_mean_return_times_the_share_of_different_ways() -> None:
+def test_set_value_equals_mean_return_times_share_of_distinct_ways() -> None:
     returns, ways = torch.tensor([[1.0, 0.5, 0.0, 1.0]]), torch.tensor([[7, 7, 2, 3]])
     subsets = torch.tensor([[0, 1], [0, 2], [2, 3], [0, 3]])
     assert set_values(returns, ways, subsets).tolist() == [[0.0, 0.5, 0.5, 1.0]]
@@ -57,7 +57,7 @@ def test_a_set_is_worth_its_mean_return_times_the_share_of_different_ways() -> N
     assert not bool(set_advantage(returns, same, 2).any())  # identical ways have no advantage at any return
 
 
-def test_the_gradient_of_the_set_advantage_is_that_of_the_expected_value_of_a_set() -> None:
+def test_set_advantage_gradient_equals_the_expected_set_value_gradient() -> None:
     """Enumerates all samples of three vines from a policy over three arms; sets have two members."""
     worth = torch.tensor([0.9, 0.6, 0.1], dtype=torch.float64)
     logits = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
@@ -105,14 +105,14 @@ def entropy_and_worst(polychromic: bool, seed: int) -> tuple[float, float, float
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_all_good_arms_survive_where_a_plain_gradient_keeps_one(seed: int) -> None:
+def test_polychromic_keeps_all_good_arms_where_policy_gradient_keeps_one(seed: int) -> None:
     entropy, worst, success = entropy_and_worst(True, seed)
     narrow, plain, _ = entropy_and_worst(False, seed)
     assert entropy > math.log(3) and worst == pytest.approx(0.3, abs=0.03) and success > 0.97
     assert narrow < 0.25 and plain < 0.02
 
 
-def test_windows_learn_from_sets_and_all_else_from_gae() -> None:
+def test_windows_use_set_advantages_and_all_other_steps_use_gae() -> None:
     algorithm = learner()
     batch = sampler_for(algorithm).collect(algorithm.act)
     rows = algorithm.process_rollout(batch)

@@ -93,7 +93,7 @@ def test_episode_costs_accumulate_across_rollouts() -> None:
         assert again is not None and again.tolist() == [(24.0 + 16.0) / 2]
 
 
-def test_the_multiplier_grows_with_the_costs_and_falls_to_zero_without() -> None:
+def test_multiplier_rises_with_costs_and_falls_without_them() -> None:
     found = []
     for factor in (1.0, 3.0, 0.0):
         algorithm = learner(spec=tools.LINE, multiplier_init=0.1)
@@ -143,7 +143,7 @@ def test_constrained_penalties_are_removed_from_the_reward() -> None:
     torch.testing.assert_close(rows.advantage, values.advantage, rtol=1e-4, atol=1e-5)
 
 
-def test_the_limit_holds_where_ppo_would_break_it() -> None:
+def test_ppo_lagrangian_satisfies_a_cost_limit_that_ppo_exceeds() -> None:
     """Within the limit, the best action has mean square 0.5, including noise; without it, the best action is 2."""
     settings = SETTINGS | {"epochs": 3, "lr": 1e-2, "batch_size": 128, "normalize_reward": False}
     bound = learner(spec=tools.LINE, multiplier_lr=0.2, **settings)

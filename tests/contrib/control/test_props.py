@@ -62,7 +62,9 @@ def error_of(decisions: int, envs: int, pushed: bool, seed: int) -> float:
     ("decisions", "envs", "trials"),
     [(32, 4, 10), (256, 16, 10), pytest.param(2048, 16, 3, marks=pytest.mark.slow)],
 )
-def test_pushed_play_leaves_a_smaller_sampling_error_than_play(decisions: int, envs: int, trials: int) -> None:
+def test_behaviour_policy_has_a_smaller_sampling_error_than_on_policy_sampling(
+    decisions: int, envs: int, trials: int
+) -> None:
     plain, pushed = ([error_of(decisions, envs, push, seed) for seed in range(trials)] for push in (False, True))
     assert sum(b < a for a, b in zip(plain, pushed, strict=True)) >= 0.7 * trials
     assert sum(pushed) < 0.9 * sum(plain)
@@ -127,7 +129,7 @@ def test_sampling_error_on_a_grid_matches_the_measured_values(
     assert int((by_push < by_play).sum()) >= wins
 
 
-def test_a_push_is_as_large_as_the_gap() -> None:
+def test_behaviour_shift_is_opposite_and_proportional_to_the_kept_action_offset() -> None:
     learner: PROPS = algorithm(num_kept_batches=2)
     learner.policy = GaussianPolicy(GaussianConfig(), PolicySpec({"state": (3,)}, 2))
     learner.behavior_policy = copy.deepcopy(learner.policy)
@@ -159,7 +161,7 @@ def test_behaviour_policy_is_regularised_by_the_forward_kl() -> None:
     assert learner.pushes[-1] == pytest.approx(forward, rel=0.05)
 
 
-def test_the_error_of_a_sample_is_that_of_the_likeliest_policy() -> None:
+def test_sampling_error_equals_the_log_likelihood_gap_to_the_best_fit() -> None:
     torch.manual_seed(0)
     policy = GaussianPolicy(GaussianConfig(hidden=()), PolicySpec({"state": (3,)}, 2))
     raw = torch.randn(40, 1, 2) + 0.3
@@ -169,7 +171,7 @@ def test_the_error_of_a_sample_is_that_of_the_likeliest_policy() -> None:
     assert found == pytest.approx(expected, rel=0.01)
 
 
-def test_the_push_ends_at_its_bound() -> None:
+def test_push_loss_gradient_is_zero_beyond_its_bound() -> None:
     change = torch.tensor([-0.1, 0.0, 0.1, -0.5, 1.0], requires_grad=True)
     loss = push_loss(change, 0.3)
     (gradient,) = torch.autograd.grad(loss.sum(), change)
@@ -177,7 +179,7 @@ def test_the_push_ends_at_its_bound() -> None:
     torch.testing.assert_close(gradient[[0, 1, 2, 4]], change.detach()[[0, 1, 2, 4]].exp())
 
 
-def test_every_ratio_of_kept_and_new_decisions_starts_at_one() -> None:
+def test_ratios_of_kept_and_new_decisions_start_at_one() -> None:
     learner: PROPS = algorithm(num_kept_batches=2)
     sampler = tools.sampler_for(learner, 8)
     learner.update(sampler.collect(learner.act))
@@ -219,7 +221,7 @@ def test_behaviour_policy_acts_near_the_unchanged_policy() -> None:
     assert 0 < learner.update(rollout)["behaviour/kl"] <= 0.02
 
 
-def test_with_one_kept_rollout_and_no_push_it_is_ppo() -> None:
+def test_one_kept_rollout_without_behaviour_update_equals_ppo() -> None:
     mine, plain = algorithm(num_kept_batches=1, behaviour=BehaviourConfig(every=16)), algorithm(PPO)
     for learner in (mine, plain):
         sampler = tools.sampler_for(learner, 8)

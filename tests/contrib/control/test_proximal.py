@@ -34,7 +34,7 @@ def rows_of(learner: PPO) -> RolloutBatch:
     return compute_advantages(rollout, learner.critic, gamma=0.99, gae_lambda=0.95)
 
 
-def test_the_median_loss_is_least_where_half_of_the_mass_lies_above() -> None:
+def test_median_loss_is_minimal_where_the_mean_sigmoid_is_one_half() -> None:
     returns = torch.tensor([0.0, 0.0, 0.0, 40.0, 80.0], dtype=torch.float64)
     u = torch.zeros((), dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([u], max_iter=200, line_search_fn="strong_wolfe")
@@ -50,7 +50,7 @@ def test_the_median_loss_is_least_where_half_of_the_mass_lies_above() -> None:
     assert float(u.detach()) < 3  # near the median 0, far from the mean 24
 
 
-def test_the_trained_median_normalises_the_targets_of_skewed_returns_and_the_value_does_not() -> None:
+def test_target_ratios_of_skewed_returns_average_one_at_the_median_not_at_the_value() -> None:
     learner: BPO = algorithm("bpo")
     heavy = torch.randn(4096, generator=torch.Generator().manual_seed(0)).exp()
     returns = (heavy - heavy.mean()) / heavy.std()  # standard deviation 1, like normalised returns
@@ -68,7 +68,7 @@ def test_the_trained_median_normalises_the_targets_of_skewed_returns_and_the_val
     assert by_value < 0.93
 
 
-def test_bpo_starts_at_ratio_one_and_pushes_towards_better_actions() -> None:
+def test_bpo_starts_at_ratio_one_with_a_signed_policy_gradient() -> None:
     learner: BPO = algorithm("bpo", temperature=1e-6)
     rows = rows_of(learner)
     loss, info = learner.loss(rows, log_stats=True)
@@ -83,7 +83,7 @@ def test_bpo_starts_at_ratio_one_and_pushes_towards_better_actions() -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
-def test_bpo_pulls_a_ratio_beyond_its_target_back() -> None:
+def test_bpo_gradient_lowers_ratios_above_their_target() -> None:
     learner: BPO = algorithm("bpo", temperature=1e-6)
     rows = rows_of(learner)
     rows = RolloutBatch(
@@ -147,7 +147,7 @@ def test_bpo_and_ppo_updates_have_similar_kl_on_the_same_rollout() -> None:
     assert 1 / 3 < by_bpo / by_ppo < 3
 
 
-def test_the_steps_of_mdpo_shrink_to_nothing() -> None:
+def test_mdpo_step_size_anneals_to_zero() -> None:
     learner: MDPO = algorithm("mdpo", step_size=2.0)
     assert learner.step_size == 2.0
     learner.updates = 15
@@ -158,7 +158,7 @@ def test_the_steps_of_mdpo_shrink_to_nothing() -> None:
     assert max(float(g.abs().max()) for g in torch.autograd.grad(loss, list(learner.policy.parameters()))) < 1e-6
 
 
-def test_the_drift_of_ta_lpo_narrows_with_the_budget_and_resumes() -> None:
+def test_ta_lpo_drift_narrows_with_the_budget_and_continues_after_resume() -> None:
     make = partial(algorithm, "ta_lpo", updates=4, entropy_coef=0.01, final=0.2)
     learner, other = tools.resumed(make)
     for trained in (learner, other):

@@ -63,7 +63,7 @@ def test_value_and_reward_are_outputs_of_one_trunk(bins: int) -> None:
     assert bool(torch.autograd.grad(critic.reward(output).sum(), trunk)[0].any())
 
 
-def test_the_loss_is_that_of_value_and_reward_as_written() -> None:
+def test_critic_loss_equals_value_error_plus_weighted_reward_error() -> None:
     algorithm, data = sl_mgac(reward_coef=0.7, reward_trust_coef=0.25), bandit(16, discount=0.9)
     algorithm.generator.manual_seed(3)
     loss, _ = algorithm.critic_loss(data)
@@ -88,7 +88,7 @@ def test_zero_reward_trust_gives_the_sac_target() -> None:
         torch.testing.assert_close(algorithm.target(algorithm.smoothed(data)), plain.target(data))
 
 
-def test_the_noise_of_rewards_does_not_reach_a_target_that_trusts_the_prediction() -> None:
+def test_full_reward_trust_removes_reward_noise_from_the_target() -> None:
     variance, value = {}, {}
     for trust in (0.0, 1.0):
         algorithm = sl_mgac(reward_trust_coef=trust, backup_entropy=False, critic=replace(CRITIC, members=1))
@@ -102,7 +102,7 @@ def test_the_noise_of_rewards_does_not_reach_a_target_that_trusts_the_prediction
     assert value[0.0] == pytest.approx(1 / (1 - GAMMA), rel=0.1) == value[1.0]
 
 
-def test_a_group_that_is_seen_has_its_own_values() -> None:
+def test_observed_groups_have_separate_values() -> None:
     torch.manual_seed(0)
     spec = PolicySpec({"state": (2,), "embedding.group": (3,)}, action_dim=1)
     settings = {"hidden": (16,), "squash": True, "normalization": "identity", "action_normalization": "minmax"}

@@ -64,7 +64,7 @@ def pushes(rows: int = 128, obs_horizon: int = 1) -> Transitions:
     )
 
 
-def test_with_one_action_it_is_sac() -> None:
+def test_srl_with_one_action_equals_sac() -> None:
     algorithm, data, alpha = srl(horizon=1), pushes(), torch.tensor(0.2)
     loss, logp = actor_loss(
         algorithm.policy, algorithm.critic, algorithm.target_critic, data.obs, alpha, torch.Generator().manual_seed(3)
@@ -80,7 +80,7 @@ def test_with_one_action_it_is_sac() -> None:
     torch.testing.assert_close(found, data.reward + data.discount * soft)
 
 
-def test_every_action_is_judged_where_the_model_puts_it() -> None:
+def test_each_action_is_evaluated_in_the_state_predicted_by_the_model() -> None:
     algorithm, data = srl(obs_horizon=2), pushes(obs_horizon=2)
     seen: list[Tensor] = []
 
@@ -154,7 +154,7 @@ def test_the_model_ignores_unobserved_next_states() -> None:
     torch.testing.assert_close(learner.critic_loss(wrong)[1]["model_loss"], expected)
 
 
-def test_a_sequence_stops_the_carriage_that_a_held_action_overshoots() -> None:
+def test_action_sequence_stops_the_carriage_where_a_held_action_overshoots() -> None:
     algorithm = srl(temperature=1e-3, temperature_lr=0.0)
     for _ in range(300):
         algorithm.update(pushes())

@@ -97,7 +97,7 @@ def gamble(rows: int = 128) -> Transitions:
 # Closed forms.
 
 
-def test_the_best_start_gives_the_cvar() -> None:
+def test_best_start_value_equals_the_cvar() -> None:
     returns = torch.randn(1, 4000, generator=torch.Generator().manual_seed(0)).sort().values
     starts = torch.linspace(-3, 3, 601)
     for level in (0.1, 0.25, 1.0):
@@ -147,7 +147,7 @@ def test_recorded_stocks_are_discounted_sums_of_rewards() -> None:
             earned, growth = (earned + arrays["reward"][lane, slot]) / 0.9, growth / 0.9
 
 
-def test_editing_changes_the_stocks_alone_and_keeps_the_books() -> None:
+def test_edits_change_only_the_stock_levels() -> None:
     algorithm, data = stock_ac(augmentations=4), two_stages()
     data = replace(data, steps=torch.randint(1, 4, (128,)))
     rows = algorithm.augmented(data)
@@ -162,7 +162,7 @@ def test_editing_changes_the_stocks_alone_and_keeps_the_books() -> None:
     assert len(stock[128:].unique()) > 400
 
 
-def test_along_an_episode_the_stock_less_what_was_earned_is_its_start() -> None:
+def test_discounted_stock_minus_the_return_so_far_stays_at_the_start() -> None:
     algorithm = stock_ac(start=-0.7)
     sim = make_sim("toy/point_mass", SimOptions(num_envs=2, reward="shaped", wrappers=(STOCK,)))
     obs, total = sim.reset(0), torch.zeros(2)
@@ -205,7 +205,7 @@ def learned(algorithm: StockAC, feed: Any, updates: int) -> StockAC:
     return algorithm
 
 
-def test_with_its_stock_it_meets_a_total_that_no_policy_without_it_can() -> None:
+def test_policy_with_stock_reaches_a_total_that_is_impossible_without_it() -> None:
     coin = torch.tensor([-1.0, 1.0])
     blind = torch.linspace(-1, 1, 201)  # one action at the second stage for both coin results
     gap = -(coin + GAMMA * second_reward(blind[:, None]) - 1).abs().mean(1)
@@ -218,7 +218,7 @@ def test_with_its_stock_it_meets_a_total_that_no_policy_without_it_can() -> None
 
 
 @pytest.mark.parametrize(("functional", "action"), [("mean", 1.0), ("cvar", -1.0)])
-def test_the_worst_quarter_is_wary_where_the_mean_is_bold(functional: str, action: float) -> None:
+def test_cvar_learns_the_safe_action_and_mean_learns_the_risky_action(functional: str, action: float) -> None:
     algorithm = learned(
         stock_ac(functional=functional, start=0.0, start_rate=0.05, policy_delay=1, augmentations=1), gamble, 200
     )

@@ -39,7 +39,7 @@ def value(name: str, places: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", sorted(OBJECTIVES))
-def test_gains_add_up_to_the_set_function_and_diminish(name: str) -> None:
+def test_gains_sum_to_the_set_function_and_diminish(name: str) -> None:
     torch.manual_seed(0)
     walk, gain = 3 * torch.rand(4, 12, 2), OBJECTIVES[name]
     visited = Visited(2)
@@ -73,7 +73,7 @@ def rollout(path: list[float], ends: dict[int, str], last: float) -> Rollout:
     )
 
 
-def test_every_episode_has_a_memory_of_its_own_that_lasts_across_rollouts() -> None:
+def test_visit_memory_is_per_episode_and_persists_across_rollouts() -> None:
     algorithm = learner(size=3, place=LINE)
     first = rollout([0.0, 1.0, 0.0, 5.0, 0.0], {2: "truncated"}, 1.0)
     # 0 -> 1 is new; 1 -> 0 is not; 0 -> 9 (final observation) is; the next episode begins at 5: 0 and 1 are new again.
@@ -124,7 +124,7 @@ def line_rollout(algorithm: SubPO, rows: int = 32) -> Rollout:
     )
 
 
-def test_a_line_is_covered_in_one_direction() -> None:
+def test_training_increases_the_coverage_of_a_line() -> None:
     algorithm = learner(
         size=3, place=replace(LINE, scale=0.1), lr=3e-3, epochs=4, batch_size=64, gamma=1.0, gae_lambda=1.0
     )

@@ -55,7 +55,7 @@ def random_batch(rows: int = 128, discount: float = 0.0) -> Any:
 # Losses.
 
 
-def test_the_penalty_is_steep_near_full_strength_and_ends_below_it() -> None:
+def test_action_penalty_is_finite_and_steepest_near_full_strength() -> None:
     strength = torch.tensor([1e-3, 0.3, 0.9, 0.99, 0.999], requires_grad=True)
     for tightness in (0.2, 0.5, 0.9):
         loss = action_penalty_loss(strength, torch.full((5,), tightness))
@@ -103,7 +103,7 @@ def test_the_first_nonzero_rewards_set_the_reward_scale() -> None:
 # The critic.
 
 
-def test_a_value_weighs_the_low_nodes_most_whatever_their_order() -> None:
+def test_value_weights_low_quantiles_most_regardless_of_node_order() -> None:
     critic = WeightedQuantileQ(SMALL, swaddled(), nodes=8)
     weights = critic.weights
     assert float(weights.sum()) == pytest.approx(1.0) and bool((weights.diff() <= 0).all())
@@ -163,7 +163,7 @@ def counts(age_quantile: Any, lanes: int = 2, steps: int = 30) -> Tensor:
     return torch.bincount(sampled, minlength=steps)
 
 
-def test_a_fading_memory_draws_the_new_rather_than_the_old() -> None:
+def test_age_weighted_replay_samples_recent_steps_more_often() -> None:
     found = counts(age_quantile)
     assert int(found[:10].sum()) == 0  # overwritten
     position = (torch.arange(20) + 0.5) / 20
@@ -182,7 +182,7 @@ def test_age_weighting_sets_the_age_quantile() -> None:
 # The agent.
 
 
-def test_noise_is_weak_and_limited() -> None:
+def test_action_noise_is_bounded_with_std_one_over_e() -> None:
     policy = swaddled()
     obs = {"state": torch.zeros(20_000, 1, 2)}
     mode, sampled = policy.mode(obs).detach(), policy.act(obs, generator=torch.Generator().manual_seed(0))
@@ -225,7 +225,7 @@ def test_symphony_finds_near_optimal_bandit_actions() -> None:
     assert float(peak(first_actions(algorithm.inference_policy()).unsqueeze(1)).mean()) > 0.9  # random: 0.5
 
 
-def test_swaddling_weakens_actions() -> None:
+def test_action_penalty_reduces_action_magnitude() -> None:
     strengths = []
     for weight in (0.0, 1.0):
         algorithm = symphony(action_penalty=weight)

@@ -69,7 +69,7 @@ def test_masked_steps_are_excluded_from_the_data_distance(monkeypatch: pytest.Mo
     assert float(seen[0].detach().abs().max()) < 1e-6 < 0.01 < float(seen[1].detach().min())
 
 
-def test_the_loss_is_a_climb_held_back_by_distances() -> None:
+def test_main_loss_equals_weighted_distances_minus_the_scaled_value() -> None:
     value = torch.tensor([2.0, -4.0], requires_grad=True)
     distance, data = torch.tensor([[0.5, 0.0], [0.1, 0.3]]), torch.tensor([1.0, 3.0])
     config = TSCACConfig(constraint_coef=2.0, data_coef=0.5, spread=0.5)
@@ -80,7 +80,7 @@ def test_the_loss_is_a_climb_held_back_by_distances() -> None:
     assert float(plain.detach()) == pytest.approx(1 / 3, rel=1e-3)
 
 
-def test_the_teachers_learn_first_and_the_main_policy_after_them() -> None:
+def test_teachers_train_only_in_stage_one_and_the_main_policy_only_in_stage_two() -> None:
     algorithm = tscac(stage1_fraction=0.4, policy_delay=1, aux_rewards=("control_cost", "velocity_cost"))
     main, teachers = weights(algorithm.policy), [weights(t.policy) for t in algorithm.teachers.values()]
     for _ in range(4):
@@ -121,7 +121,7 @@ def actions_at(constraint_coef: tuple[float, ...], seed: int = 0) -> list[float]
     return found
 
 
-def test_the_coefficient_trades_the_task_against_the_side_goal() -> None:
+def test_constraint_coef_trades_the_task_against_the_auxiliary_goal() -> None:
     """At coefficient n the best action is 0.6 / (1 + n |Q|), with |Q| slightly below 1; at n = 0 the peak is flat."""
     near, between, free = actions_at((10.0, 0.5, 0.0))
     assert abs(near) < 0.25 and between == pytest.approx(0.41, abs=0.1) and free == pytest.approx(0.6, abs=0.2)

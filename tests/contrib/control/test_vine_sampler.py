@@ -27,7 +27,7 @@ def noisy(obs: dict[str, torch.Tensor], *, generator: Any = None) -> Sample:
     return Sample(chunk, {"chunk": chunk}, torch.zeros(rows, 1))
 
 
-def test_vines_begin_where_the_rollout_was_and_part_from_each_other() -> None:
+def test_vines_start_from_rollout_states_and_take_different_actions() -> None:
     sampler = VineSampler(chunked(), decisions=15, branch_points=2, branches=3)
     for _ in range(2):  # the second rollout crosses episode ends
         rollout = sampler.collect(noisy)
@@ -67,7 +67,7 @@ def test_a_vine_with_the_actions_of_the_rollout_reproduces_it() -> None:
     assert torch.equal(vine.obs["state"][:steps], rollout.obs["state"][start : start + steps])
 
 
-def test_vines_leave_no_trace_in_the_rollouts() -> None:
+def test_vines_leave_rollouts_unchanged() -> None:
     plain, vines = (
         RolloutSampler(chunked(), decisions=15),
         VineSampler(chunked(), decisions=15, branch_points=3, branches=2),

@@ -46,7 +46,7 @@ def trials_of_joint_policy(seed: int, lr: float, limit: int = 800) -> int:
     return limit
 
 
-def test_they_find_a_separable_optimum_in_fewer_trials_than_a_joint_policy_gradient():
+def test_agents_find_a_separable_optimum_in_fewer_trials_than_a_joint_policy():
     """Row 43 of the general-RL table: 9^6 combinations, 48 to 88 trials against about 860 (ten and six seeds)."""
     factored = torch.tensor([trials_of_agents(seed) for seed in range(3)], dtype=torch.float64)
     rates = [[trials_of_joint_policy(seed, lr) for seed in range(3)] for lr in (0.03, 0.1, 0.3)]
@@ -58,7 +58,7 @@ def test_agents_find_the_optimum_under_noise():
     assert trials_of_agents(0, noise=3.0) < 800
 
 
-def test_the_score_is_split_exactly_where_it_is_a_sum():
+def test_agent_values_recover_the_terms_of_an_additive_score():
     """Differences between an agent's option values equal the score differences, which no single trial shows."""
     agents = FactoredAgents(SIX[:3], population=64, noise=1e-3)
     vectors = agents.ask()
@@ -69,7 +69,7 @@ def test_the_score_is_split_exactly_where_it_is_a_sum():
         assert_close(values - values.mean(), true - true.mean(), rtol=1e-2, atol=0.05)
 
 
-def test_parameters_that_interact_need_one_agent():
+def test_only_a_joint_agent_distinguishes_interacting_parameters():
     """For a product of signs, two separate agents see no difference, and one joint agent does."""
     signs = [Parameter("a", -1.0, 1.0, 2), Parameter("b", -1.0, 1.0, 2)]
     every = torch.tensor([[-1.0, -1.0], [-1.0, 1.0], [1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
@@ -118,7 +118,7 @@ def test_a_nan_score_ranks_last():
 
 
 @pytest.mark.parametrize("target", [5.0, -5.0])
-def test_nearness_is_highest_at_the_target_whatever_its_sign(target: float):
+def test_nearness_peaks_at_targets_of_either_sign(target: float):
     """The paper's `target / |x - target|` is infinite there; the inverse that its code maximises is lowest there."""
     values = [nearness(target + off, target) for off in (0.0, 1.0, -1.0, 10.0, -100.0)]
     assert values[0] == 1.0 and values[1] == values[2] and values == sorted(values, reverse=True) and min(values) > 0

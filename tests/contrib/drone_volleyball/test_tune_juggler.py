@@ -32,7 +32,7 @@ def test_bad_gains_have_lower_returns_on_the_same_seeds():
     assert torch.equal(good, again) and bad.mean() < good.mean()
 
 
-def test_quick_path_from_trials_to_a_comparison(tmp_path, capsys: pytest.CaptureFixture[str]):
+def test_command_tunes_the_juggler_and_reports_held_out_episodes(tmp_path, capsys: pytest.CaptureFixture[str]):
     sizes = ["--rounds", "2", "--trials", "2", "--episodes", "2", "--steps", "60", "--held-out", "2"]
     assert main(["tune_juggler", "--task", "volley/hit", *sizes, "--out", str(tmp_path)]) == 0
     assert set(json.loads((tmp_path / "style.json").read_text())) == set(tune_juggler.NAMES)

@@ -86,7 +86,7 @@ def run_episodes(sim: MujocoSim, expert: Juggler, steps: int = 500):
 
 @pytest.mark.parametrize("name", DRILLS)
 @pytest.mark.parametrize("reward", ["sparse", "shaped"])
-def test_the_task_keeps_the_simulator_contract(name: str, reward: str):
+def test_drills_satisfy_the_simulator_contract(name: str, reward: str):
     sim = make_sim(name, SimOptions(num_envs=3, threads=1, reward=reward))
     spec = sim.spec.observation["state"]
     assert len(spec.names) == spec.shape[0] == len(set(spec.names))
@@ -105,7 +105,7 @@ def test_the_scene_has_the_dimensions_of_the_source():
     assert Airframe.of(model).max_thrust == pytest.approx(838**2 * 8.54858e-6, rel=1e-4)
 
 
-def test_hovering_rotors_carry_the_weight_and_do_not_turn_the_drone():
+def test_hover_thrusts_balance_the_weight_with_zero_torque():
     frame = Airframe.of(build_model(1))
     front, rear = frame.mass * GRAVITY * np.array([0.20, 0.22]) / (2 * 0.42)  # levers of 0.22 m ahead, 0.20 m behind
     np.testing.assert_allclose(frame.hover(), [front, rear, front, rear])
@@ -130,7 +130,7 @@ def test_throttles_follow_actions_with_the_rotor_lag():
 
 
 @pytest.mark.parametrize("drop", [0.5, 1.0, 2.0])
-def test_a_ball_leaves_a_paddle_with_four_fifths_of_its_speed(drop: float):
+def test_paddle_bounces_keep_four_fifths_of_the_ball_speed(drop: float):
     """The drone weighs 300 times as much; contact timing within a physics step changes the ratio by up to 0.04."""
     sim = placed(Bump, ball=(3.0, 0.0, 2.0 + PADDLE_TOP + BALL_RADIUS + drop))
     top = 0.0
@@ -207,7 +207,7 @@ def test_bump_reward_depends_on_the_height_of_the_previous_flight():
         ("a landing", Bump, (5.0, 2.0, 0.3), {}),
     ],
 )
-def test_a_fault_ends_the_episode_and_costs_a_point(what: str, drill, ball, memory):
+def test_faults_terminate_the_episode_with_reward_minus_one(what: str, drill, ball, memory):
     sim = placed(drill, ball=ball, memory=memory)
     for _ in range(20):
         step = sim.step(hover(sim))
@@ -233,7 +233,7 @@ def test_a_ball_below_the_net_is_a_fault():
     assert any(bool(step.terminated) and float(step.reward) == -1 for step in steps)
 
 
-def test_the_selector_never_leaves_a_swing_before_it_is_over():
+def test_selector_never_interrupts_an_unfinished_swing():
     flags = (False, True)
     for skill, turn, near, over in itertools.product((HOVER, GO, SWING), flags, flags, flags):
         chosen = select(np.array([[skill]]), *(np.array([[flag]]) for flag in (turn, near, over))).item()
@@ -259,7 +259,7 @@ def test_swings_run_to_their_end_in_rollouts(name: str):
     assert checked > 50
 
 
-def test_the_juggler_keeps_the_ball_up():
+def test_scripted_juggler_keeps_the_ball_in_the_air():
     sim = opened("volley/bump", 8)
     total, bumps, success = run_episodes(sim, Juggler())
     assert success.float().mean() >= 0.75 and total.mean() > 5 and bumps.median() >= 7

@@ -26,7 +26,7 @@ def test_the_gradient_scales_with_a_small_upper_loss() -> None:
     assert nothing.tolist() == [0.0, 0.0]
 
 
-def test_the_gradient_of_a_bandit_whose_policy_answers_the_reward() -> None:
+def test_implicit_gradient_of_a_bandit_reward_equals_the_closed_form() -> None:
     """Lower: softmax policy with entropy bonus and optimum softmax(v / tau); upper: a preference loss."""
     tau, target = 0.5, torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     v = torch.tensor([0.3, -0.2, 0.4], dtype=torch.float64, requires_grad=True)

@@ -32,19 +32,19 @@ def make(name: str, size: int = 4):
 
 
 @pytest.mark.parametrize("name", BOXES)
-def test_they_climb(name):
+def test_searches_reach_the_optimum_of_a_quadratic(name):
     best = run(make(name), 40)
     assert float(bowl(best[None])) > -0.15
 
 
 @pytest.mark.parametrize("name", RANKED)
-def test_only_the_order_of_fitness_counts(name):
+def test_ranked_searches_are_invariant_to_monotone_fitness_transforms(name):
     """Limit of ESSA (Korotyshova et al. 2025)."""
     assert_close(run(make(name), 6), run(make(name), 6, lambda vectors: torch.exp(3.0 * bowl(vectors)) - 7.0))
 
 
 @pytest.mark.parametrize("name", BOXES)
-def test_they_resume_exactly(name):
+def test_searches_resume_exactly(name):
     box, again = make(name), make(name)
     run(box, 5)
     again.load_state_dict(box.state_dict())
@@ -60,7 +60,7 @@ def test_a_nan_fitness_ranks_last(name):
     assert float(run(make(name), 10, broken)[0]) > 0
 
 
-def test_the_archive_keeps_its_candidates_apart_and_averages_noise():
+def test_archive_candidates_keep_a_minimum_distance_and_average_noisy_trials():
     """POLCA: candidates keep a minimum distance, and the best one has the highest mean over noisy trials."""
     box, generator = make("archive", size=2), torch.Generator().manual_seed(0)
     for _ in range(60):
@@ -71,7 +71,7 @@ def test_the_archive_keeps_its_candidates_apart_and_averages_noise():
     assert float(bowl(box.best()[None])) > -0.5  # from -2, with noise of standard deviation 1 on every trial
 
 
-def test_a_genome_is_a_chain_of_seeds():
+def test_decoding_the_seeds_of_a_genome_returns_the_individual():
     """Such et al. 2017: decoding the seeds returns the individual; genome length does not depend on its size."""
     box = DeepGA(torch.zeros(1000), population=6, parents=2, seed=3)
     for _ in range(4):
@@ -82,7 +82,7 @@ def test_a_genome_is_a_chain_of_seeds():
     assert sum(len(genome) for genome in box.state_dict()["best"]) <= 8
 
 
-def test_the_best_survives():
+def test_deep_ga_best_fitness_never_decreases():
     box = DeepGA(torch.zeros(3), sigma=1.0, population=8, parents=3)
     heights = []
     for _ in range(10):
@@ -92,7 +92,7 @@ def test_the_best_survives():
     assert heights == sorted(heights)
 
 
-def test_an_adapter_of_rank_r_has_r_numbers():
+def test_singular_value_space_has_one_parameter_per_rank():
     """Limit of ESSA: only singular values change, and writing the current values changes nothing."""
     torch.manual_seed(0)
     down, up = nn.Parameter(torch.randn(3, 8)), nn.Parameter(torch.randn(8, 3))
@@ -147,7 +147,7 @@ def mean_return(policy: nn.Module, episodes: int = 16) -> float:
 
 
 @pytest.mark.parametrize("name", RANKED)
-def test_a_robot_learns_the_scales_of_its_last_layer(name):
+def test_searching_last_layer_scales_improves_the_robot_return(name):
     """R (9.01): the search over adapters of a text policy, on a robot that initially moves away from its goal."""
     policy = controller()
     space, before = RowScales([policy[1].weight]), mean_return(policy)

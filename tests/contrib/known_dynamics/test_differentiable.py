@@ -25,12 +25,12 @@ def make(task: str, num_envs: int):
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_they_keep_the_simulator_contract(task: str) -> None:
+def test_tasks_satisfy_the_simulator_contract(task: str) -> None:
     assert check_simulator(make(task, 3), lambda num_envs: make(task, num_envs)) == []
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_differentiable_rollout_is_what_the_simulator_plays(task: str) -> None:
+def test_differentiable_rollout_equals_the_simulator_episode(task: str) -> None:
     sim = make(task, 2)
     span = sim.spec.action_high - sim.spec.action_low
     decide = lambda obs: (sim.spec.action_low + span * torch.sigmoid(obs.sum(-1, keepdim=True) / 50))[:, None]  # noqa: E731
@@ -81,7 +81,7 @@ def test_the_rendered_pole_matches_its_angle() -> None:
     assert bool(red[1, 35:40, 39:41].all()) and not bool(red[1, :20].any())
 
 
-def test_reservoirs_never_leave_their_limits_whatever_the_targets() -> None:
+def test_reservoir_levels_stay_within_limits_for_random_targets() -> None:
     sim = make("reservoir", 4)
     sim.reset(0)
     generator = torch.Generator().manual_seed(0)

@@ -36,7 +36,7 @@ def cost(found: Scenarios, decide) -> float:
 
 
 @pytest.mark.parametrize("dynamics", [Store(LOST_SALES), CartPole()], ids=["hinges", "cart_pole"])
-def test_the_gradient_is_that_of_finite_differences(dynamics: DifferentiableDynamics) -> None:
+def test_hdpo_gradient_equals_finite_differences(dynamics: DifferentiableDynamics) -> None:
     torch.manual_seed(0)
     key, entry = next(iter(dynamics.spec.observation.items()))
     network = nn.Sequential(nn.Linear(entry.shape[0], 8), nn.Tanh(), nn.Linear(8, 1)).double()
@@ -57,7 +57,7 @@ def test_the_gradient_is_that_of_finite_differences(dynamics: DifferentiableDyna
     assert (values[0] - values[1]) / 2e-6 == pytest.approx(float(gradient @ direction), rel=1e-5)
 
 
-def test_it_finds_the_base_stock_optimum_of_the_newsvendor() -> None:
+def test_hdpo_finds_the_base_stock_optimum_of_the_newsvendor() -> None:
     dynamics = Store(NEWSVENDOR)
     algorithm = learner("hdpo", dynamics.spec)
     trained(algorithm, scenarios(dynamics, 1000, 1024), 120, 128)
@@ -67,7 +67,7 @@ def test_it_finds_the_base_stock_optimum_of_the_newsvendor() -> None:
 
 
 @pytest.mark.slow
-def test_with_a_lead_time_and_lost_sales_it_beats_every_base_stock() -> None:
+def test_hdpo_beats_every_base_stock_with_a_lead_time_and_lost_sales() -> None:
     dynamics = Store(LOST_SALES)
     algorithm = learner("hdpo", dynamics.spec)
     trained(algorithm, scenarios(dynamics, 1000, 2048), 150, 128)

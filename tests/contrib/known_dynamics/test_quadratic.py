@@ -39,7 +39,7 @@ def slopes(function, b: Tensor, step: float = 1e-4) -> Tensor:
 
 
 @pytest.mark.parametrize(("limit", "binding"), [(10.0, 0), (0.85, 1)])
-def test_the_multiplier_is_the_gradient_of_the_value_also_at_a_bound(limit: float, binding: int) -> None:
+def test_multipliers_equal_the_value_gradient_with_and_without_binding_limits(limit: float, binding: int) -> None:
     program = boxed(limit)
     b = torch.tensor([[1.2, -0.4]], dtype=torch.float64, requires_grad=True)
     found = program.solve(b)
@@ -51,7 +51,7 @@ def test_the_multiplier_is_the_gradient_of_the_value_also_at_a_bound(limit: floa
 
 
 @pytest.mark.parametrize("limit", [10.0, 0.85])
-def test_the_gradient_of_the_solution_is_that_of_the_binding_constraints(limit: float) -> None:
+def test_solution_gradient_equals_finite_differences_with_and_without_binding_limits(limit: float) -> None:
     program, weight = boxed(limit), torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     b = torch.tensor([[1.2, -0.4]], dtype=torch.float64, requires_grad=True)
     (program.solve(b).z @ weight).sum().backward()

@@ -70,7 +70,7 @@ def slopes(function, at: Tensor, step: float = 1e-4) -> Tensor:
     return torch.stack(flat).view_as(at)
 
 
-def test_the_duals_of_a_plan_are_the_gradient_of_its_cost_at_binding_limits_too() -> None:
+def test_plan_duals_equal_the_cost_gradient_also_at_binding_limits() -> None:
     dynamics = Slider()
     state, noise = double(dynamics, 2)
     targets = torch.tensor([[0.3, 0.1], [0.6, 0.4], [9.0, 0.2], [0.9, 0.0]], dtype=torch.float64).repeat(2, 1, 1)
@@ -81,7 +81,7 @@ def test_the_duals_of_a_plan_are_the_gradient_of_its_cost_at_binding_limits_too(
     assert float(targets.grad.abs().max()) == pytest.approx(20.0, abs=1e-4)  # the penalty for an unreachable target
 
 
-def test_a_step_passes_gradients_on_to_the_steps_after_it() -> None:
+def test_step_gradients_include_the_effect_on_later_steps() -> None:
     dynamics = Slider(penalty=0.5)
     state, noise = double(dynamics, 1)
     targets = torch.tensor([[[0.35, 0.1], [0.6, 0.4], [0.8, 0.2], [0.9, 0.0]]], dtype=torch.float64)
@@ -100,7 +100,7 @@ def test_a_step_passes_gradients_on_to_the_steps_after_it() -> None:
     assert float(targets.grad[:, 0].abs().max()) > 1e-3
 
 
-def test_a_plan_whose_targets_are_met_costs_what_playing_them_costs() -> None:
+def test_plan_cost_of_met_targets_equals_the_rollout_cost() -> None:
     dynamics = Reservoir()
     state, noise = double(dynamics, 3)
     hold = state[:, None, :2].expand(-1, MONTHS, -1)
@@ -124,7 +124,7 @@ def test_planned_states_are_the_targets_and_future_disturbances_stay_hidden() ->
 
 
 @pytest.mark.parametrize("name", ["ts_ddr", "hdpo"])
-def test_trained_targets_beat_holding_the_level_and_come_near_hindsight(name: str) -> None:
+def test_trained_cost_lies_between_the_hindsight_bound_and_holding_the_level(name: str) -> None:
     dynamics = Reservoir()
     algorithm = learner(name, dynamics.spec, lr=3e-3)
     pool, generator = dynamics.scenarios(range(1000, 1256)), torch.Generator().manual_seed(0)

@@ -18,7 +18,7 @@ AILBOOST_RUN = [*COMMON, "algorithm=ailboost", "algorithm.learner_decisions=2", 
 RLPD_RUN = [*COMMON, "algorithm=rlpd", "algorithm.utd=2", "algorithm.policy_delay=2"]
 
 
-def test_adversarial_imitation_reads_demonstrations_without_rewards(
+def test_ailboost_trains_on_demonstrations_without_rewards(
     tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = build.read_lerobot

@@ -46,7 +46,7 @@ def same(one: nn.Module, two: nn.Module) -> bool:
 # The mixture of learners.
 
 
-def test_weights_of_learners_are_those_of_boosting() -> None:
+def test_learner_masses_equal_the_boosting_weights() -> None:
     mixture = LearnerMixture(0.05, 10)
     for learners in (1, 2, 10, 60):
         assert mixture.masses(learners).sum() == pytest.approx(1.0)
@@ -58,7 +58,7 @@ def test_weights_of_learners_are_those_of_boosting() -> None:
 
 
 @pytest.mark.parametrize(("steps", "learners"), [(7, 1), (19, 1), (20, 2), (45, 4), (170, 10)])
-def test_a_memory_weighs_its_steps_as_the_learners_that_played_them(steps: int, learners: int) -> None:
+def test_replay_steps_are_weighted_by_the_mixture_mass_of_their_learner(steps: int, learners: int) -> None:
     mixture, replay, no = LearnerMixture(0.2, 10), Replay(100), torch.zeros(1, dtype=torch.bool)
     for t in range(steps):
         obs = {"state": torch.full((1, 1), float(t))}
@@ -90,7 +90,7 @@ def test_invalid_mixtures_are_refused(mixture_rate: float, block: int, message: 
 # The discriminator.
 
 
-def test_the_best_discriminator_is_the_log_ratio_and_shows_the_divergence() -> None:
+def test_optimal_discriminator_is_the_log_ratio_and_its_loss_gives_the_reverse_kl() -> None:
     g = torch.Generator().manual_seed(0)
     expert, learner = (torch.randn(6, generator=g, dtype=torch.float64).softmax(0) for _ in range(2))
     output = torch.zeros(6, dtype=torch.float64, requires_grad=True)
@@ -177,7 +177,7 @@ def test_policy_and_critic_learn_only_from_online_data() -> None:
     assert same(one.policy, two.policy) and same(one.critic, two.critic)
 
 
-def test_every_learner_climbs_the_reward_of_its_beginning() -> None:
+def test_later_learners_keep_the_reward_discriminator_of_their_start() -> None:
     algorithm = ailboost(learner_decisions=3, discriminator_delay=1)
     agrees: list[bool] = []
     for _ in range(10):
@@ -187,7 +187,7 @@ def test_every_learner_climbs_the_reward_of_its_beginning() -> None:
     assert algorithm.learner == 3
 
 
-def test_a_single_learner_is_plain_adversarial_imitation() -> None:
+def test_a_single_learner_uses_the_current_discriminator_and_uniform_replay() -> None:
     algorithm = ailboost(learner_decisions=10_000, discriminator_delay=1)
     for _ in range(4):
         algorithm.update(mixed())
@@ -264,7 +264,7 @@ def test_prioritized_replay_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_it_goes_where_demonstrations_stay_and_cloning_does_not() -> None:
+def test_ailboost_reaches_the_demonstrated_position_where_cloning_fails() -> None:
     data, clone = demonstrations(), on_the_line(0).policy
     optimizer = torch.optim.Adam(clone.parameters(), lr=3e-3)
     state, action = (torch.from_numpy(data.arrays[key])[:, None] for key in ("state", "action"))

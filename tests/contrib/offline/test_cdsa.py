@@ -53,7 +53,7 @@ def trained() -> CDSA:
     return algorithm
 
 
-def test_the_score_of_gaussian_actions_is_the_distance_to_their_mean_over_their_variance(trained: CDSA) -> None:
+def test_gaussian_action_score_equals_mean_difference_over_variance(trained: CDSA) -> None:
     model = trained.policy.model.eval()
     action = torch.linspace(-0.2, 0.8, 11)[:, None]
     with torch.no_grad():
@@ -154,7 +154,7 @@ def test_the_dynamics_models_predict_next_states_and_actions(trained: CDSA) -> N
     torch.testing.assert_close(between, action, atol=0.1, rtol=0)
 
 
-def test_a_correction_moves_unusual_actions_towards_the_data_and_never_further_than_its_limit(trained: CDSA) -> None:
+def test_corrections_move_unlikely_actions_towards_the_data_within_the_limit(trained: CDSA) -> None:
     obs = {"state": torch.zeros(3, 1, 2)}
     chunk = torch.tensor([[[0.9], [0.9]], [[-0.6], [-0.6]], [[MEAN], [0.9]]])
     with torch.no_grad():
@@ -165,13 +165,13 @@ def test_a_correction_moves_unusual_actions_towards_the_data_and_never_further_t
     assert torch.equal(pulled[:, 1:], chunk[:, 1:])  # steps that are not executed stay unchanged
 
 
-def test_coefficients_of_zero_are_the_base_to_the_last_bit(trained: CDSA) -> None:
+def test_zero_coefficients_reproduce_the_base_policy_bit_identically(trained: CDSA) -> None:
     obs, noise = {"state": torch.randn(4, 1, 2)}, torch.randn(4, 2, 1)
     policy = trained.policy.with_correction(Correction(0.0, 0.0))
     assert torch.equal(policy.decode(obs, noise), base().decode(obs, noise))
 
 
-def test_training_leaves_the_base_bit_identical(trained: CDSA) -> None:
+def test_training_leaves_the_base_policy_bit_identical(trained: CDSA) -> None:
     fresh = base().state_dict()
     assert all(torch.equal(value, fresh[name]) for name, value in trained.policy.base.state_dict().items())
 

@@ -23,7 +23,7 @@ def brute_force(beta: float, state: np.ndarray, action: np.ndarray) -> tuple[np.
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 2.0])
-def test_the_nearest_pair_is_the_one_with_the_least_distance(beta: float) -> None:
+def test_nearest_pair_equals_the_brute_force_result(beta: float) -> None:
     state, action = 5.0 + 3.0 * RNG.normal(size=(40, 3)), RNG.uniform(-1, 1, (40, 2))
     distance, row = NearestPairs(STATE, ACTION, beta=beta).nearest(state, action)
     expected, expected_row = brute_force(beta, state, action)
@@ -47,7 +47,7 @@ def test_distances_ignore_state_units_and_constant_dimensions() -> None:
     np.testing.assert_array_equal(row, other)
 
 
-def test_novelty_tells_new_draws_of_the_data_from_others() -> None:
+def test_novelty_separates_in_distribution_from_out_of_distribution_pairs() -> None:
     pairs = NearestPairs(STATE, ACTION)
     more = pairs.nearest(5.0 + 3.0 * RNG.normal(size=(400, 3)), RNG.uniform(-1, 1, (400, 2)))[0]
     assert float((pairs.novelty(more) < 1).mean()) == pytest.approx(0.95, abs=0.05)

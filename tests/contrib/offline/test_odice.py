@@ -67,14 +67,14 @@ def two_losses(seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
     return net, (net(here) - 1).square().mean(), (net(there) + 2).square().mean()
 
 
-def test_what_is_added_is_orthogonal_to_what_is_kept() -> None:
+def test_added_gradient_is_orthogonal_to_the_kept_gradient() -> None:
     net, kept, added = two_losses()
     total, _ = orthogonal_sum(kept, added, net.parameters())
     g_kept, g_total = flat_gradient(kept, net.parameters()), flat_gradient(total, net.parameters())
     assert float(torch.cosine_similarity(g_total - g_kept, g_kept, dim=0)) == pytest.approx(0, abs=1e-9)
 
 
-def test_conflicting_losses_lower_the_kept_one_as_if_it_stood_alone() -> None:
+def test_conflicting_losses_keep_the_full_kept_gradient() -> None:
     net, kept, _ = two_losses()
     added = -2 * kept + (next(net.parameters())).square().sum()
     g_kept, g_added = flat_gradient(kept, net.parameters()), flat_gradient(added, net.parameters())
@@ -99,7 +99,7 @@ def test_a_zero_kept_gradient_leaves_the_added_gradient_whole() -> None:
     assert float(share) == 0
 
 
-def test_what_the_next_state_adds_is_orthogonal_to_what_this_state_asks() -> None:
+def test_backward_gradient_is_projected_orthogonal_to_the_forward_gradient() -> None:
     algorithm = odice()
     forward, backward, used = gradients(algorithm, chained(algorithm))
     assert backward.any()
@@ -116,7 +116,7 @@ def test_conflicting_gradients_keep_the_full_forward_step() -> None:
     assert float(parallel_share(used, forward)) == pytest.approx(1, abs=1e-4)
 
 
-def test_without_eta_it_is_the_semi_gradient() -> None:
+def test_zero_eta_gives_the_semi_gradient() -> None:
     algorithm = odice(eta=0.0)
     data = chained(algorithm)
     learned = list(algorithm.critic.parameters())
@@ -151,7 +151,7 @@ def test_v_after_an_episode_end_is_not_used() -> None:
     torch.testing.assert_close(algorithm.critic_loss(data)[0], algorithm.critic_loss(other)[0])
 
 
-def test_the_value_is_where_visits_average_to_what_conservatism_asks() -> None:
+def test_value_converges_where_the_mean_visitation_ratio_matches_conservatism() -> None:
     # One state, rewards -1 and 1, the end: mean of max(delta / 2 + 1, 0) over both must be (1 - lambda) / lambda.
     algorithm = odice(conservatism=0.6, largest_return=1.0)
     data = chained(algorithm, 0.0)
@@ -184,7 +184,7 @@ def test_the_largest_return_sets_the_reward_scale() -> None:
         algorithm.attach_dataset(replace(episodes, arrays={key: arrays[key] for key in ("state", "action")}))
 
 
-def test_without_rewards_all_data_is_imitated_alike() -> None:
+def test_data_without_rewards_has_equal_imitation_weights() -> None:
     algorithm = odice(largest_return=0.0, conservatism=0.4)
     for data in batches(algorithm, SHOWN, 120):
         metrics = algorithm.update(data)
@@ -194,7 +194,7 @@ def test_without_rewards_all_data_is_imitated_alike() -> None:
 
 
 @pytest.mark.parametrize("head", ["gaussian", "flow"])
-def test_it_imitates_the_good_minority(head: str) -> None:
+def test_odice_imitates_the_good_minority_of_the_data(head: str) -> None:
     policy = gaussian(imitation="mse") if head == "gaussian" else flow()
     algorithm = odice(policy=policy)
     for data in batches(algorithm, mixed(), 150):

@@ -62,7 +62,7 @@ def test_only_a_squashed_gaussian_and_valid_settings_are_accepted(name: str) -> 
 # PRDC.
 
 
-def test_a_large_beta_is_td3_bc() -> None:
+def test_prdc_with_a_large_beta_equals_td3_bc() -> None:
     pulled, plain = prdc(beta=1e6), td3_bc()
     data = drawn(pulled)
     chunk = pulled.policy.mode(data.obs)
@@ -70,7 +70,7 @@ def test_a_large_beta_is_td3_bc() -> None:
     torch.testing.assert_close(pulled.actor_loss(data)[0], plain.actor_loss(data)[0])
 
 
-def test_without_beta_the_nearest_action_of_any_state_is_close_enough() -> None:
+def test_zero_beta_penalty_is_the_squared_distance_to_the_nearest_action() -> None:
     algorithm = prdc(beta=0.0)
     data = drawn(algorithm)
     chunk = algorithm.policy.mode(data.obs)
@@ -105,14 +105,14 @@ def test_pairs_contain_the_executed_chunk_and_its_mask() -> None:
     assert novelty.shape == (2,)
 
 
-def test_the_actor_of_prdc_stays_closer_to_the_data_than_its_neighbours_usually_are() -> None:
+def test_prdc_actions_stay_within_the_usual_neighbour_distance_of_the_data() -> None:
     algorithm = prdc(alpha=0.5)
     for data in batches(algorithm, SHOWN, 150):
         metrics = algorithm.update(data)
     assert metrics["actor/novelty"] < 1
 
 
-def test_the_tree_of_a_resumed_run_is_the_same_and_another_dataset_is_refused() -> None:
+def test_resumed_prdc_finds_the_same_pairs_and_refuses_another_dataset() -> None:
     algorithm = prdc()
     state = copy.deepcopy(algorithm.state_dict())
     assert not any("tree" in key for key in state)
@@ -144,7 +144,7 @@ def test_prdc_without_dataset_or_vectors_is_refused() -> None:
 # A2PR.
 
 
-def test_the_better_action_is_taken_and_only_a_positive_advantage_pulls_once() -> None:
+def test_better_of_selects_the_higher_q_and_gates_on_positive_advantage() -> None:
     generated = torch.tensor([1.0, 0.0, -1.0, 2.0, 0.5])
     own = torch.tensor([0.0, 1.0, -2.0, 2.0, 0.7])
     take, gate = better_of(generated, own, torch.tensor([0.5, 0.5, 0.5, 1.0, 0.7]))
@@ -152,7 +152,7 @@ def test_the_better_action_is_taken_and_only_a_positive_advantage_pulls_once() -
     assert gate.tolist() == [True, True, False, True, False]  # the fourth counts once
 
 
-def test_where_no_advantage_is_positive_nothing_pulls() -> None:
+def test_regularization_is_zero_without_positive_advantages() -> None:
     algorithm = a2pr(alpha=0.0)
     data = drawn(algorithm)
     with torch.no_grad():
@@ -176,7 +176,7 @@ def test_the_regularization_target_is_constant_with_a_matching_mask() -> None:
     assert mask.flatten().tolist() == (~own).float().tolist()
 
 
-def test_v_follows_the_lesser_of_two_targets() -> None:
+def test_v_target_is_the_minimum_of_online_and_target_critic_targets() -> None:
     algorithm = a2pr(target_noise=0.0)
     data = replace(drawn(algorithm), discount=torch.full((128,), 0.9))
     with torch.no_grad():
@@ -211,7 +211,7 @@ def test_the_vae_loss_counts_only_good_rows() -> None:
     assert float(loss) == pytest.approx(2.0 * (1.0 + 0.0) / 2 + 0.5 * 0.5 * (1.0 + 0.0) / 2)
 
 
-def test_the_vae_learns_the_good_actions_and_not_the_bad_ones() -> None:
+def test_vae_learns_only_the_good_actions() -> None:
     torch.manual_seed(0)
     vae = ChunkVAE(ChunkVAEConfig(hidden=(32, 32)), gaussian())
     optimizer = torch.optim.Adam(vae.parameters(), 3e-3)
@@ -243,7 +243,7 @@ def test_invalid_a2pr_settings_are_refused() -> None:
 # All of them.
 
 
-def test_bad_data_holds_imitation_back_most_then_td3_bc_then_the_others() -> None:
+def test_regret_on_mixed_data_is_highest_for_imitation_then_td3_bc() -> None:
     episodes, found = mixed(), {}
     for name, alpha in (("imitation", 0.0), ("td3_bc", 0.5), ("prdc", 0.5), ("a2pr", 0.5)):
         algorithm = MAKERS.get(name, td3_bc)(alpha=alpha, **({"episodes": episodes} if name == "prdc" else {}))

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_synthetic_episodes_are_a_dataset_that_offline_learners_take(folder, capsys):
+def test_synthetic_episodes_form_a_dataset_for_offline_training(folder, capsys):
     model, policy = str(folder / "run/checkpoints/best"), str(folder / "iql/checkpoints/last")
     guided = [
         "--policy",

@@ -86,7 +86,7 @@ def actions(rows: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("solver", ["heun", "euler"])
-def test_without_guidance_or_churn_segments_are_what_the_head_decodes(solver):
+def test_segments_without_guidance_or_churn_equal_the_decoded_head_output(solver):
     model = white(solver=solver, steps=8)
     noise = torch.randn(5, 2, 4, generator=seeded())
     expected = model.head.decode({"nothing": torch.zeros(5, 1, 1)}, noise)
@@ -119,7 +119,7 @@ def test_guided_actions_follow_the_product_of_data_and_policy(strength, churn):
     assert float(sampled.std()) == pytest.approx(precision**-0.5, rel=0.06)
 
 
-def test_guidance_touches_actions_alone_and_raises_their_likelihood_monotonically():
+def test_guidance_changes_only_actions_and_raises_their_likelihood():
     model, policy = white(), Line(0.8, 0.5)
     plain = model.generate(400, generator=seeded())
     gaps = []
@@ -146,7 +146,7 @@ class Denoising(Line):
 
 
 @pytest.mark.parametrize("variance", [0.01, 0.3, 2.0])
-def test_a_denoising_policy_guides_by_its_own_score(variance):
+def test_denoising_policy_guidance_equals_the_closed_form_posterior_mean(variance):
     chunk, obs = torch.randn(6, 1, 1, generator=seeded()), {"state": torch.zeros(6, 1, 1)}
     found = expected_chunk(Denoising(), obs, 3 * chunk, torch.tensor([9 * variance]), torch.ones(1))
     torch.testing.assert_close(found, 3 * (chunk + variance / (variance + 0.25) * (1 - chunk)), atol=1e-4, rtol=1e-4)
@@ -277,7 +277,7 @@ def test_losses_and_samples_are_finite_under_autocast_and_nan_propagates() -> No
 
 
 @pytest.mark.slow
-def test_a_trained_model_obeys_the_dynamics_with_and_without_guidance():
+def test_trained_model_satisfies_the_dynamics_with_and_without_guidance():
     episodes, length, updates = linear_system(300, 8), 3, 700
     layout = TransitionLayout.of(episodes)
     torch.manual_seed(0)

@@ -56,7 +56,7 @@ def test_the_choice_does_not_depend_on_the_order_of_the_points(network):
         assert torch.allclose(network(points[:, shuffled], start, last), scores[:, shuffled], atol=1e-5)
 
 
-def test_the_choice_does_not_depend_on_what_was_visited(network):
+def test_the_choice_does_not_depend_on_visited_points(network):
     points, start, end = instances(rows=1, count=7)
     order = order_visits(points, start, end, policy=network)[0]
     for done in range(1, 7):  # a path that starts there, with only the remaining points
@@ -82,7 +82,7 @@ def test_every_point_is_visited_once_and_batch_rows_are_independent(network):
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_what_is_left_of_a_shortest_way_is_a_shortest_way(ends):
+def test_the_rest_of_a_shortest_path_is_a_shortest_path(ends):
     points, start, last = instances(rows=20)
     end = last if ends else None
     order = shortest_orders(points, start, end)
@@ -91,7 +91,7 @@ def test_what_is_left_of_a_shortest_way_is_a_shortest_way(ends):
         assert torch.equal(shortest_orders(rest, here, end)[:, 0], following)
 
 
-def test_imitation_beats_the_nearest_neighbour_also_on_more_points():
+def test_imitation_beats_nearest_neighbour_also_with_more_points_than_trained():
     policy = train_visits(VisitConfig(width=32, layers=2), updates=400, visits=6, batch=96, lr=2e-3)
     near, best = ratios(policy, 6)
     assert near < 0.97 and best is not None and best < 1.04

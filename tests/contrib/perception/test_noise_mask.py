@@ -56,7 +56,7 @@ def gradient(mask: NoiseMask, loss: Tensor) -> float:
     return sum(float(parameter.grad.abs().sum()) for parameter in mask.parameters() if parameter.grad is not None)
 
 
-def test_the_distribution_moves_only_with_a_loss_that_depends_on_the_mask() -> None:
+def test_mask_distribution_gets_gradients_only_from_mask_dependent_losses() -> None:
     mask = switched_on()
     mask.draw(IMAGE)
     assert gradient(mask, torch.full((6,), 3.0, requires_grad=True)) == 0.0
@@ -65,7 +65,7 @@ def test_the_distribution_moves_only_with_a_loss_that_depends_on_the_mask() -> N
 
 
 @pytest.mark.parametrize(("sign", "bright"), [(1.0, False), (-1.0, True)])
-def test_it_learns_the_masks_under_which_the_loss_is_low(sign: float, bright: bool) -> None:
+def test_noise_mask_learns_the_masks_with_low_loss(sign: float, bright: bool) -> None:
     mask = switched_on()
     optimizer = torch.optim.Adam(mask.parameters(), lr=0.03)
     image = IMAGE.repeat(6, 1, 1, 1)
@@ -78,7 +78,7 @@ def test_it_learns_the_masks_under_which_the_loss_is_low(sign: float, bright: bo
     assert (mean > 0.6) if bright else (mean < 0.4)
 
 
-def test_cameras_apply_it_only_while_it_is_on_and_images_are_augmented() -> None:
+def test_cameras_apply_the_mask_only_while_scheduled_and_images_are_augmented() -> None:
     torch.manual_seed(0)
     camera, image = CameraNet((3, 16, 16), VISION), torch.randint(0, 256, (2, 3, 16, 16), dtype=torch.uint8)
     plain = camera(image)
@@ -91,7 +91,7 @@ def test_cameras_apply_it_only_while_it_is_on_and_images_are_augmented() -> None
     assert torch.equal(camera(image, augment=True, generator=crop()), augmented)
 
 
-def test_cloning_trains_the_masks_of_its_first_half_and_no_others() -> None:
+def test_cloning_trains_the_masks_only_in_its_first_half() -> None:
     torch.manual_seed(0)
     spec = PolicySpec({"image.top": (3, 16, 16)}, action_dim=1, horizon=1, action_horizon=1)
     policy = GaussianPolicy(GaussianConfig(hidden=(8,), vision=VISION, imitation="mse"), spec)

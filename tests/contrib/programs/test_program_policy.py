@@ -74,7 +74,7 @@ def test_a_program_has_no_state_between_calls():
         ("return [0] * 10**9", "MemoryError"),
     ],
 )
-def test_what_a_program_must_not_do_costs_it_the_action(body, fault):
+def test_forbidden_or_failing_code_returns_a_zero_action_and_a_fault(body, fault):
     actions, faults = acted(f"def act(obs):\n    {body}", seconds=1.0)
     assert actions == [[0.0, 0.0]] * 2
     assert fault in faults[0]
@@ -141,7 +141,7 @@ def test_a_program_can_be_evaluated_like_other_policies():
     assert scores[0].all() and not scores[1].all()
 
 
-def test_chance_repairs_two_exchanged_texts():
+def test_random_mutation_repairs_two_swapped_strings():
     def score_programs(programs):
         found = []
         for program in programs:
@@ -158,7 +158,7 @@ def test_chance_repairs_two_exchanged_texts():
     assert refine(search, score_programs, 12).score == 4.0 and search.curve[0] == 2.0
 
 
-def test_a_model_hears_scores_feedback_and_refusals():
+def test_text_proposer_prompts_contain_scores_feedback_and_refusals():
     asked: list[str] = []
 
     def write(prompt, seed):
@@ -263,7 +263,7 @@ def test_evaluation_reports_program_failures(capsys, tmp_path, monkeypatch):
     assert "decisions, first with: NameError: name 'missing' is not defined." in capsys.readouterr().out
 
 
-def test_a_tree_is_improved_from_the_command_line_and_goes_on(capsys, tmp_path, monkeypatch):
+def test_command_line_improves_a_tree_and_resumes_the_search(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "brake.json").write_text(json.dumps(BRAKE))
     words = ["brake.json", "--task", "toy/point_mass", "--out", "out", "--episodes", "8", "--population", "3"]

@@ -45,7 +45,7 @@ def test_the_best_score_never_falls_and_no_program_is_tried_twice():
     assert best.feedback == f"off by {int(-best.score)}"
 
 
-def test_a_search_that_was_killed_goes_on_to_the_same_result(tmp_path):
+def test_an_interrupted_search_resumes_to_the_same_result(tmp_path):
     whole, record = new_search(), tmp_path / "search.json"
     refine(whole, score_programs, rounds=8)
 

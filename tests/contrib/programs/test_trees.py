@@ -175,7 +175,7 @@ def random_tree(rng, depth=0):
     return {"kind": str(kind), "children": [random_tree(rng, depth + 1) for _ in range(rng.integers(1, 4))]}
 
 
-def test_a_batched_tick_is_a_plain_tick_of_every_row():
+def test_batched_tick_equals_the_plain_interpreter_on_every_row():
     rng, obs = np.random.default_rng(0), states()
     for _ in range(25):
         plain = random_tree(rng)
@@ -190,7 +190,7 @@ def test_a_batched_tick_is_a_plain_tick_of_every_row():
             assert chunk[row, 0].tolist() == pytest.approx(target)
 
 
-def test_ticks_repeat_and_rows_do_not_depend_on_each_other():
+def test_ticks_are_repeatable_and_rows_are_independent():
     tree = {"kind": "selector", "children": [{"kind": "condition", "holds": "state[0] > 0"}, {**GO, "limit": 2}, STOP]}
     policy, obs = make_tree_policy(read_tree(tree), {}, SPEC), states()
     obs["memory"] = torch.randint(0, 4, (16, 1, 1), generator=torch.Generator().manual_seed(1)).float()
@@ -243,7 +243,7 @@ def test_a_tree_with_one_leaf_equals_that_policy(make):
         assert torch.equal(*chunks)
 
 
-def test_swapping_a_leaf_changes_what_it_plays_and_nothing_else():
+def test_swapping_a_leaf_changes_only_the_actions_of_its_rows():
     branch = {"kind": "action", "skill": "left", "until": "state[0] > 0"}
     tree = read_tree({"kind": "selector", "children": [{"kind": "sequence", "children": [branch, STOP]}]})
     policy, obs = make_tree_policy(tree, {"left": gaussian(0)}), states()
@@ -336,7 +336,7 @@ def test_an_outline_has_one_line_per_node():
     ]
 
 
-def test_two_skills_under_a_tree_reach_what_neither_reaches_alone():
+def test_a_tree_of_two_skills_succeeds_where_each_skill_fails():
     from robopolicy.evaluation.harness import evaluate
     from robopolicy.policies.wrappers.black_box import CallablePolicy
     from robopolicy.sim.registry import SimOptions, make_sim

@@ -85,7 +85,7 @@ def test_mean_descriptors_count_only_active_steps_of_each_row() -> None:
         (Walker2d, "walker2d", ("foot_geom", "foot_left_geom")),
     ],
 )
-def test_feet_are_as_high_as_mujoco_says(robot: type, name: str, feet: tuple[str, ...]) -> None:
+def test_foot_heights_match_mujoco_kinematics(robot: type, name: str, feet: tuple[str, ...]) -> None:
     task = robot("planar")
     qpos = task.model.qpos0 + np.random.default_rng(0).uniform(-0.8, 0.8, (20, task.model.nq))
     heights, data = PlanarFeet(task.model, feet).heights(qpos), mujoco.MjData(task.model)

@@ -96,7 +96,7 @@ def test_the_first_candidates_do_not_depend_on_the_default_device() -> None:
     assert not bool(other.candidates.asked.any())
 
 
-def test_behaving_as_asked_pays_and_nothing_else_does() -> None:
+def test_reward_decays_with_distance_to_the_target_descriptor() -> None:
     data = batch(torch.rand(3, 2, 1), lambda action: torch.full((3,), 2.0))
     achieved, wanted = torch.full((3, 2), 0.5), torch.tensor([[0.5, 0.5], [0.5, 0.6], [0.5, 1.5]])
     data.record.update(achieved=achieved, wanted=wanted)
@@ -161,7 +161,7 @@ def test_candidates_are_scored_by_their_own_episodes() -> None:
     torch.testing.assert_close(generation.scores.descriptor, step.info["descriptor"])
 
 
-def test_climbers_climb_the_critic_at_their_own_descriptor_and_leave_it_alone() -> None:
+def test_gradient_offspring_raise_critic_values_without_changing_the_critic() -> None:
     parts = run(pg_steps=20)
     algorithm = learner(parts)
     generations(parts, 2)
@@ -200,7 +200,7 @@ def test_an_extracted_elite_ignores_the_observed_descriptor() -> None:
     torch.testing.assert_close(policy.mode(obs | {"descriptor": torch.zeros(16, 1, 2)}), expected)
 
 
-def test_it_covers_more_of_where_an_arm_can_reach_than_as_many_random_networks() -> None:
+def test_dcg_map_elites_covers_more_of_the_arm_range_than_random_search() -> None:
     """Faldor et al. 2023: 320 episodes each; the ratio is 1.9 to 2.6 over three seeds."""
     sizes = {"cells": 128, "critic_steps": 20, "pg_steps": 5, "iso": 0.02, "line": 0.1}
     searched = run(num_envs=40, ga_offspring=24, pg_offspring=8, actors=8, **sizes)

@@ -18,7 +18,7 @@ def archive(cells: int = 4, floor: float = 0.0) -> EliteArchive:
     return EliteArchive(3, 2, cells, floor=floor)
 
 
-def test_a_cell_keeps_its_best() -> None:
+def test_a_cell_keeps_only_its_fittest_solution() -> None:
     found = archive(cells=2)
     near = torch.tensor([[0.5, 0.1], [0.5, 0.1], [0.5, 0.1]])
     admitted = found.add(torch.eye(3), torch.tensor([1.0, 3.0, 2.0]), near)

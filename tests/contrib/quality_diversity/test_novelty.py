@@ -65,7 +65,7 @@ def test_an_emitter_keeps_the_best_members_and_measures_its_improvement() -> Non
     assert emitter.improvement == pytest.approx(4.5 - 1.5)
 
 
-def test_an_emitter_puts_by_its_first_best_and_then_whoever_is_better() -> None:
+def test_an_emitter_stores_its_first_best_member_and_then_only_better_ones() -> None:
     emitter = Emitter(evaluated(1.0), sigma=0.1, size=3, limit=5.0)
     emitter.tell(evaluated(0.0, -1.0, 0.0))
     assert not len(emitter.fresh(0.0))

@@ -111,7 +111,7 @@ def test_members_run_the_same_episodes_and_record_views(horizon: int) -> None:
         assert float(found.fitness[member]) == pytest.approx(total / 2)
 
 
-def test_exploration_keeps_who_is_unlike_others_and_archives_some() -> None:
+def test_exploration_keeps_novel_parents_and_archives_some_candidates() -> None:
     algorithm = learner(run(archived=2))
     algorithm.update(results(algorithm))
     assert len(algorithm.parents) == 6 and algorithm.candidates.shape[0] == 12 and not len(algorithm.archive)
@@ -161,7 +161,7 @@ def test_phases_alternate_and_a_stagnant_emitter_ends() -> None:
     assert len(algorithm.candidates) == 12
 
 
-def test_an_emitter_that_improves_goes_on_with_the_turn() -> None:
+def test_an_improving_emitter_continues_to_run() -> None:
     algorithm = learner(run(chunk=60))
     algorithm.update(results(algorithm))
     rewards = torch.zeros(12)
@@ -190,7 +190,7 @@ def test_the_autoencoder_training_interval_grows() -> None:
     assert [b - a for a, b in pairwise(trained)] == [4, 6, 8, 10]  # two generations per phase
 
 
-def test_it_covers_more_behaviours_than_as_many_random_networks() -> None:
+def test_stax_covers_more_behaviours_than_equally_many_random_networks() -> None:
     """Paolo et al. 2021: final positions of 1000 policies in 1 m cells; the ratio is 1.5 to 2.2 over four seeds."""
     parts = run(num_envs=32, population=16, chunk=160, policy=replace(NETWORK, hidden=(16, 16)), code=4, together=4)
     algorithm, views, count = learner(parts), list[Tensor](), 0

@@ -92,7 +92,7 @@ def test_set_features_are_concatenated_and_receive_gradients():
 
 
 @pytest.mark.parametrize("head", ["gaussian", "flow"])
-def test_a_policy_runs_among_two_agents_more_than_it_was_built_for(head: str):
+def test_a_policy_accepts_more_agents_than_in_its_specification(head: str):
     torch.manual_seed(0)
     if head == "gaussian":
         policy = GaussianPolicy(GaussianConfig(encoders={"entities": SMALL_SETTINGS}), spec())

@@ -83,7 +83,7 @@ def test_it_resumes_exactly():
     assert_close(again.step(action).obs, sim.step(action).obs)
 
 
-def test_a_policy_that_imitated_worlds_of_four_meets_in_worlds_of_six():
+def test_a_policy_imitating_four_agent_worlds_succeeds_with_six_agents():
     torch.manual_seed(0)
     spec = PolicySpec(
         observation={"velocity": (2,), OTHERS: (MAX_AGENTS - 1, 4)}, obs_horizon=1, action_dim=2, horizon=1

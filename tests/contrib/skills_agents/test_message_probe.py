@@ -29,7 +29,7 @@ def test_message_wrappers_meet_the_simulator_contract(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
-def test_nothing_but_the_message_is_new(kind: str) -> None:
+def test_message_wrapper_adds_only_the_message_observation(kind: str) -> None:
     plain, sim = make_message_sim(), make_message_sim(kind)
     assert torch.equal(plain.reset(0)["state"], sim.reset(0)["state"])
     generator = torch.Generator().manual_seed(0)
@@ -45,7 +45,7 @@ def test_nothing_but_the_message_is_new(kind: str) -> None:
             assert observed.shape == (3, 2) and observed.abs().max() <= 2 * math.pi
 
 
-def test_near_observations_get_unlike_messages_at_a_high_frequency_alone() -> None:
+def test_only_high_frequency_messages_differ_for_near_observations() -> None:
     state = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
     change = {}
     for kind in MESSAGES:

@@ -40,7 +40,7 @@ def run_steps(sim: SkillSim, steps: int, revealing: bool) -> torch.Tensor:
     return torch.stack(bonuses)
 
 
-def test_before_anything_is_learnt_the_bonus_is_zero():
+def test_an_untrained_decoder_gives_zero_bonus():
     decoder = SkillDecoder(6, K)
     decoder.normalizer.update(torch.randn(8, 6))
     behaviour, skill = torch.randn(8, 6), torch.arange(8) % K
@@ -57,7 +57,7 @@ def test_the_bonus_of_a_certain_decoder_is_log_k():
     assert bool((decoder.bonus(behaviour, (skill + 1) % K) < -10).all())  # negative for a wrong code
 
 
-def test_in_play_the_bonus_is_zero_where_behaviour_ignores_the_code_and_log_k_where_it_tells():
+def test_rollout_bonus_is_log_k_for_revealing_behaviour_and_zero_otherwise():
     assert float(run_steps(open_sim(1.0), 300, revealing=True)[-20:].mean()) > 0.95 * math.log(K)
     assert abs(float(run_steps(open_sim(1.0), 300, revealing=False)[-20:].mean())) < 0.1
 

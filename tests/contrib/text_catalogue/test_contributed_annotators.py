@@ -145,7 +145,7 @@ def test_values_before_messages_come_from_rollouts_at_that_point():
     assert len(value[same][first[same]].unique()) == 1 and value.shape == rows.shape
 
 
-def test_messages_are_cut_behind_every_fifth_uncertain_token():
+def test_segments_start_after_every_fifth_uncertain_token():
     """Guo et al. 2025: certain tokens are not counted, each message restarts the count, and no cut is at its end."""
     logp = torch.tensor([[-1.0] * 6 + [0.0] * 3 + [-1.0] * 4 + [0.0] * 2 + [-1.0] * 7])
     mask = torch.ones_like(logp).bool()
@@ -157,7 +157,7 @@ def test_messages_are_cut_behind_every_fifth_uncertain_token():
     assert segment_starts(rows, 99, 0.9)[0].nonzero()[:, 0].tolist() == [0, 15]
 
 
-def test_values_at_cuts_come_from_there():
+def test_segment_values_come_from_rollouts_continued_at_the_cut():
     """Guo et al. 2025: rollouts continue the message at the cut, and the advantages telescope to the reward."""
     algorithm, feed, envs, rows = completed(Scale(), "segment_spo")
     feed.annotators["segments"] = annotator = SegmentValue(every=1, below=1.0)
@@ -182,7 +182,7 @@ def test_values_at_cuts_come_from_there():
     assert float(gain[-1]) == pytest.approx(trajectories[row].reward - float(value[row][count - 1]), abs=1e-5)
 
 
-def test_values_of_rollouts_are_discounted_as_the_start_says():
+def test_rollout_values_are_discounted_by_the_gamma_of_the_advantage_source():
     found = {}
     for gamma in (1.0, 0.9):
         start = {"name": "gae", "gamma": gamma, "level": "unit", "rollout_weight": 0.5}
@@ -237,7 +237,7 @@ def test_trajectories_of_remote_workers_cannot_be_continued():
         cut_points(envs.current, [replace(feed._batch.trajectories[0], record=None)])
 
 
-def test_weights_of_objectives_follow_the_gradients_of_the_learner_and_resume():
+def test_objective_weights_follow_the_learner_gradients_and_resume():
     """Lu et al. 2025 (b), against autograd of the explicit loss."""
     algorithm, feed = learner(Scale(), "gradient_weights", group_size=4)
     weights = feed.collector.reward.parts[0]

@@ -8,7 +8,7 @@ from robopolicy.core.recipe import Recipe
 from robopolicy.text.value_head import score_with_value
 
 
-def test_a_detached_critic_leaves_the_policy_alone():
+def test_a_detached_critic_gives_the_policy_no_gradient():
     algorithm, feed = learner("vl_dac")
     batch = feed.next(algorithm)
     torch.nn.init.normal_(algorithm.critic.layers[-1].weight)
@@ -20,7 +20,7 @@ def test_a_detached_critic_leaves_the_policy_alone():
         assert touched is not detach
 
 
-def test_unfinished_windows_teach_the_critic_nothing():
+def test_unfinished_windows_are_excluded_from_critic_targets():
     recipe = Recipe.from_dict({"title": "t", "advantage_source": "window_gae", "critic": {}})
     for finished in (True, False):
         batch = rows(extra={"finished": torch.tensor([finished])})
@@ -28,7 +28,7 @@ def test_unfinished_windows_teach_the_critic_nothing():
         assert torch.equal(fitted, batch.valid() & finished)
 
 
-def test_the_first_minibatch_has_ratios_of_one_and_warming_up_leaves_the_policy_alone(monkeypatch):
+def test_first_minibatch_ratios_are_one_and_critic_warmup_keeps_the_policy_fixed(monkeypatch):
     algorithm, feed = learner("vl_dac")
     assert algorithm.recipe.critic.warmup == 5
     first, loss = [], Recipe.loss

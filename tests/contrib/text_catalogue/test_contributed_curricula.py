@@ -65,7 +65,7 @@ def test_shares_must_cover_all_categories():
         started(MixtureSampler([0.8, 0.2]))
 
 
-def test_infinite_temperature_is_uniform():
+def test_infinite_temperature_samples_categories_uniformly():
     """Limit of SEC (Chen et al. 2025): the bandit samples all categories uniformly, independent of their values."""
     sampler = started(CategoryBandit(temperature=float("inf"), rate=1.0))
     outcome(sampler, POOL.tasks, lambda task: 0.0, lambda task: float(task.key % 3))
@@ -75,7 +75,7 @@ def test_infinite_temperature_is_uniform():
     assert (count / 600 - 1 / 3).abs().max() < 0.06  # 3 standard deviations
 
 
-def test_solved_and_hopeless_categories_fade():
+def test_category_values_without_advantage_decay_to_zero():
     """Limit of SEC: the value decays to 0 without advantage; the category with advantage is sampled most often."""
     sampler = started(CategoryBandit(temperature=0.1, rate=0.5))
     sampler.value += 1.0
@@ -94,7 +94,7 @@ def test_category_probability_is_independent_of_category_size():
     assert sampler.value.tolist() == [0.1, 0.0]
 
 
-def test_one_candidate_per_task_is_uniform():
+def test_one_candidate_per_task_equals_the_uniform_sampler():
     """Limit of PCL (Gao et al. 2025): k = 1."""
     plain, frontier = started(Uniform()), started(Frontier(factor=1))
     for _ in range(4):
@@ -102,7 +102,7 @@ def test_one_candidate_per_task_is_uniform():
         assert frontier.propose(5) == plain.propose(5)
 
 
-def test_frontier_takes_what_is_half_solved():
+def test_frontier_proposes_half_solved_tasks():
     sampler = started(Frontier(factor=3))
     outcome(sampler, POOL.tasks, lambda task: 0.5 if task.key < 104 else 1.0, lambda task: 0.0)
     assert sorted(keys(sampler.propose(4))) == [100, 101, 102, 103]
@@ -116,13 +116,13 @@ def test_four_candidates_per_task_and_new_ones_count_as_half_solved():
     assert sorted(keys(sampler.propose(3))) == [100, 101, 102]  # all twelve are candidates
 
 
-def test_one_stage_is_uniform():
+def test_one_stage_equals_the_uniform_sampler():
     """Limit of CRAFT-GUI (Nong et al. 2025)."""
     plain, staged = started(Uniform()), started(StageCurriculum(stages=1), PromptPool(POOL.tasks))
     assert [staged.propose(5) for _ in range(4)] == [plain.propose(5) for _ in range(4)]
 
 
-def test_stages_open_with_success():
+def test_the_next_stage_opens_at_the_reward_threshold():
     sampler = started(StageCurriculum(stages=3, threshold=0.5, rate=1.0))
     assert min(keys(sampler.propose(4))) == 108  # the easiest third
     outcome(sampler, POOL.tasks, lambda task: 1.0, lambda task: 0.0)
@@ -132,7 +132,7 @@ def test_stages_open_with_success():
     assert sampler.stage == 3
 
 
-def test_a_share_of_nothing_leaves_the_base():
+def test_categories_with_zero_share_are_never_sampled():
     """Limit of Critique-Coder (Ruan et al. 2025): share 0."""
     sampler = started(MixtureSampler([1.0, 0.0, 0.0]))
     assert {(key - 100) % 3 for key in keys(sampler.propose(4))} == {0}
@@ -207,7 +207,7 @@ def test_regret_weights_decrease_steeply_with_rank():
     assert float(sampler.tracker.read(torch.tensor([100]))) == 0.25
 
 
-def test_equal_regrets_are_played_alike_and_large_ones_more():
+def test_equal_regrets_are_sampled_equally_and_larger_ones_more_often():
     count = torch.zeros(2, COUNT)
     for row, rewards in enumerate((lambda task: (0.5, 0.5), lambda task: (float(task.key == 104), 0.0))):
         sampler = started(Regret(replay=1.0, temperature=1.0))
@@ -218,7 +218,7 @@ def test_equal_regrets_are_played_alike_and_large_ones_more():
     assert float(count[1, 4] / 1200) == pytest.approx(1 / (1 + 11 / 2), abs=0.05)  # rank 1 against eleven of rank 2
 
 
-def test_without_replay_regret_is_uniform():
+def test_regret_without_replay_samples_every_task_once():
     sampler, plain = started(Regret(replay=0.0)), started(Uniform())
     sampler._generator.set_state(plain._generator.get_state())
     completed(sampler, POOL.tasks, lambda task: (1.0, 0.0))
@@ -233,14 +233,14 @@ def instruction_of(task: Task) -> str:
     return task.context["text"]
 
 
-def test_one_instruction_is_the_base():
+def test_one_instruction_samples_the_tasks_of_the_uniform_sampler():
     """Limit of INSPO (Zhou et al. 2025): the tasks equal the uniform sampler's, all with the one instruction."""
     plain, sampler = started(Uniform()), started(Instructions(["think"]))
     tasks = sampler.propose(5)
     assert keys(tasks) == keys(plain.propose(5)) and all(instruction_of(task) == "think" for task in tasks)
 
 
-def test_instructions_live_by_their_rewards():
+def test_rewarded_instructions_are_sampled_and_unrewarded_ones_dropped():
     sampler = started(Instructions(["good", "bad"], most=2, trial=1))
     for _ in range(10):
         tasks = sampler.propose(6)

@@ -57,7 +57,7 @@ def test_recipes_learn_from_files(recipe, tmp_path):
     assert main(["train", *words[:-4], "algorithm.data=", "budget.updates=1", f"out={tmp_path}", "name=no"]) == 2
 
 
-def test_logged_turns_keep_their_rewards(tmp_path):
+def test_logged_turn_rewards_are_kept_and_discounted_per_turn(tmp_path):
     """Returns of the strategist (Liu et al. 2025) are discounted from turn to turn, and a turn is a unit."""
     rows = [
         {"messages": ["go", "a", "on", "bb", "", "c"], "rewards": [1, 0.25, 0.5]},

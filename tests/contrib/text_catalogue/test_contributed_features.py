@@ -35,7 +35,7 @@ def test_attention_is_causal_and_sums_to_one(policy):
     assert (found.triu(1) == 0).all() and policy.model.config._attn_implementation == before
 
 
-def test_decisions_have_the_distance_of_the_state_that_chose_them(policy):
+def test_decision_attention_distance_is_taken_at_the_preceding_token(policy):
     record = rows_of(policy)
     summary = attention_summary(policy, **record)
     whole = attention_distance(attention(policy, record["tokens"]))
@@ -60,7 +60,7 @@ def test_features_are_means_of_hidden_states(policy):
     torch.testing.assert_close(written_features(policy, **record)[0], hidden[0, 5:7].mean(0))
 
 
-def test_a_probe_sees_hidden_states_and_entropies(policy):
+def test_probe_features_contain_hidden_states_and_entropy_statistics(policy):
     record = rows_of(policy)
     mask = record["mask"]
     entropy = torch.arange(1.0, 1 + mask.numel()).view(mask.shape)
@@ -100,7 +100,7 @@ def test_parts_are_found_with_their_options():
 
 
 @pytest.mark.parametrize("recipe", ["poise", "attention_rhythm"])
-def test_recipes_that_look_inside_run(recipe):
+def test_recipes_with_hidden_state_or_attention_features_train(recipe):
     torch.manual_seed(0)
     policy = TextPolicy(TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (16,)}, 6))
     config = TextRecipeConfig(prompts_per_update=4, group_size=4, num_prompts=16, recipe=recipe)

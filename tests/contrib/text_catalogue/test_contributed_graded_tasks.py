@@ -77,7 +77,7 @@ def test_tasks_and_settings_without_a_judge_are_refused():
 
 
 @pytest.mark.parametrize("recipe", ASKING)
-def test_recipes_play_the_task_that_grades_what_they_ask_for(recipe):
+def test_recipes_train_on_the_task_with_their_required_grades(recipe):
     policy, teacher = small(), small(1)
     config = TextRecipeConfig(recipe=recipe, prompts_per_update=4, num_prompts=40, group_size=2)
     algorithm = TextRecipe(config, policy, total_updates=4)

@@ -63,7 +63,7 @@ def test_a_grammar_allows_the_valid_next_tokens():
 
 
 @pytest.mark.parametrize("task", [Arithmetic(), Countdown(), Grid()])
-def test_an_untrained_policy_writes_nothing_else(task):
+def test_an_untrained_policy_generates_only_well_formed_messages(task):
     policy = untrained(task.completion_bytes)
     limits = {"allowed": Grammar(task.response_pattern, policy.tokenizer).allowed}
     env = TextEnv(policy, task, torch.Generator().manual_seed(0), limits=limits)
@@ -90,7 +90,7 @@ def test_a_prefilled_message_continues_in_the_grammar():
     assert all(value_of("1+" + policy.decode_message(tokens)) for tokens in made.completions())
 
 
-def test_a_recipe_with_a_grammar_learns_and_one_without_a_form_is_refused():
+def test_a_grammar_recipe_trains_and_tasks_without_a_pattern_are_refused():
     algorithm, feed = learner(Arithmetic(), group_size=4)
     for _ in range(2):
         rows = feed.next(algorithm)

@@ -10,7 +10,7 @@ from robopolicy.core.decisions import Decisions, by_trajectory, by_unit
 from robopolicy.core.selection import compose
 
 
-def test_the_most_varied_values_are_found_by_trying_all() -> None:
+def test_most_varied_selection_matches_exhaustive_search() -> None:
     for seed, count in itertools.product(range(20), (2, 3, 5)):
         values = torch.randn(8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         best = max(values[list(rows)].var(unbiased=False) for rows in itertools.combinations(range(8), count))

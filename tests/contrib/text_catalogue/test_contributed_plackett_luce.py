@@ -19,7 +19,7 @@ def test_sampled_orders_match_their_probabilities() -> None:
         assert abs(share - expected) < 4 * (expected * (1 - expected) / 20_000) ** 0.5
 
 
-def test_leave_one_out_learns_to_rank() -> None:
+def test_pg_rank_learns_to_rank_the_rewarded_item_first() -> None:
     """The reward is 1 / rank of item 2; training takes 60 updates with 4 rankings of 8 lists."""
     scores = torch.zeros(5, requires_grad=True)
     optimiser, generator = torch.optim.Adam([scores], lr=0.1), torch.Generator().manual_seed(0)
@@ -39,7 +39,7 @@ def test_leave_one_out_learns_to_rank() -> None:
     assert int(scores.argmax()) == 2 and float(scores.detach().softmax(0)[2]) > 0.8
 
 
-def test_learning_which_tokens_to_keep() -> None:
+def test_cacovid_learns_which_tokens_to_keep() -> None:
     """CaCoVID: two of five tokens matter; sets are compared with each other, and equal rewards have no gradient.
 
     Source: Ma et al. 2026.

@@ -15,14 +15,14 @@ from robopolicy.contrib.text_catalogue.probes import (
 from robopolicy.core.decisions import Decisions
 
 
-def test_coverage_shrinks_only_where_one_rises_and_many_fall() -> None:
+def test_coverage_shrinks_only_if_pass_at_1_rises_and_pass_at_k_falls() -> None:
     assert coverage_shrinks((0.3, 0.9), (0.5, 0.8))
     assert not coverage_shrinks((0.3, 0.9), (0.5, 0.95))
     assert not coverage_shrinks((0.3, 0.9), (0.2, 0.8))
     assert not coverage_shrinks((0.3, 0.9), (0.5, 0.89), slack=0.02)
 
 
-def test_support_counts_solved_prompts_alone() -> None:
+def test_without_support_counts_only_solved_prompts() -> None:
     solved, base = torch.tensor([True, True, False, True]), torch.tensor([0, 2, 0, 0])
     assert without_support(solved, base).item() == pytest.approx(2 / 3)
 
@@ -35,7 +35,7 @@ def test_the_entropy_law_is_recovered() -> None:
         entropy_law(torch.ones(1), torch.ones(1))
 
 
-def test_entropy_of_a_softmax_table_falls_by_the_covariance() -> None:
+def test_entropy_drift_matches_the_first_order_entropy_decrease() -> None:
     """A natural-gradient step `logits + eta A` changes H by -eta Cov(log pi, A) to first order."""
     generator = torch.Generator().manual_seed(0)
     logits, advantage = (torch.randn(7, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -48,7 +48,7 @@ def test_entropy_of_a_softmax_table_falls_by_the_covariance() -> None:
     assert drift.item() == pytest.approx(-change.item(), abs=0.01)
 
 
-def test_interference_looks_at_the_prompts_that_were_not_trained() -> None:
+def test_interference_counts_only_untrained_prompts() -> None:
     decisions = Decisions(
         torch.zeros(3, 2), group=torch.tensor([0, 1, 2]), mask=torch.tensor([[1, 1], [1, 0], [1, 1]]).bool()
     )

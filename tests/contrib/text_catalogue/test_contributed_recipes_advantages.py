@@ -43,7 +43,7 @@ def dual(case: Tabular, advantage: Tensor, cap: float = 10.0) -> Tensor:
     return torch.where(advantage < 0, torch.minimum(loss, -cap * advantage), loss)
 
 
-def test_bnpo_is_its_formula() -> None:
+def test_bnpo_equals_its_written_formula() -> None:
     def formula(case: Tabular) -> Tensor:
         rate = group_mean(rewards(case), groups(case))
         each = rate[::4]  # one per group
@@ -56,7 +56,7 @@ def test_bnpo_is_its_formula() -> None:
     check_recipe("bnpo", formula)
 
 
-def test_bnpo_between_dr_grpo_and_grpo() -> None:
+def test_bnpo_scale_limits_are_one_and_the_inverse_deviation() -> None:
     """Both parameters 1: no scaling. Both 3/2: pi / 8 divided by the population deviation."""
     flat = episodes([1, 0, 1, 0, 1, 1, 1, 1, 0, 0, 0, 0], [0] * 4 + [1] * 4 + [2] * 4)  # rates 1/2, 1, 0: v = 1/4
     advantage = torch.tensor([[0.5], [-0.5]] * 6, dtype=torch.float64)
@@ -69,7 +69,7 @@ def test_bnpo_between_dr_grpo_and_grpo() -> None:
     torch.testing.assert_close(scaled, torch.full((4, 1), expected, dtype=torch.float64))
 
 
-def test_poise_with_a_perfect_probe_is_leave_one_out_and_never_depends_on_the_row_itself() -> None:
+def test_poise_with_a_perfect_probe_equals_rloo_and_ignores_its_own_prediction() -> None:
     case, recipe = tabular(), recipe_of("poise")
     stage = recipe.pipeline.stages[0]
     stage.probe.predict = lambda features: features[:, 0]
@@ -82,7 +82,7 @@ def test_poise_with_a_perfect_probe_is_leave_one_out_and_never_depends_on_the_ro
     assert not bool(changed[5]) and bool(changed[4] & changed[6] & changed[7])
 
 
-def test_a_ridge_probe_finds_a_linear_rule_and_its_state_is_restored() -> None:
+def test_ridge_probe_recovers_a_linear_rule_and_restores_its_state() -> None:
     features = torch.randn(200, 5, dtype=torch.float64)
     rule = torch.tensor([1.0, -2.0, 0.5, 0.0, 0.0], dtype=torch.float64)
     probe, again = RidgeProbe(components=5, ridge=1e-6), RidgeProbe(components=5, ridge=1e-6)
@@ -96,7 +96,7 @@ def test_a_ridge_probe_finds_a_linear_rule_and_its_state_is_restored() -> None:
     assert len(probe.features) == 4096  # the oldest are dropped
 
 
-def test_v0_is_the_batch_baseline_for_equal_prompts_and_tells_far_ones_apart() -> None:
+def test_v0_baseline_is_the_batch_mean_for_equal_prompts_and_the_prior_for_far_ones() -> None:
     recipe = recipe_of("v0", advantage=recipe_of("v0").plain["advantage"][:1])
     near = episodes([1, 1, 1, 0], [0, 1, 2, 3], extra={"prompt_features": torch.zeros(4, 2, dtype=torch.float64)})
     torch.testing.assert_close(recipe.advantage(near)[:, 0], torch.tensor([0.5, 0.5, 0.5, -0.5], dtype=torch.float64))
@@ -107,7 +107,7 @@ def test_v0_is_the_batch_baseline_for_equal_prompts_and_tells_far_ones_apart() -
     torch.testing.assert_close(recipe.advantage(far)[:, 0], torch.tensor([0.5, 0.5, 0.5, -0.5], dtype=torch.float64))
 
 
-def test_segments_get_the_change_in_value_and_telescope() -> None:
+def test_segment_spo_advantages_are_value_changes_and_telescope() -> None:
     def formula(case: Tabular) -> Tensor:
         d, advantage = case.decisions, torch.zeros_like(case.decisions.logp_old)
         for row, keep in enumerate(d.valid()):
@@ -128,7 +128,7 @@ def test_segments_get_the_change_in_value_and_telescope() -> None:
     torch.testing.assert_close(each.sum(1), rewards(case) - first)
 
 
-def test_tempo_adds_the_change_in_value_where_rollouts_part() -> None:
+def test_tempo_adds_the_value_change_where_rollouts_diverge() -> None:
     tokens = torch.tensor([[1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 1]])
     case = episodes([1, 0, 1, 1], [0, 0, 0, 0], 3, extra={"chosen": tokens})
     found = recipe_of("tempo").advantage(case)
@@ -141,7 +141,7 @@ def test_tempo_adds_the_change_in_value_where_rollouts_part() -> None:
     assert float(gain[:, 1:].abs().max()) == 0.0
 
 
-def test_canon_compares_the_halves() -> None:
+def test_canon_baseline_compares_the_high_and_low_entropy_halves() -> None:
     entropy = torch.tensor([[1.0], [2.0], [3.0], [4.0]], dtype=torch.float64)
     case = episodes([1, 0, 0, 1], [0, 0, 0, 0], entropy=entropy)
     raw = outcome(case)
@@ -159,7 +159,7 @@ def test_canon_compares_the_halves() -> None:
     assert length == 8192.0
 
 
-def test_adora_weakens_groups_whose_successes_are_not_the_longest() -> None:
+def test_adora_downweights_groups_whose_successes_are_not_the_longest() -> None:
     mask = torch.arange(4) < torch.tensor([2, 4, 4, 2, 4, 2, 2, 2]).unsqueeze(1)
     case = episodes([1, 0, 1, 0, 1, 0, 0.5, 0], [0, 0, 1, 1, 2, 2, 3, 3], 4, mask=mask)
     found, base = (recipe_of(name).advantage(case)[:, 0] for name in ("adora", "grpo"))
@@ -168,7 +168,7 @@ def test_adora_weakens_groups_whose_successes_are_not_the_longest() -> None:
     torch.testing.assert_close(recipe_of("adora", advantage=plain).advantage(case)[:, 0], base)
 
 
-def test_copo_is_local_where_answers_differ_and_global_where_they_agree() -> None:
+def test_copo_advantage_is_local_for_differing_answers_and_global_for_equal_ones() -> None:
     same = torch.zeros(8, dtype=torch.long)
     case = episodes([1, 1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1], extra={"answer": same})
     found = recipe_of("copo").advantage(case)[:, 0]  # tied groups still learn
@@ -179,7 +179,7 @@ def test_copo_is_local_where_answers_differ_and_global_where_they_agree() -> Non
     torch.testing.assert_close(recipe_of("copo").advantage(mixed.decisions)[:, 0], grpo(mixed), atol=1e-5, rtol=1e-5)
 
 
-def test_spae_telescopes_and_keeps_the_base_without_bonus() -> None:
+def test_spae_bonus_telescopes_and_its_gate_halves_credit_after_the_solution() -> None:
     case = tabular(extra=None)
     d, phi = case.decisions, potential(case.decisions)
     assert float(phi.min()) >= -1.0 and float(phi.max()) <= 1.0
@@ -199,7 +199,7 @@ def test_spae_telescopes_and_keeps_the_base_without_bonus() -> None:
     assert bool((d.valid() & (d.unit > started)).any())
 
 
-def test_aspo_keeps_the_sign_of_successes_and_changes_nothing_else() -> None:
+def test_aspo_bonus_applies_only_to_tool_using_successes_and_keeps_their_sign() -> None:
     case = episodes([1, 1, 1, 0], [0, 0, 0, 0], 4, extra={"first_event": torch.tensor([0, 3, -1, 0])})
     found, base = (recipe_of(name).advantage(case)[:, 0] for name in ("aspo", "grpo"))
     bonus = torch.tensor([-2.0 * (0 - 1.5) / 4, -2.0 * (3 - 1.5) / 4], dtype=torch.float64).clamp(
@@ -210,7 +210,7 @@ def test_aspo_keeps_the_sign_of_successes_and_changes_nothing_else() -> None:
     assert bool((found[:3] > 0).all())
 
 
-def test_progrpo_shifts_mixed_groups_by_rarity() -> None:
+def test_progrpo_adds_the_rarity_bonus_only_in_mixed_groups() -> None:
     case = tabular()
     found, base = recipe_of("progrpo").advantage(case.decisions)[:, 0], grpo(case)
     for row, keep in enumerate(case.decisions.valid()):
@@ -221,7 +221,7 @@ def test_progrpo_shifts_mixed_groups_by_rarity() -> None:
         assert float(found[row]) == pytest.approx(float(base[row] + bonus), abs=1e-6)
 
 
-def test_pipo_judges_the_last_batch_by_the_gain() -> None:
+def test_pipo_weights_the_last_batch_by_the_reward_gain() -> None:
     fresh = episodes([1, 0, 1, 1], [0, 0, 0, 0], source=torch.zeros(4, dtype=torch.long))
     old = episodes([1, 0, 0, 0], [0, 0, 0, 0], source=torch.ones(4, dtype=torch.long))
     both, recipe = cat([fresh, old]), recipe_of("pipo")
@@ -241,7 +241,7 @@ def test_pipo_judges_the_last_batch_by_the_gain() -> None:
 
 
 @pytest.mark.parametrize("history", [[], [0.1] * 7 + [0.2], [0.9] * 7 + [0.8]], ids=["none", "gain", "loss"])
-def test_pipo_adds_a_step_on_the_last_batch_and_none_where_it_is_not_scored(history: list[float]) -> None:
+def test_pipo_adds_a_last_batch_term_only_with_a_reward_history(history: list[float]) -> None:
     case = tabular(rollouts=8, source=torch.tensor([0] * 4 + [1] * 4).repeat(4), drift=0.5)
     d, stages = case.decisions, read_recipe("pipo")["advantage"]
     stages[-1]["loss_weight"] = 0.5
@@ -268,7 +268,7 @@ def test_pipo_adds_a_step_on_the_last_batch_and_none_where_it_is_not_scored(hist
         torch.testing.assert_close(found, torch.autograd.grad(value, case.logits)[0], rtol=1e-12, atol=0)
 
 
-def test_equal_durations_are_ppo_and_rates_are_undone() -> None:
+def test_equal_durations_equal_ppo_and_duration_weights_undo_sampling_rates() -> None:
     case = tabular(extra={"duration": torch.full((16,), 3.0, dtype=torch.float64)})
     torch.testing.assert_close(
         recipe_of("duration_aware").advantage(case.decisions), recipe_of("ppo").advantage(case.decisions)
@@ -299,7 +299,7 @@ def test_proact_without_rollouts_is_step_level_ppo() -> None:
     )
 
 
-def test_empg_is_the_centred_base_without_its_terms_and_gates_by_entropy() -> None:
+def test_empg_without_its_terms_equals_the_base_and_its_factor_falls_with_entropy() -> None:
     case, stages = tabular(), recipe_of("empg").plain["advantage"]
     off = [{"name": "modulate", "factor": {"name": "unit_entropy", "sharpness": 0.0}}]
     none = recipe_of("empg", advantage=stages[:3] + off + stages[5:]).advantage(case.decisions)
@@ -314,7 +314,7 @@ def test_empg_is_the_centred_base_without_its_terms_and_gates_by_entropy() -> No
     assert bool((torch.diff(factor[valid][order]) <= 1e-12).all())  # the factor decreases with entropy
 
 
-def test_attention_marks_get_more_credit_where_the_advantage_is_positive() -> None:
+def test_attention_rhythm_increases_only_positive_advantages() -> None:
     attention = torch.tensor([[[1.0, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 1.0, 0], [1.0, 0, 0, 0]]])
     assert attention_distance(attention, window=2).tolist() == [[0.0, 0.5, 0.0, 2.0]]
     assert future_attention(attention, 1, 3)[0].tolist() == pytest.approx([1.5 / 3, 0.0, 0.0, 0.0])
@@ -339,7 +339,7 @@ def test_the_attention_rhythm_compares_with_the_next_decision() -> None:
 
 
 @pytest.mark.parametrize("rule", ["local", "global", "coupled"])
-def test_the_rhythm_selects_a_share_and_the_coupled_one_only_moves(rule: str) -> None:
+def test_attention_rhythm_rules_add_the_gain_of_the_same_share_of_decisions(rule: str) -> None:
     case = tabular()
     stage = {"name": "modulate", "factor": {"name": "attention_rhythm", "rule": rule, "gain": 1.0, "share": 0.4}}
     factor = recipe_of("attention_rhythm", advantage=[stage]).pipeline.stages[0].factor(case.decisions)

@@ -64,7 +64,7 @@ def test_poad_does_not_discount_inside_an_action() -> None:
     check_recipe("poad", formula)
 
 
-def test_vl_dac_gives_all_tokens_of_a_step_its_advantage() -> None:
+def test_vl_dac_tokens_of_a_step_share_its_advantage() -> None:
     def formula(case: Tabular) -> Tensor:
         d = case.decisions
         advantage = whitened(unit_gae(case, 0.99, 0.95), d.valid())
@@ -77,7 +77,7 @@ def test_vl_dac_gives_all_tokens_of_a_step_its_advantage() -> None:
     torch.testing.assert_close(Gae(0.99, 0.95, level="unit")(single), Gae(0.99, 0.95)(single))
 
 
-def test_hgpo_without_company_is_the_episode_term() -> None:
+def test_hgpo_without_shared_observations_equals_the_episode_term() -> None:
     """Statistics of the episode term count every turn, as in the source."""
     case = tabular(extra={"observation": torch.arange(96).view(16, 6)})
     found = recipe_of("hgpo").advantage(case.decisions)
@@ -91,7 +91,7 @@ def test_hgpo_without_company_is_the_episode_term() -> None:
         assert found[row][keep].tolist() == pytest.approx([float(expected)] * int(keep.sum()), abs=1e-6)
 
 
-def test_salt_averages_steps_that_winners_and_losers_share() -> None:
+def test_salt_averages_steps_shared_by_successes_and_failures() -> None:
     case = steps([[0.0, 1.0], [0.0, 0.0]], [[1, 2], [1, 2]], [0, 0], action=[[4, 5], [4, 6]])
     own = torch.tensor([[1.0], [-1.0]], dtype=DOUBLE)
     assert SharedSteps()(own, case).tolist() == [[0.0, 1.0], [0.0, -1.0]]
@@ -107,7 +107,7 @@ def subgoal_case(switch: list[int], high: list[float], low: list[float], reward:
     return Decisions(row([0.0] * 4), reward=row(reward), value=row(low), unit=torch.arange(4).unsqueeze(0), extra=extra)
 
 
-def test_hiper_without_switches_is_gae_over_turns() -> None:
+def test_hiper_without_switches_equals_gae_over_turns() -> None:
     value, reward = [0.1, 0.2, 0.3, 0.4], [0.0, 1.0, 0.0, 2.0]
     case = subgoal_case([0, 0, 0, 0], value, value, reward)
     found = Subgoals(0.9, 0.8)(case)
@@ -116,7 +116,7 @@ def test_hiper_without_switches_is_gae_over_turns() -> None:
     assert float(found[0, 0]) == pytest.approx(total - 0.1)
 
 
-def test_hiper_takes_one_step_per_subgoal_above_and_bootstraps_below_from_above() -> None:
+def test_hiper_steps_once_per_subgoal_and_its_low_level_bootstraps_from_the_high() -> None:
     gamma, lam = 0.9, 0.8
     high, low, reward = [0.5, 9.0, 0.7, 9.0], [0.1, 0.2, 0.3, 0.4], [1.0, 2.0, 3.0, 4.0]
     case = subgoal_case([1, 0, 1, 0], high, low, reward)
@@ -128,7 +128,7 @@ def test_hiper_takes_one_step_per_subgoal_above_and_bootstraps_below_from_above(
     assert found[1:].tolist() == pytest.approx([delta[0], delta[1] + gamma * lam * delta[2], delta[2]])
 
 
-def test_one_critic_can_serve_both_levels() -> None:
+def test_hiper_with_one_critic_equals_two_and_fits_lambda_returns() -> None:
     """Its targets are lambda returns, of the high level where a subgoal begins, else of the low level."""
     value, reward = [0.1, 0.2, 0.3, 0.4], [1.0, 2.0, 3.0, 4.0]
     two = subgoal_case([1, 0, 1, 0], value, value, reward)
@@ -143,7 +143,7 @@ def test_one_critic_can_serve_both_levels() -> None:
     assert bool(fitted.all())
 
 
-def test_mixed_advantages_are_half_of_the_turn_and_half_of_the_batch() -> None:
+def test_mixed_advantage_averages_the_turn_and_batch_normalised_returns() -> None:
     case = tabular(reward=torch.randn(16, 6, generator=torch.Generator().manual_seed(5), dtype=DOUBLE))
     d, found = case.decisions, recipe_of("mixed_advantage").advantage(case.decisions)
     returns: dict[tuple[int, int], float] = {}
@@ -163,7 +163,7 @@ def test_mixed_advantages_are_half_of_the_turn_and_half_of_the_batch() -> None:
             )
 
 
-def test_checklist_rewards_stay_in_their_turn_and_need_company() -> None:
+def test_cm2_rewards_stay_in_their_turn_and_need_a_minimum_group_size() -> None:
     group = torch.zeros(6, dtype=torch.long)
     mask = torch.ones(6, 4, dtype=torch.bool)
     mask[4:, 2:] = False  # two of six rollouts end after the first turn; four are too few to compare
@@ -181,13 +181,13 @@ def test_checklist_rewards_stay_in_their_turn_and_need_company() -> None:
     assert float(found[:, 2:].abs().max()) == 0.0
 
 
-def test_one_turn_of_one_criterion_is_dr_grpo() -> None:
+def test_cm2_with_one_turn_equals_dr_grpo() -> None:
     case = tabular(rollouts=6, unit=torch.zeros(24, 6, dtype=torch.long))
     found, base = (recipe_of(name).advantage(case.decisions) for name in ("cm2", "dr_grpo"))
     torch.testing.assert_close(found, base * case.decisions.valid())
 
 
-def test_smoothed_rewards_are_seen_from_before() -> None:
+def test_pcpg_spreads_each_reward_over_the_preceding_window() -> None:
     """PCPG: a reward reaches the decisions in the window before it; a window of one is REINFORCE."""
     reward = torch.tensor([[0.0, 0.0, 6.0, 0.0], [3.0, 0.0, 0.0, 9.0]], dtype=DOUBLE)
     case = Decisions(torch.zeros(2, 4, dtype=DOUBLE), reward=reward)
@@ -203,7 +203,7 @@ def test_smoothed_rewards_are_seen_from_before() -> None:
     torch.testing.assert_close(found[valid], plain[valid])
 
 
-def test_smoothing_pushes_no_right_answer_down() -> None:
+def test_pcpg_gives_every_success_a_positive_advantage() -> None:
     """PCPG: steps after the end of a trajectory do not count as reward 0; here three of four are right."""
     length = torch.tensor([[5], [3], [4], [5]])
     mask = torch.arange(5) < length

@@ -58,7 +58,7 @@ def test_advantages_ignore_group_constants_and_vanish_for_equal_rewards(name: st
     assert recipe.advantage(once.with_fields(reward=reward)).abs().max() < 1e-9
 
 
-def test_lite_ppo_is_grpo_with_tokens_for_one_prompt_per_batch() -> None:
+def test_lite_ppo_advantages_equal_grpo_for_one_prompt_per_batch() -> None:
     """With one group the batch deviation equals the group deviation."""
     case = tabular()
     one = case.decisions.select(slice(0, 4))
@@ -90,7 +90,7 @@ def test_masked_gae_is_gae_without_the_masked_columns() -> None:
     assert not bool(keep[1]) and bool(keep[2])  # a tool token is in the middle
 
 
-def test_loop_with_a_deviation_is_a_variant_of_grpo() -> None:
+def test_loop_with_deviation_scaling_equals_grpo_advantages() -> None:
     scale = {"name": "scale", "scope": {"partition": "group", "reduce_over": "trajectory"}}
     case = tabular()
     loop = recipe_of("loop", advantage=[*recipe_of("loop").plain["advantage"], scale])

@@ -20,7 +20,7 @@ def selected(name: str, case: Tabular, **changes) -> list[int]:
     return recipe_of(name, **changes).select(case.decisions, torch.Generator().manual_seed(0)).tolist()
 
 
-def test_d3s_learns_from_the_half_that_varies_most_and_there_where_most_is_at_stake() -> None:
+def test_d3s_trains_on_the_highest_variance_rows_and_their_high_stake_decisions() -> None:
     """Selected rows keep the advantages of their whole groups, and only selected decisions count."""
 
     def formula(case: Tabular) -> Tensor:
@@ -38,12 +38,12 @@ def test_d3s_learns_from_the_half_that_varies_most_and_there_where_most_is_at_st
     check_recipe("d3s", formula, reward=skewed_reward)
 
 
-def test_d3s_with_full_shares_is_grpo() -> None:
+def test_d3s_with_full_shares_equals_grpo() -> None:
     case, shares = tabular(), {"masks": [{"name": "high_variance_rows", "share": 1.0}, "informative"]}
     torch.testing.assert_close(gradients("d3s", case, estimator=shares), gradients("grpo", case, estimator={}))
 
 
-def test_pf_ppo() -> None:
+def test_pf_ppo_without_selection_equals_token_mean_dr_grpo() -> None:
     for distance in DISTANCES:
         check(recipe_of("pf_ppo", select=[]), tabular(drift=distance), lambda c: tok(ppo(c, dr_grpo(c)), c))
 
@@ -52,7 +52,7 @@ def dr_grpo(case: Tabular) -> Tensor:
     return relative(case, scaled=False)
 
 
-def test_pf_ppo_takes_both_ends_of_every_group_and_without_a_filter_all() -> None:
+def test_pf_ppo_keeps_best_and_worst_rollouts_and_all_without_a_filter() -> None:
     case = tabular()
     value, chosen = rewards(case), selected("pf_ppo", case)
     for key in range(4):
@@ -62,7 +62,7 @@ def test_pf_ppo_takes_both_ends_of_every_group_and_without_a_filter_all() -> Non
     assert selected("pf_ppo", case, select=[{"name": "extremes", "rest": 1.0}]) == list(range(16))
 
 
-def test_self_keeps_prompts_the_base_policy_finds_hard() -> None:
+def test_self_keeps_only_prompts_with_low_base_policy_likelihood() -> None:
     case = tabular()
     assert selected("self", case) == [*range(4), *range(8, 12)]
     every = [{"name": "unlikely", "key": "likelihood", "below": 1.0}]
@@ -74,7 +74,7 @@ def grpo(case: Tabular) -> Tensor:
     return seq_mean(ppo(case, relative(case)), case.decisions.valid())
 
 
-def test_capo_drops_what_is_predicted_to_move_the_policy_most() -> None:
+def test_capo_drops_decisions_with_predicted_kl_above_the_limit() -> None:
     def formula(case: Tabular) -> Tensor:
         """Divergence d'Fd / 2 after a step along the gradient d of A log pi in the logits."""
         d, a = case.decisions, relative(case)[:, None]
@@ -132,7 +132,7 @@ def test_the_share_limit_drops_the_decisions_with_the_largest_predicted_kl() -> 
         assert int((~kept & larger).sum()) == min(int((~kept).sum()), int(larger.sum())) > 0
 
 
-def test_nlpo_with_a_full_support_is_ppo() -> None:
+def test_nlpo_with_full_support_equals_ppo() -> None:
     case = tabular(drift=0.0)
     support = top_p_support(case.logits.detach(), 1.0)
     assert bool(support.all())
@@ -150,7 +150,7 @@ def test_the_nlpo_controller_counts_trajectories() -> None:
         assert after == pytest.approx(before * (1.0 + 0.2 * count / 10000), rel=1e-9)
 
 
-def test_nlpo_and_grammars_score_with_the_restricted_policy() -> None:
+def test_nlpo_and_shioenv_score_with_the_restricted_policy() -> None:
     """Tokens outside the support get no gradient, and the ratio uses the restricted policies."""
     case = tabular()
     support = torch.ones(4, 6, 5, dtype=torch.bool)
@@ -171,7 +171,7 @@ def test_nlpo_and_grammars_score_with_the_restricted_policy() -> None:
         assert info["ratio_mean"].item() == pytest.approx(1.0)
 
 
-def test_failures_teach_only_the_unit_that_is_blamed() -> None:
+def test_a2p_failures_train_only_the_blamed_unit() -> None:
     blamed = torch.tensor([0, 1, -1, 0]).repeat(4)
 
     def formula(case: Tabular) -> Tensor:
@@ -189,7 +189,7 @@ def test_failures_teach_only_the_unit_that_is_blamed() -> None:
     torch.testing.assert_close(gradients("a2p", without_blame), gradients("grpo", without_blame, estimator={}))
 
 
-def test_adacot_leaves_the_gate_alone() -> None:
+def test_adacot_masks_the_gate_decision_from_the_loss() -> None:
     def formula(case: Tabular) -> Tensor:
         keep = case.decisions.valid() & ~case.decisions.extra["gate"]
         return ppo(case, relative(case))[keep].mean()
@@ -221,7 +221,7 @@ def test_trajectory_selection_keeps_short_successes_and_long_failures() -> None:
     check(recipe_of("trajectory_selection"), case, grpo)
 
 
-def test_distribution_centric() -> None:
+def test_distribution_dcpo_equals_its_written_formula() -> None:
     def formula(case: Tabular) -> Tensor:
         d, value = case.decisions, rewards(case)
         level = d.require("entropy")[d.valid()].mean()
@@ -239,7 +239,7 @@ def test_distribution_centric() -> None:
     check(recipe_of("distribution_dcpo"), tabular(entropy=low), formula)
 
 
-def test_distribution_centric_without_strength_is_grpo() -> None:
+def test_distribution_dcpo_without_strength_equals_dual_clip_grpo() -> None:
     case = tabular()
     stages = [*recipe_of("grpo").plain["advantage"], {"name": "tempered_target", "most": 0.0}]
     torch.testing.assert_close(
@@ -248,7 +248,7 @@ def test_distribution_centric_without_strength_is_grpo() -> None:
     )
 
 
-def test_salsa_is_grpo_near_its_reference() -> None:
+def test_salsa_equals_grpo_plus_reference_kl() -> None:
     def formula(case: Tabular) -> Tensor:
         change = (case.logp() - case.decisions.require("logp_ref")).masked_fill(~case.decisions.valid(), 0.0)
         return seq_mean(ppo(case, relative(case)) + 0.05 * ((-change).exp() - 1 + change), case.decisions.valid())
@@ -256,14 +256,14 @@ def test_salsa_is_grpo_near_its_reference() -> None:
     check_recipe("salsa", formula)
 
 
-def test_a_average_of_one_policy_is_that_policy() -> None:
+def test_average_of_identical_weights_equals_those_weights() -> None:
     state = {"weight": torch.randn(3, 2), "steps": torch.tensor(7)}
     mixed = average_weights([state, state], [0.3, 0.7])
     torch.testing.assert_close(mixed["weight"], state["weight"])
     assert mixed["steps"] == 7
 
 
-def test_rpo_is_dpo_with_a_little_imitation() -> None:
+def test_rpo_equals_dpo_plus_weighted_imitation() -> None:
     def formula(case: Tabular) -> Tensor:
         value, group = rewards(case), case.decisions.require("group")
         score = (case.logp() - case.decisions.require("logp_ref")).masked_fill(~case.decisions.valid(), 0.0).sum(1)

@@ -44,7 +44,7 @@ def hpt(case: Tabular, *, gate: float) -> Tensor:
 
 
 @pytest.mark.parametrize("gate", [-1, 0, 1, 8])
-def test_hpt_switches_by_prompt(gate: int) -> None:
+def test_hpt_switches_between_imitation_and_policy_gradient_per_prompt(gate: int) -> None:
     case = tabular(source=SHOWN)
     recipe = recipe_of("hpt", select=[{"name": "demonstration_switch", "gate": gate}])
     rows = recipe.select(case.decisions)
@@ -62,19 +62,19 @@ def test_hpt_switches_by_prompt(gate: int) -> None:
         assert not bool(own.any())  # only imitation
 
 
-def test_hpt_without_demonstrations_learns_from_what_there_is() -> None:
+def test_hpt_without_demonstrations_selects_all_rollouts() -> None:
     case = tabular()
     assert selected("hpt", case.decisions) == list(range(16))
 
 
-def test_one_token_rollouts_in_the_limit() -> None:
+def test_otr_gradient_equals_probability_weighted_imitation() -> None:
     case = tabular()
     weighted = -(case.logp().detach().exp() * case.logp())
     (target,) = torch.autograd.grad(tok(weighted, case), case.logits)
     torch.testing.assert_close(gradients("otr", case), target)
 
 
-def test_one_token_rollouts_are_the_mean_over_sampled_tokens() -> None:
+def test_otr_gradient_equals_the_expected_reinforce_gradient_over_tokens() -> None:
     """REINFORCE with the reward 1[token = shown] over all tokens, weighted by their probability: no samples needed."""
     case = tabular()
     log = case.distribution()  # (N, T, V)
@@ -84,7 +84,7 @@ def test_one_token_rollouts_are_the_mean_over_sampled_tokens() -> None:
     torch.testing.assert_close(gradients("otr", case), target)
 
 
-def test_a_lol() -> None:
+def test_a_lol_matches_its_written_formula() -> None:
     def formula(case: Tabular) -> Tensor:
         a, total = rewards(case) - 0.3, z(case).sum(1)
         return -(a * total.detach().exp().clamp(0.1, 1.9) * total).mean()
@@ -93,7 +93,7 @@ def test_a_lol() -> None:
         check(recipe_of("a_lol", select=[]), tabular(drift=distance), formula)
 
 
-def test_a_lol_takes_what_is_better_than_the_reference_and_with_equal_weights_imitates_it() -> None:
+def test_a_lol_selects_positive_advantages_and_imitates_at_equal_weights() -> None:
     case = tabular()
     better = torch.nonzero(rewards(case) > 0.3).flatten().tolist()
     every = [{"name": "positive", "key": "mean_ref", "share": 1.0}]
@@ -107,7 +107,7 @@ def test_a_lol_takes_what_is_better_than_the_reference_and_with_equal_weights_im
     )
 
 
-def test_divergence_imitation_fades_where_the_policy_has_left_the_reference() -> None:
+def test_f_sft_matches_its_formula_and_equals_sft_with_reverse_kl() -> None:
     check_recipe("f_sft", lambda c: tok(softplus(-to_reference(c)) - math.log(2.0), c))
     case = tabular()
     kl = {"name": "divergence_imitation", "divergence": "reverse_kl"}

@@ -26,13 +26,13 @@ def p3o(case: Tabular, group_pairs: list[tuple[int, int]]) -> Tensor:
     return -mean([0.5 * (r[i] - r[j]) * (log[i] - log[j]) for i, j in group_pairs])
 
 
-def test_p3o_on_policy_is_the_pairwise_gradient_for_any_group_size() -> None:
+def test_p3o_on_policy_gradient_equals_the_pairwise_gradient() -> None:
     case = tabular(drift=0.0)
     (target,) = torch.autograd.grad(p3o(case, pairs(case, ordered=False)), case.logits)
     torch.testing.assert_close(gradients("p3o", case), target)
 
 
-def test_p3o_is_the_clipped_loss_with_the_other_rollout_as_baseline() -> None:
+def test_p3o_equals_the_clipped_loss_with_a_leave_one_out_baseline() -> None:
     def formula(case: Tabular) -> Tensor:
         d = case.decisions
         penalty = (d.logp_old - d.require("logp_ref")).masked_fill(~d.valid(), 0.0).sum(1)
@@ -69,11 +69,11 @@ def copg(case: Tabular, beta: float = 0.1) -> Tensor:
     )
 
 
-def test_copg() -> None:
+def test_copg_matches_its_written_formula() -> None:
     check_recipe("copg", copg)
 
 
-def test_copg_gradient_is_that_of_rloo_on_any_data() -> None:
+def test_copg_gradient_equals_the_scaled_rloo_gradient_off_policy() -> None:
     """-2 beta / N sum_i (R_i - mean of the others) grad log pi; ordered pairs count twice with factor one half."""
     case = tabular(drift=0.5)
     r = (rewards(case) - 0.1 * to_reference(case).sum(1)).detach()
@@ -83,7 +83,7 @@ def test_copg_gradient_is_that_of_rloo_on_any_data() -> None:
     torch.testing.assert_close(gradients("copg", case), target)
 
 
-def test_copg_is_nothing_at_its_optimum() -> None:
+def test_copg_loss_is_zero_at_the_optimal_policy() -> None:
     case = tabular()
     ideal = case.decisions.require("logp_ref").clone()
     ideal[:, 0] += rewards(case) / 0.1
@@ -100,7 +100,7 @@ def wins(case: Tabular) -> Tensor:
     return torch.stack(rates)
 
 
-def test_dno() -> None:
+def test_dno_matches_its_written_formula() -> None:
     def formula(case: Tabular) -> Tensor:
         log, rate = z(case).sum(1), wins(case)
         terms = []
@@ -112,7 +112,7 @@ def test_dno() -> None:
     check_recipe("dno", formula)
 
 
-def test_dno_with_certain_preferences_is_dpo_against_the_last_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dno_with_hard_preferences_equals_dpo_against_the_previous_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pairs, their scores and the logistic loss equal DPO; only the target is soft."""
     won = (torch.arange(8) % 2 == 0).double()[:, None]  # one of the two rollouts of a prompt is right
     fields = {"rollouts": 2, "reward": won * (torch.arange(6) == 0), "mask": torch.ones(8, 6, dtype=torch.bool)}
@@ -124,7 +124,7 @@ def test_dno_with_certain_preferences_is_dpo_against_the_last_policy(monkeypatch
     torch.testing.assert_close(gradients("dno", case), target)
 
 
-def test_nash() -> None:
+def test_nash_mp_matches_its_written_formula() -> None:
     def formula(case: Tabular) -> Tensor:
         pull = to_reference(case).sum(1).detach()
         total = case.logp().masked_fill(~case.decisions.valid(), 0.0).sum(1)
@@ -133,13 +133,13 @@ def test_nash() -> None:
     check_recipe("nash_mp", formula)
 
 
-def test_nash_without_preferences_is_a_pull_to_the_reference() -> None:
+def test_nash_mp_with_equal_rewards_only_regularizes_to_the_reference() -> None:
     case = tabular(reward=torch.zeros(16, 6, dtype=torch.float64))
     (target,) = torch.autograd.grad(0.1 * 0.5 * to_reference(case).sum(1).square().mean(), case.logits)
     torch.testing.assert_close(gradients("nash_mp", case), target)
 
 
-def test_cpl() -> None:
+def test_cpl_matches_its_written_formula() -> None:
     def formula(case: Tabular) -> Tensor:
         s = case.logp().masked_fill(~case.decisions.valid(), 0.0).sum(1)
         contrast = mean([-logsigmoid(0.1 * (s[i] - 0.5 * s[j])) for i, j in pairs(case, ordered=True)])
@@ -148,7 +148,7 @@ def test_cpl() -> None:
     check_recipe("cpl", formula)
 
 
-def test_cpl_without_its_penalty_is_dpo_without_a_reference_and_it_can_discount() -> None:
+def test_cpl_without_penalty_equals_reference_free_dpo_and_supports_a_discount() -> None:
     case = tabular()
     flat = Tabular(
         case.decisions.with_fields(logp_ref=torch.zeros(16, 6, dtype=torch.float64)), case.tokens, case.logits
@@ -178,13 +178,13 @@ def slope_of(name: str, t: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", sorted(DIVERGENCES))
-def test_slopes_of_the_divergences(name: str) -> None:
+def test_divergence_slopes_equal_the_autograd_derivatives(name: str) -> None:
     t = torch.tensor([0.1, 0.5, 0.9, 1.5, 4.0], dtype=torch.float64)
     torch.testing.assert_close(DIVERGENCES[name](t.log()), slope_of(name, t))
 
 
 @pytest.mark.parametrize("name", sorted(DIVERGENCES))
-def test_f_dpg(name: str) -> None:
+def test_f_dpg_matches_its_formula_for_every_divergence(name: str) -> None:
     def formula(case: Tabular) -> Tensor:
         d, group = case.decisions, case.decisions.require("group")
         change = (d.logp_old - d.require("logp_ref")).masked_fill(~d.valid(), 0.0).sum(1)
@@ -202,7 +202,7 @@ def test_f_dpg(name: str) -> None:
         check_recipe("f_dpg", formula)
 
 
-def test_f_dpg_with_the_reverse_divergence_is_reward_minus_penalty() -> None:
+def test_f_dpg_with_reverse_kl_equals_the_reward_minus_a_reference_penalty() -> None:
     case = tabular(drift=0.0)
     mean_stage = recipe_of("grpo").plain["advantage"][0]
     reverse = [{"name": "target_divergence", "divergence": "reverse_kl", "beta": 0.5}, mean_stage]
@@ -212,7 +212,7 @@ def test_f_dpg_with_the_reverse_divergence_is_reward_minus_penalty() -> None:
     )
 
 
-def test_gepo() -> None:
+def test_gepo_matches_its_written_formula() -> None:
     def formula(case: Tabular) -> Tensor:
         mask, value, group = case.decisions.valid(), rewards(case), case.decisions.require("group")
         every = value[:, None].expand(mask.shape)[mask]
@@ -227,7 +227,7 @@ def test_gepo() -> None:
     check_recipe("gepo", formula)
 
 
-def test_gepo_of_one_winner_and_one_loser_is_dpo() -> None:
+def test_gepo_preference_of_one_success_and_one_failure_equals_dpo() -> None:
     case = tabular()
     value, group = rewards(case), case.decisions.require("group")
     rows: list[int] = []
@@ -243,7 +243,7 @@ def test_gepo_of_one_winner_and_one_loser_is_dpo() -> None:
     torch.testing.assert_close(losses[0], losses[1])
 
 
-def test_direct_advantage() -> None:
+def test_direct_advantage_matches_its_written_formula() -> None:
     def formula(case: Tabular) -> Tensor:
         d, change, terms = case.decisions, to_reference(case), []
         gain = d.extra["step_advantage"].masked_fill(~d.valid(), 0.0)
@@ -257,7 +257,7 @@ def test_direct_advantage() -> None:
     check_recipe("direct_advantage", formula)
 
 
-def test_direct_advantage_is_least_at_the_tilted_reference() -> None:
+def test_direct_advantage_loss_is_zero_at_the_tilted_reference() -> None:
     case = tabular()
     case = Tabular(case.decisions.with_fields(unit=case.decisions.depths()), case.tokens, case.logits)  # tokens
     gain = case.decisions.extra["step_advantage"]
@@ -280,7 +280,7 @@ def test_a_star_po_regresses_the_log_ratio_of_the_trajectory() -> None:
         recipe_of("a_star_po", objective={"name": "step_regression", "level": "turn"})
 
 
-def test_clusters_are_compared_by_their_mean_outcomes() -> None:
+def test_lspo_compares_clusters_by_their_mean_reward() -> None:
     def formula(case: Tabular) -> Tensor:
         cluster, value, group = case.decisions.extra["cluster"], rewards(case), case.decisions.require("group")
         means = torch.stack([value[cluster == key].mean() for key in cluster])
@@ -291,12 +291,12 @@ def test_clusters_are_compared_by_their_mean_outcomes() -> None:
     check_recipe("lspo", formula)
 
 
-def test_one_cluster_gives_no_pairs() -> None:
+def test_lspo_with_one_cluster_has_zero_gradient() -> None:
     case = tabular(extra={"cluster": torch.zeros(16, dtype=torch.long)})
     assert bool((gradients("lspo", case) == 0).all())
 
 
-def test_semi_policy_pairs_take_the_sign_of_the_anchor() -> None:
+def test_seppo_suppresses_or_imitates_the_sample_by_the_anchor_test() -> None:
     seen: set[bool] = set()
 
     def formula(case: Tabular) -> Tensor:
@@ -312,14 +312,14 @@ def test_semi_policy_pairs_take_the_sign_of_the_anchor() -> None:
     assert seen == {True, False}
 
 
-def test_self_written_tests_choose_the_pair() -> None:
+def test_self_test_pair_selects_the_most_and_least_passing_programs() -> None:
     passes = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]]).bool()
     assert self_test_pair(passes) == (2, 1, 1)  # both tests separate them; two pass test 1, one passes test 2
     assert self_test_pair(torch.tensor([[1], [0], [1]]).bool()) == (0, 1, 0)  # one test: pass against fail
     assert self_test_pair(torch.ones(3, 2).bool()) is None
 
 
-def test_oppo_is_hindsight_imitation_and_a_triplet_loss() -> None:
+def test_oppo_loss_equals_hindsight_imitation_plus_a_triplet_loss() -> None:
     generator = torch.Generator().manual_seed(5)
     embedding, best = (torch.randn(n, 3, generator=generator, dtype=torch.float64).requires_grad_() for n in (16, 1))
     case = tabular(extra={"embedding": embedding, "best": best.expand(16, 3)})

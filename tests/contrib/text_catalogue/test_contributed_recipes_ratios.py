@@ -11,7 +11,7 @@ from torch import Tensor
 from robopolicy.contrib.text_catalogue.bounds import relative_entropy
 
 
-def test_gppo_value_is_that_of_ppo_and_its_gradient_survives_the_clip() -> None:
+def test_gppo_loss_equals_dual_clip_ppo_and_keeps_the_clipped_gradient() -> None:
     case, recipe = tabular(drift=0.6), recipe_of("gppo")
     a, ratio = relative(case)[:, None], z(case).exp()
     loss, info = recipe.loss(case.decisions, recipe.advantage(case.decisions), case.logp())
@@ -26,7 +26,7 @@ def test_gppo_value_is_that_of_ppo_and_its_gradient_survives_the_clip() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_dcpo_bounds_follow_the_old_probability() -> None:
+def test_dcpo_clip_bounds_depend_on_the_old_probability() -> None:
     def formula(case: Tabular) -> Tensor:
         q = case.decisions.logp_old.exp()
         low = 0.5 + 0.5 * (1 - 4 * 0.16 / q).clamp(min=0).sqrt()
@@ -37,7 +37,7 @@ def test_dcpo_bounds_follow_the_old_probability() -> None:
     check_recipe("dynamic_clipping", formula, drift=0.8)  # the first visit of every prompt is GRPO
 
 
-def test_fiberpo() -> None:
+def test_fiberpo_matches_its_written_formula() -> None:
     def roll(x: Tensor, budget: float, length: int) -> Tensor:
         return torch.where(x <= budget, x, ((length + 1) * budget - length * x).clamp(min=0.0))
 
@@ -56,13 +56,13 @@ def test_fiberpo() -> None:
     check_recipe("fiberpo", formula)
 
 
-def test_fiberpo_within_all_budgets_is_the_plain_ratio() -> None:
+def test_fiberpo_within_its_budgets_equals_the_unclipped_ratio_loss() -> None:
     case = tabular(drift=0.001)
     plain = {"surrogate": "importance_sampling", "aggregate": "sequence_mean"}
     torch.testing.assert_close(gradients("fiberpo", case), gradients("grpo", case, estimator=plain))
 
 
-def test_r2vpo_and_its_multiplier() -> None:
+def test_r2vpo_matches_its_formula_and_updates_its_multiplier() -> None:
     check_recipe("r2vpo", lambda c: tok(-relative(c)[:, None] * z(c).exp() + (z(c).exp() - 1) ** 2, c))
     case, recipe = tabular(), recipe_of("r2vpo")
     _, info = recipe.loss(case.decisions, recipe.advantage(case.decisions), case.logp())
@@ -71,7 +71,7 @@ def test_r2vpo_and_its_multiplier() -> None:
     assert recipe.estimator.controllers["ratio_variance"].value == pytest.approx(1.0 + 10.0 * (rollout_metrics - 0.04))
 
 
-def test_a_multiplier_at_zero_can_rise_again() -> None:
+def test_r2vpo_multiplier_can_increase_from_zero() -> None:
     free = {"ratio_variance": {"name": "dual", "value": 0.0, "target": 0.01, "rate": 10.0}}
     case, recipe = tabular(), recipe_of("r2vpo", controllers=free)
     _, info = recipe.loss(case.decisions, recipe.advantage(case.decisions), case.logp())
@@ -94,13 +94,15 @@ def disco(case: Tabular, score: str, tau: float | None) -> Tensor:
 
 @pytest.mark.parametrize(("name", "score", "tau"), [("disco", "logp", 1.0), ("disco_b", "logp", None)])
 @pytest.mark.parametrize("distance", DISTANCES)
-def test_disco(name: str, score: str, tau: float | None, distance: float) -> None:
+def test_disco_matches_its_formula_for_both_score_functions(
+    name: str, score: str, tau: float | None, distance: float
+) -> None:
     check(recipe_of(name, select=[]), tabular(drift=distance), lambda c: disco(c, score, tau))
     ratios = {"name": "discriminative", "score": "ratio", "temperature": tau}
     check(recipe_of(name, select=[], objective=ratios), tabular(drift=distance), lambda c: disco(c, "ratio", tau))
 
 
-def test_disco_limits() -> None:
+def test_disco_basic_form_equals_a_policy_gradient_and_the_hot_limit() -> None:
     """The basic form is a policy gradient with (R - p) / (p (1 - p)) and the limit of a high temperature; there is no
     penalty within the KL limit."""
     case = tabular(drift=0.0)
@@ -118,7 +120,7 @@ def test_disco_limits() -> None:
 
 
 @pytest.mark.parametrize("outcome", [0.0, 1.0])
-def test_disco_learns_nothing_from_groups_that_agree(outcome: float) -> None:
+def test_disco_has_zero_gradient_on_groups_with_equal_rewards(outcome: float) -> None:
     """Groups with only failures or only successes have a zero, finite gradient."""
     case = tabular()
     reward = case.decisions.require("reward").clone()
@@ -129,7 +131,7 @@ def test_disco_learns_nothing_from_groups_that_agree(outcome: float) -> None:
     assert bool(gradient.isfinite().all()) and bool((gradient[2:] == 0).all()) and bool((gradient[0] != 0).any())
 
 
-def test_hapo() -> None:
+def test_hapo_matches_its_written_formula() -> None:
     def formula(case: Tabular) -> Tensor:
         d, mask = case.decisions, case.decisions.valid()
         level = d.require("entropy").clamp(min=1e-6).log()
@@ -151,7 +153,7 @@ def test_hapo() -> None:
         check(recipe_of("hapo", select=[]), tabular(drift=distance), formula)
 
 
-def test_hapo_with_equal_entropies_is_token_level_dapo() -> None:
+def test_hapo_with_equal_entropies_equals_token_level_dapo() -> None:
     case = tabular(entropy=torch.full((16, 6), 0.7, dtype=torch.float64))
     assert bool((relative_entropy(case.decisions) == 0).all())
     stages = recipe_of("hapo").plain["advantage"]
@@ -160,13 +162,13 @@ def test_hapo_with_equal_entropies_is_token_level_dapo() -> None:
     )
 
 
-def test_bupo_scored_by_the_last_layer_is_grpo() -> None:
+def test_bupo_scored_by_the_last_layer_equals_grpo() -> None:
     case = tabular()
     assert torch.equal(gradients("bupo", case), gradients("grpo", case))
     assert recipe_of("bupo").rollout["layer"]["updates"] == 30
 
 
-def test_minirl() -> None:
+def test_minirl_matches_its_written_formula() -> None:
     def formula(case: Tabular) -> Tensor:
         d = case.decisions
         weight = (d.logp_old - d.require("logp_behaviour")).exp().clamp(max=2.0)
@@ -175,7 +177,7 @@ def test_minirl() -> None:
     check_recipe("minirl", formula)
 
 
-def test_minirl_without_mismatch_is_reinforce_at_first() -> None:
+def test_minirl_on_policy_without_behaviour_mismatch_equals_reinforce() -> None:
     case = tabular(drift=0.0)
     same = Tabular(case.decisions.with_fields(logp_behaviour=case.decisions.logp_old), case.tokens, case.logits)
     a = relative(case, scaled=False)[:, None]

@@ -69,7 +69,7 @@ def k3(case: Tabular) -> Tensor:
 
 
 @pytest.mark.parametrize("name", GRPO)
-def test_what_is_grpo_on_its_rows(name):
+def test_grpo_loss_equals_the_hand_computed_sum(name):
     low, high, how, kl = GRPO[name]
 
     def formula(case: Tabular) -> Tensor:
@@ -82,7 +82,7 @@ def test_what_is_grpo_on_its_rows(name):
 
 
 @pytest.mark.parametrize("name", ["pcl", "daslam"])
-def test_plain_policy_gradient_without_scale(name):
+def test_pcl_and_daslam_use_centred_policy_gradients_without_scaling(name):
     how, kl = {"pcl": ("token_mean", 0.0), "daslam": ("sequence_mean", 0.1)}[name]
 
     def formula(case: Tabular) -> Tensor:
@@ -92,12 +92,12 @@ def test_plain_policy_gradient_without_scale(name):
     check_recipe(name, formula)
 
 
-def test_the_factor_of_a_front_is_not_divided_away():
+def test_hypervolume_recipe_centres_rewards_without_scaling():
     """Hypervolume weighting uses Dr. GRPO, because a scale would cancel a factor on all rewards."""
     check_recipe("hypervolume", lambda case: seq_mean(ppo(case, centred(case)), case.decisions.valid()))
 
 
-def test_coaches_compare_reflections():
+def test_retroformer_applies_ppo_to_reflections_with_centred_rewards():
     """Retroformer (Yao et al. 2023): PPO on the first unit, the reflection, with rewards centred in the group."""
     check_recipe("retroformer", lambda case: ppo(case, centred(case))[first_units(case)].mean())
 
@@ -107,7 +107,7 @@ def first_units(case: Tabular) -> Tensor:
     return case.decisions.valid() & (case.decisions.require("unit") == 0)
 
 
-def test_critiques_compare_with_the_others():
+def test_critique_rl_and_rlac_use_leave_one_out_advantages():
     """Critique-RL (Xi et al. 2025) and RLAC (Wu et al. 2025) use leave-one-out advantages."""
 
     def critique(case: Tabular) -> Tensor:
@@ -119,7 +119,7 @@ def test_critiques_compare_with_the_others():
 
 
 @pytest.mark.parametrize("name", ["asyncflow", "policy_rollout"])
-def test_old_rows_are_weighted_once(name):
+def test_behaviour_ratio_is_applied_once_as_a_capped_weight(name):
     """AsyncFlow and TriMPI apply old / behaviour once, as a capped weight, and new / old as the ratio."""
 
     def formula(case: Tabular) -> Tensor:
@@ -141,18 +141,18 @@ def ampo(case: Tabular) -> Tensor:
     return losses[d.valid()].mean() - 1e-3 * case.entropy()[d.valid()].mean()
 
 
-def test_teachers_have_no_ratio():
+def test_ampo_teacher_rows_use_the_policy_probability_instead_of_a_ratio():
     """AMPO averages one loss over all rows; teacher rows use the policy probability instead of a ratio."""
     check_recipe("ampo", ampo, source=TAUGHT)
 
 
-def test_solved_groups_are_on_policy():
+def test_ampo_without_teacher_rows_equals_unscaled_grpo():
     """Limit of AMPO (Yuan et al. 2025): without teacher rows it equals GRPO without scale."""
     recipe = recipe_of("ampo", objective=None)
     check(recipe, tabular(), ampo)
 
 
-def test_rows_of_a_teacher_are_never_clipped():
+def test_ampo_teacher_rows_are_never_clipped():
     """Limit of AMPO: teacher rows keep their gradient at any distance between the policy and the recorded logp."""
     case = tabular(source=TAUGHT)
     away = case.decisions.with_fields(logp_old=torch.where(TAUGHT[:, None] == 2, -9.0, case.decisions.logp_old))
@@ -166,7 +166,7 @@ def test_rows_of_a_teacher_are_never_clipped():
     assert bool((found[1][rows][case.decisions.valid()[rows]] < 0).all())
 
 
-def test_experts_are_imitated_alongside_the_own_rows():
+def test_hila_imitates_expert_rows_and_excludes_them_from_group_statistics():
     """HILA (Yang et al. 2026): rewards of experts do not enter the group statistics."""
 
     def formula(case: Tabular) -> Tensor:
@@ -181,7 +181,7 @@ def test_experts_are_imitated_alongside_the_own_rows():
     check_recipe("hila", formula, source=solved)
 
 
-def test_adversaries_of_logged_games():
+def test_spc_equals_sequence_ratio_ppo_with_kl_and_imitation_of_the_best():
     """SPC (Chen et al. 2025): the ratio of a row is exp of the mean log-ratio to the recorded log-probabilities."""
 
     def formula(case: Tabular) -> Tensor:
@@ -200,13 +200,13 @@ def test_adversaries_of_logged_games():
     check_recipe("spc", formula)
 
 
-def test_critics_of_pairs_are_dpo():
+def test_critic_v_uses_the_dpo_objective():
     """Critic-V (Zhang et al. 2024) has the loss of the baseline `dpo`."""
     critic_v, dpo = recipe_of("critic_v"), recipe_of("dpo")
     assert type(critic_v.objective) is type(dpo.objective) and critic_v.estimator is None is dpo.estimator
 
 
-def test_halves_with_and_without_hints_are_compared_apart():
+def test_adhint_standardises_hinted_and_plain_rows_separately():
     """ADHint (Zhang et al. 2025) standardises rows with and without hints separately; without hints it is GRPO."""
 
     def formula(case: Tabular) -> Tensor:
@@ -218,7 +218,7 @@ def test_halves_with_and_without_hints_are_compared_apart():
     check_recipe("adhint", formula, source=torch.tensor([0, 0, 3, 3] * 4))
 
 
-def test_every_turn_is_a_row_with_the_final_reward():
+def test_agentflow_standardises_the_final_reward_over_turn_rows():
     """AgentFlow (Li et al. 2025) computes statistics over rows, so long rollouts weigh more in their group."""
     trajectory = torch.tensor([0, 0, 0, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 8, 9, 10])
 
@@ -231,7 +231,7 @@ def test_every_turn_is_a_row_with_the_final_reward():
     check_recipe("agentflow", formula, trajectory=torch.arange(16))  # limit: with one turn it is GRPO
 
 
-def test_markers_of_structure_are_never_unlearned():
+def test_dialtree_masks_structural_tokens_at_negative_advantages():
     """DialTree (Guo et al. 2025) masks structural markers at negative advantages; without markers it is GRPO."""
 
     def formula(case: Tabular) -> Tensor:
@@ -243,7 +243,7 @@ def test_markers_of_structure_are_never_unlearned():
     check_recipe("dialtree", formula, extra={"structural": torch.zeros(16, 6, dtype=torch.bool)})
 
 
-def test_windows_go_on_as_they_stood():
+def test_t_ppo_bootstraps_at_the_cut_and_skips_tokens_of_earlier_windows():
     """T-PPO (Fan et al. 2025): at the cut V(next) = V(last); tokens of earlier windows are not trained again."""
 
     def formula(case: Tabular) -> Tensor:
@@ -262,7 +262,7 @@ def test_windows_go_on_as_they_stood():
     check_recipe("t_ppo", formula)
 
 
-def test_finished_rows_have_the_ordinary_advantage():
+def test_t_ppo_advantage_of_finished_rows_equals_gae():
     """Limit of T-PPO (Fan et al. 2025): finished rows have the advantage of ordinary GAE."""
     case = tabular(extra={"finished": torch.ones(16, dtype=torch.bool)})
     d = case.decisions
@@ -278,7 +278,7 @@ def whitened_gae(case: Tabular) -> Tensor:
     return (advantage - valid.mean()) / (valid.std() + 1e-6)
 
 
-def test_resets_from_data_are_ppo_on_what_was_decided():
+def test_dr_po_equals_ppo_on_the_unmasked_tokens():
     """DR-PO (Chang et al. 2024) is PPO that masks the given tokens; without resets it is plain PPO."""
 
     def formula(case: Tabular) -> Tensor:
@@ -290,7 +290,7 @@ def test_resets_from_data_are_ppo_on_what_was_decided():
     check_recipe("dr_po", formula, mask=given)
 
 
-def test_strategies_follow_discounted_turns():
+def test_epo_weights_log_probabilities_by_discounted_turn_returns():
     """EPO: the turn return, discounted per turn, times the mean log-probability; with one turn it is REINFORCE."""
     trajectory, unit = torch.arange(16) // 2, (torch.arange(16) % 2)[:, None].expand(16, 6)
 

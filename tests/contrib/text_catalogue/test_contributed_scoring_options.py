@@ -63,7 +63,7 @@ def test_rows_are_scored_at_other_temperatures():
     assert torch.isfinite(torch.tensor(list(algorithm.update(batch).values()))).all()
 
 
-def test_the_first_updates_learn_a_hidden_layer_and_leave_those_above_alone():
+def test_bupo_first_updates_change_no_layer_above_the_scored_one():
     algorithm, sim = learner("bupo", group_size=2)
     batch = TextRolloutSource(sim, algorithm, seed=0).next(algorithm)
     reward = torch.zeros_like(batch.logp_old)
@@ -77,7 +77,7 @@ def test_the_first_updates_learn_a_hidden_layer_and_leave_those_above_alone():
     assert algorithm.score_settings == {}
 
 
-def test_scored_by_the_last_layer_it_is_the_policy():
+def test_scoring_with_the_last_layer_equals_the_policy_log_probability():
     algorithm, sim = learner("grpo", group_size=2)
     batch = TextRolloutSource(sim, algorithm, seed=0).next(algorithm)
     algorithm.policy.__dict__["_shares_prompts"] = False  # scoring by layer uses whole rows
@@ -85,7 +85,7 @@ def test_scored_by_the_last_layer_it_is_the_policy():
     assert torch.equal(score(algorithm.policy, batch, layer=9).logp, score(algorithm.policy, batch, layer=1).logp)
 
 
-def test_only_what_a_lagged_copy_finds_likely_is_chosen_and_scored():
+def test_nlpo_samples_and_scores_only_tokens_likely_under_a_lagged_policy():
     peaked = policy()
     peaked.model.get_output_embeddings().weight.data.mul_(30.0)
     algorithm, sim = learner("nlpo", start=peaked, minibatches=1, lr=1e-2)
@@ -121,7 +121,7 @@ def other(tmp_path) -> Path:
     return tmp_path / "other"
 
 
-def test_a_average_is_the_reference_and_comes_back_with_a_resumed_run(other):
+def test_salsa_reference_is_the_weight_average_and_is_restored_on_resume(other):
     algorithm, sim = learner("salsa", group_size=2, teacher=str(other))
     recipe_source(sim, algorithm, 0)
     key = "model.model.embed_tokens.weight"
@@ -132,7 +132,7 @@ def test_a_average_is_the_reference_and_comes_back_with_a_resumed_run(other):
     assert torch.equal(again.reference_policy.state_dict()[key], algorithm.reference_policy.state_dict()[key])
 
 
-def test_recipes_that_overlap_play_and_learning_do_unless_told_otherwise():
+def test_asyncflow_uses_the_async_source_unless_staleness_is_zero():
     for settings, kind in (({}, AsyncTextRolloutSource), ({"staleness": 0}, TextRolloutSource)):
         algorithm, sim = learner("asyncflow", group_size=2, **settings)
         source = recipe_source(sim, algorithm, 0)

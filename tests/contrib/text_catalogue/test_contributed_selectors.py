@@ -38,7 +38,7 @@ def test_rows_are_whole_trajectories_in_order(decisions: Decisions, name: str) -
         assert rows.tolist() == torch.nonzero(torch.isin(trajectory, trajectory[rows])).flatten().tolist()
 
 
-def test_rows_of_better_trajectories_are_drawn_more_often() -> None:
+def test_rows_of_better_trajectories_are_sampled_more_often() -> None:
     decisions = Decisions(
         torch.zeros(4, 1),
         reward=torch.tensor([[0.0], [1.0], [3.0], [-1.0]]),
@@ -56,7 +56,7 @@ def test_no_row_is_selected_if_none_exceeds_the_reference() -> None:
     assert len(build("selector", "positive")(decisions, None)) == 0
 
 
-def test_the_solutions_kept_differ_most_from_each_other() -> None:
+def test_diverse_selector_keeps_the_most_dissimilar_solutions() -> None:
     """The first solution is selected, then the ones that share the fewest token pairs with it; duplicates come last.
 
     Source: DED, Wu et al. 2025.
@@ -72,7 +72,7 @@ def test_the_solutions_kept_differ_most_from_each_other() -> None:
     assert build("selector", {"name": "diverse", "keep": 2})(masked, None).tolist() == [0, 3, 4, 5]
 
 
-def test_keeping_every_solution_is_imitation_of_successes() -> None:
+def test_ded_keeping_every_solution_selects_the_same_rows_as_rft() -> None:
     chosen = torch.tensor([[1, 2], [3, 4], [5, 6]])
     reward = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
     batch = Decisions(torch.zeros(3, 2), reward=reward, group=torch.zeros(3).long(), extra={"chosen": chosen})

@@ -117,7 +117,7 @@ def test_hint_noise_is_two_sided(env):
     assert 0.25 < min(shares) < 0.4 and 0.6 < max(shares) < 0.75
 
 
-def test_a_tree_of_one_branch_is_independent(env):
+def test_tree_of_width_one_samples_independent_rollouts(env):
     """Limit of DialTree (Guo et al. 2025): the number of rollouts is the same, and no two share a prefix."""
     trajectories = Tree(width=1, depth=2).rollout(env, [Task(0, budget=6)])
     env.know(0, -1.0)
@@ -152,7 +152,7 @@ def test_no_branch_is_pruned_if_all_would_be(env):
     assert len(trajectories) == 2 and all(trajectory.task.prefix is not None for trajectory in trajectories)
 
 
-def test_given_beginnings_are_no_decisions(env):
+def test_prefix_tokens_from_data_resets_are_masked(env):
     trajectories = ResetFromData(seed=1).rollout(env, env.tasks(2))
     for trajectory in trajectories:
         given = len(trajectory.task.prefix["symbols"])
@@ -173,7 +173,7 @@ def test_failing_tasks_get_longer_hints(env):
     assert [trajectory.source for trajectory in solved] == [POLICY] * 4
 
 
-def test_paraphrased_tasks_follow_the_success(env):
+def test_only_failing_tasks_get_a_simpler_paraphrase(env):
     env.know(0, -1e9)
     env.know(1)
     trajectories = Paraphrased().rollout(env, env.tasks(4)[:2])
@@ -182,7 +182,7 @@ def test_paraphrased_tasks_follow_the_success(env):
     ] * 4
 
 
-def test_privileged_rollouts_answer_the_plain_task(env):
+def test_privileged_rollouts_are_scored_without_the_document(env):
     """Pitfall h: logp_old excludes the document; logp_behaviour is the sampling log-probability with the document."""
     trajectories = Privileged().rollout(env, [Task(0, budget=4)])
     batch = stack(trajectories)
@@ -193,17 +193,17 @@ def test_privileged_rollouts_answer_the_plain_task(env):
     assert_close(batch.logp_old, env.scored(trajectories).detach())  # the ratio of fresh data is 1
 
 
-def test_modes_share_a_group(env):
+def test_prompt_modes_alternate_within_a_group(env):
     trajectories = PromptModes(["think", "act"]).rollout(env, env.tasks(4)[:1])
     assert [trajectory.task.context["text"] for trajectory in trajectories] == ["think", "act", "think", "act"]
 
 
-def test_an_endless_window_is_independent(env):
+def test_segment_rollouts_with_a_large_window_equal_independent_rollouts(env):
     """Limit of SUPO (Lu et al. 2025): infinite threshold."""
     same_as_flat(SegmentRollouts(units=1000), env.layout)
 
 
-def test_segments_share_their_advantage(env):
+def test_segments_share_the_advantage_of_the_whole_rollout(env):
     """Limit of SUPO: the gradient is the sum over segments, each with the advantage of the undivided rollout."""
     recipe = Recipe.from_dict(GROUP_MEAN)
     env.layout = "tokens"
@@ -226,7 +226,7 @@ def test_unfinished_rollouts_are_masked(env):
     assert not any(trajectory.finished or bool(trajectory.decisions.valid().any()) for trajectory in trajectories)
 
 
-def test_windows_learn_from_every_decision_once(env):
+def test_partial_rollouts_train_on_every_decision_exactly_once(env):
     """Limit of T-PPO: over the batches each decision is new exactly once and keeps its sampling log-probability."""
     strategy, new = PartialRollout(units=1), 0
     for number in range(3):
@@ -252,7 +252,7 @@ def test_open_windows_resume(env, tmp_path):
     assert all(torch.equal(a.decisions.logp_old, b.decisions.logp_old) for a, b in zip(original, resumed, strict=True))
 
 
-def test_turns_count_in_the_statistics():
+def test_longer_rollouts_weigh_more_in_the_group_mean():
     """AgentFlow: the rows of a rollout share its final reward, and long rollouts weigh more in the group mean."""
     env = SecretSequenceEnv("tokens")
     long, short = Independent().rollout(env, [Task(0, budget=2)])
@@ -269,7 +269,7 @@ def test_turns_count_in_the_statistics():
     assert_close(recipe.advantage(batch).flatten(), torch.tensor([0.25, 0.25, 0.25, -0.75], dtype=torch.float64))
 
 
-def test_one_turn_is_independent():
+def test_single_turn_rows_equal_independent_rollouts():
     """Limit of AgentFlow (Li et al. 2025): with one turn, the rows equal independent rollouts."""
     env = SecretSequenceEnv("tokens", length=STEP)
     trajectories = Independent().rollout(env, [Task(0, budget=3)])
@@ -296,7 +296,7 @@ def test_environment_without_the_ability_is_refused(env):
         Tree().rollout(Plain(), env.tasks(2))
 
 
-def test_what_the_critic_doubts_is_asked_for_again(env):
+def test_rollouts_with_low_critic_values_are_resampled(env):
     """ReAd (Zhang et al. 2024): no threshold gives independent sampling; a threshold costs and improves rollouts."""
     tasks = env.tasks(budget=6)
     flat = Resample("share", threshold=-float("inf")).rollout(env, tasks)

@@ -35,7 +35,7 @@ def test_gradient_preserving_has_the_value_of_dual_clip_and_another_gradient():
     check_straight_through("gradient_preserving")
 
 
-def test_preserve_keeps_the_gradient_of_the_bound_beyond_it_and_that_of_ppo_within():
+def test_gradient_preserving_clip_keeps_the_bound_gradient_outside_the_clip_range():
     gradient, plain = slope(gradient_preserving, Z, A), slope(dual_clip, Z, A)
     beyond = clip(Z, A, LOW, HIGH).clipped
     assert torch.equal(gradient[~beyond], plain[~beyond])

@@ -81,7 +81,7 @@ def test_rollout_interventions_run_on_text():
                 assert torch.isfinite(score(env.policy, batch).logp).all()
 
 
-def test_scaffolds_tell_ever_more_of_the_solution(monkeypatch):
+def test_scaf_grpo_hints_reveal_growing_prefixes_of_the_solution(monkeypatch):
     env, (task,) = env_of(Grid()), tasks(1, (10,))
     hints = []
     plain = require_capability(env, "hint")
@@ -109,7 +109,7 @@ def test_paraphrased_problems_have_the_same_answer():
         require_capability(env_of(Grid()), "rewrite")(Task(3, payload=3), "simpler")
 
 
-def test_windows_go_on_from_summaries():
+def test_segment_windows_resume_from_the_written_summaries():
     """Lu et al. 2025: one row per window; each row but the last ends with a summary that enters the next prompt."""
     env = env_of(Grid())
     trajectories = SegmentRollouts(units=3, summaries=2).rollout(env, tasks(budget=4))

@@ -49,7 +49,7 @@ def test_drop_removes_failed_groups(env):
     assert Drop().apply(failing(env), env) == []
 
 
-def test_hints_grow_until_something_succeeds(env):
+def test_hint_share_increases_until_a_rollout_succeeds(env):
     """GHPO (Liu et al. 2025) trains on the hinted task, with the log-probabilities under the hint."""
     group = Hint(shares=(0.0, 0.5, 1.0)).apply(failing(env), env)
     assert len(group) == 4 and {trajectory.source for trajectory in group} == {HINTED}
@@ -59,7 +59,7 @@ def test_hints_grow_until_something_succeeds(env):
     assert bool((plain < stack(group).logp_old - 1e-3).any())
 
 
-def test_the_least_hint_that_solves_replaces_one(env):
+def test_smallest_solving_hint_replaces_one_failed_rollout(env):
     """Limit of Scaf-GRPO (Zhang et al. 2025): at most one rollout is replaced."""
     group = failing(env)
     after = GradedHints(kinds=["plan", "solution"], levels=2, warmup=0).apply(group, env)
@@ -69,7 +69,7 @@ def test_the_least_hint_that_solves_replaces_one(env):
     assert tried == [("plan", 0.5), ("plan", 1.0), ("solution", 0.5), ("solution", 1.0)][: len(tried)]
 
 
-def test_a_relabelled_hint_is_scored_without(env):
+def test_relabelled_rollouts_are_scored_without_the_hint(env):
     """Pitfall h: logp_old excludes the hint, and logp_behaviour includes it."""
     (trajectory, *_) = GradedHints(kinds=["solution"], levels=1, warmup=0, relabel=True).apply(failing(env), env)
     assert trajectory.task.context is None
@@ -85,7 +85,7 @@ def test_graded_hints_wait_for_the_warmup():
     assert part.applies(torch.zeros(4))
 
 
-def test_teachers_replace_failures(env):
+def test_teacher_solutions_replace_failed_rollouts(env):
     """AMPO: teacher rows are tagged, succeed, and have log-probability 0, so their ratio is the policy probability."""
     group = failing(env)
     after = Teacher(count=2).apply(group, env)
@@ -102,7 +102,7 @@ def test_gate_selects_imitation_or_reinforcement(env):
     assert [trajectory.source for trajectory in Demonstration().apply(failing(env), env)] == [TEACHER]
 
 
-def test_repairs_take_the_place_of_failures(env):
+def test_repaired_rollouts_replace_failures(env):
     group = with_rewards(failing(env), 1.0, 0.0, 0.0, 0.0)
     after = SelfCorrect(count=2).apply(group, env)
     assert after[0] is group[0] and after[3] is group[3]
@@ -112,14 +112,14 @@ def test_repairs_take_the_place_of_failures(env):
     )
 
 
-def test_a_refiner_that_always_keeps_is_independent(env):
+def test_self_correction_without_improvement_leaves_the_group_unchanged(env):
     """Limit of Search-R2 (He et al. 2026): repairs without an improvement change nothing."""
     group = failing(env)
     env.repair = lambda trajectory: Task(trajectory.task.key)
     assert SelfCorrect(count=4).apply(group, env) == group
 
 
-def test_repairs_may_trade_objectives(env):
+def test_repairs_may_improve_one_objective_at_the_cost_of_another(env):
     """FATE (Yin et al. 2026): a repair replaces a failure if it improves an objective, even at the cost of another."""
     part = SelfCorrect(objectives=["safe", "share"])
     base = replace(failing(env)[0], metrics={"safe": 0.5, "share": 0.5})
@@ -129,14 +129,14 @@ def test_repairs_may_trade_objectives(env):
         part._better(base, replace(base, metrics={"share": 0.5}))
 
 
-def test_an_empty_buffer_changes_nothing(env):
+def test_empty_replay_buffers_leave_the_group_unchanged(env):
     """Limit of ARPO for GUIs (Lu et al. 2025): with an empty buffer it is GRPO."""
     group = failing(env)
     assert ReplayTrajectories().apply(group, env) == group
     assert SampleBuffer().apply(group, env) == group
 
 
-def test_replays_keep_the_log_probabilities_they_were_drawn_with(env):
+def test_replayed_rollouts_keep_their_behaviour_log_probabilities(env):
     """Pitfall c: the denominator is the behaviour log-probability, however far the policy has moved."""
     env.know(0)
     success = env.rollout([Task(0)])[0]
@@ -222,7 +222,7 @@ def test_count_limits_repairs_and_teacher_rollouts(env):
     assert requests[2:] == [2, 3]
 
 
-def test_tied_groups_give_way_to_earlier_ones(env):
+def test_tied_groups_are_replaced_by_earlier_informative_groups(env):
     """Skywork R1V2: an informative group is replayed once, with its own log-probabilities, unless it is too old."""
     part = SampleBuffer(age=2)
     informative = with_rewards(env.rollout([Task(1)] * 4), 1.0, 0.0, 1.0, 0.0)

@@ -36,7 +36,7 @@ def test_tempering_and_mixing_return_distributions_and_reach_their_inputs() -> N
     torch.testing.assert_close(middle - middle[:, :1], 0.5 * (first + second - (first + second)[:, :1]))
 
 
-def test_smooth_standardisation_on_two_visits() -> None:
+def test_smooth_standardize_matches_its_formula_over_repeated_visits() -> None:
     stage = SmoothStandardize()
     first, second = tabular(seed=0), tabular(seed=1)
     group = first.decisions.require("group")
@@ -59,7 +59,7 @@ def test_smooth_standardisation_on_two_visits() -> None:
     torch.testing.assert_close(again(outcome(first.decisions), first.decisions)[:, 0], third)
 
 
-def test_a_group_that_agrees_still_learns_from_earlier_visits() -> None:
+def test_groups_with_equal_rewards_get_advantages_from_earlier_visits() -> None:
     stage, case = SmoothStandardize(), tabular()
     stage.observe(case.decisions)
     mixed = case.decisions.require("group") == 0  # its outcomes differ

@@ -35,7 +35,7 @@ def gives(part, expected, *args, **kwargs) -> None:
     assert_close(part(outcomes(*args, **kwargs)), torch.tensor(expected, dtype=torch.float64))
 
 
-def test_sums_and_costs():
+def test_sum_reward_is_the_weighted_sum_of_metrics():
     """Limit of A2FM (Chen et al. 2025): a cost of 0 leaves the reward unchanged."""
     gives(Sum({"reward": 1.0, "mode": 0.0}), [1.0, 0.0], [1.0, 0.0], mode=[3.0, 2.0])
     gives(
@@ -43,7 +43,7 @@ def test_sums_and_costs():
     )
 
 
-def test_improvement_of_the_next_episode():
+def test_coach_reward_is_the_improvement_of_the_next_episode():
     """Limit of Retroformer (Yao et al. 2023): with a constant return the coach has reward 0."""
     coach = Sum({"refined": 1.0, "first": -1.0})
     gives(coach, [0.0, 0.0, 1.0], [0.5, 0.0, 0.0], first=[0.5, 0.0, 0.0], refined=[0.5, 0.0, 1.0])
@@ -60,7 +60,7 @@ def test_gated_levels_count_after_the_earlier_levels_pass():
         Gated(["a"], [])
 
 
-def test_critics_that_choose_a_criterion():
+def test_chosen_criterion_reward_is_the_score_of_the_selected_criterion():
     """Limit of RLAC (Wu et al. 2025): a perfect critic gives the minimum, a uniform one the mean of the checklist."""
     lists = {"a": [1.0, 1.0], "b": [0.0, 1.0], "c": [1.0, 0.5]}
     gives(Minimum(["a", "b", "c"]), [0.0, 0.5], [0.0, 0.0], **lists)
@@ -70,19 +70,19 @@ def test_critics_that_choose_a_criterion():
     assert_close(every, torch.tensor([2 / 3, 2.5 / 3], dtype=torch.float64))
 
 
-def test_adversaries_share_a_total():
+def test_zero_sum_rewards_of_both_roles_have_a_fixed_sum():
     """RLAC (Wu et al. 2025) and SPC (Chen et al. 2025): the rewards of both roles have a fixed sum."""
     gives(ZeroSum(total=1.0), [0.75, 0.25], [0.75, 0.75], role=[0, 1])
     gives(ZeroSum(total=0.0), [1.0, -1.0], [1.0, 1.0], role=[0, 1])
 
 
-def test_debates():
+def test_debate_reward_mixes_reward_and_verdict_by_its_share():
     """Limit of debate rewards (Sukovic and Radanovic 2024): share 0 gives the environment reward."""
     gives(Debate(share=0.0), [1.0, 0.0], [1.0, 0.0], verdict=[0.0, 1.0])
     gives(Debate(share=0.25), [0.75, 0.25], [1.0, 0.0], verdict=[0.0, 1.0])
 
 
-def test_refinements_follow_verdicts():
+def test_refinement_reward_switches_from_verdict_to_refinement_success():
     """Limit of Critique-RL: stage one gives +-1 for the verdict; stage two gives the refinement plus 0.2, or -1."""
     first = Refinement(first=math.inf)
     for _ in range(3):
@@ -92,7 +92,7 @@ def test_refinements_follow_verdicts():
     gives(both, [1.2, 0.2, -1.0], [0.0] * 3, verdict=[1, 1, 0], refined=[1.0, 0.0, 1.0])
 
 
-def test_tool_calls_against_the_fewest():
+def test_tool_call_reward_decreases_with_calls_above_the_fewest():
     """Limit of OTC: the fewest calls give 1, unlimited calls 0, a failure 0; the part stores the minimum."""
     part = ToolCalls(scale=4.0)
     gives(part, [1.0, math.sin(2 * 2 * 4 / 6 * math.pi / 4), 0.0], [1.0, 1.0, 0.0], calls=[2, 4, 2])
@@ -119,7 +119,7 @@ def test_the_first_stage_of_refinements_lasts_200_batches():
     gives(part, [0.7], [0.0], verdict=[1], refined=[0.5])
 
 
-def test_ranks_within_groups():
+def test_rank_reward_is_computed_within_groups():
     gives(Rank(), [1.0, 0.0, 0.5, 0.5], [9.0, 3.0, 5.0, 7.0], [0, 0, 0, 1])
     gives(Rank(), [0.75, 0.75, 0.0], [1.0, 1.0, 0.0])
     gives(Rank("judge", where="open"), [1.0, 0.0, 0.3], [0.1, 0.2, 0.3], [0, 0, 1], judge=[5, 4, 9], open=[1, 1, 0])
@@ -130,14 +130,14 @@ def test_verified_tasks_keep_their_rewards():
     gives(Rank("judge", where="open"), [0.1, 0.7], [0.1, 0.7], judge=[5, 4], open=[0, 0])
 
 
-def test_ranks_of_failures():
+def test_failures_are_rewarded_by_rank_and_successes_keep_their_reward():
     """Limit of R3 (Jiang et al. 2026): a share of 0 changes nothing; successes always keep their reward."""
     gives(RankFailures(share=0.0), [1.0, 0.0, 0.0], [1.0, 0.0, 0.0], progress=[0, 1, 2])
     gives(RankFailures(), [1.0, 0.0, 0.1], [1.0, 0.0, 0.0], progress=[9, 1, 2])
     gives(RankFailures(), [0.51, 0.6, 0.25], [0.51, 0.5, 0.25], progress=[9, 2, 1])  # a reward of 0.5 is a failure
 
 
-def test_pareto_ranks():
+def test_pareto_rank_equals_rank_for_one_objective_and_ties_incomparable_rows():
     """Limit of FATE (Yin et al. 2026): one objective gives the rank; incomparable rollouts tie."""
     values = [3.0, 1.0, 2.0, 2.0]
     gives(ParetoRank(["a"]), Rank("a")(outcomes([0.0] * 4, a=values)).tolist(), [0.0] * 4, a=values)
@@ -151,7 +151,7 @@ def test_hypervolumes():
     assert hypervolume([(2.0, -1.0)], (0.0, 0.0)) == 0.0
 
 
-def test_a_batch_that_moves_the_front_raises_its_reward():
+def test_batches_that_extend_the_pareto_front_increase_their_reward():
     """Hypervolume weighting (Lu et al. 2025)."""
     part = HypervolumeFactor(["a", "b"], [0.0, 0.0])
     gives(part, [0.5 + 1.5 * math.tanh(1.0)] * 2, [1.0, 1.0], a=[0.0, 2.0], b=[1.5, 0.5])  # their mean is (1, 1)
@@ -165,7 +165,7 @@ def test_a_batch_that_moves_the_front_raises_its_reward():
         HypervolumeFactor(["a"], [0.0, 0.0])
 
 
-def test_weights_follow_gradients():
+def test_gradient_weights_increase_for_aligned_objectives():
     """A rate of 0 keeps the weights; they stay on the simplex; the aligned objective gains, the opposed one loses."""
     gradients = torch.tensor([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]])
     still = GradientWeights(["a", "b", "c"], rate=0.0)

@@ -10,7 +10,7 @@ from tabular import Tabular, check_recipe, tabular
 from torch import Tensor
 
 
-def test_bgpo_is_a_bound_that_touches_at_the_old_policy() -> None:
+def test_bgpo_matches_its_formula_and_has_the_exact_gradient_on_policy() -> None:
     def formula(case: Tabular) -> Tensor:
         a = relative(case)[:, None]
         return by_row(torch.where(a < 0, -a * z(case).exp(), -a * (1 + z(case))), case)

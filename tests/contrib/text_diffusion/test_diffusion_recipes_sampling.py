@@ -12,7 +12,7 @@ from torch import Tensor
 from robopolicy.contrib.text_diffusion.recipe_parts import UncertainPrefix
 
 
-def test_only_uncertain_given_pieces_are_learned():
+def test_igpo_trains_only_the_most_uncertain_injected_tokens():
     """IGPO trains the fifth of injected decisions with the highest entropy; without any it is GRPO on row ratios."""
 
     def formula(case: Tabular) -> Tensor:
@@ -35,7 +35,7 @@ def test_only_uncertain_given_pieces_are_learned():
     check_recipe("igpo", formula, extra={"injected": torch.zeros(16, 6, dtype=torch.bool)})
 
 
-def test_dropped_given_pieces_get_no_gradient():
+def test_igpo_dropped_injected_tokens_get_no_gradient():
     """IGPO (Zhao et al. 2025): a dropped decision enters the value of its row ratio, but not the gradient."""
     case, recipe = tabular(), recipe_of("igpo")
     d = case.decisions

@@ -37,7 +37,7 @@ def test_value_of_the_linear_bound():
     torch.testing.assert_close(linear_bound(Z, A, LOW, HIGH).loss, torch.where(A < 0, -A * Z.exp(), -A * (1 + Z)))
 
 
-def test_linear_bound_lies_below_the_objective_of_an_averaged_log_likelihood():
+def test_linear_bound_lies_below_the_objective_and_matches_its_gradient_at_zero():
     """Rows are decisions, columns samples of their log-likelihood; at zero change values and gradients are equal."""
     samples = 0.5 * torch.randn(200, 8, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     for sign in (1.0, -1.0):

@@ -23,7 +23,7 @@ def test_state_resumes(env):
     check_memory_resumes(env, "inpaint")
 
 
-def test_filled_gaps_replace_failures(env):
+def test_inpainted_successes_replace_failures(env):
     """IGPO (Zhao et al. 2025): only successes replace failures, and the given tokens are masked."""
     after = Inpaint(count=3).apply(failing(env), env)
     filled = [trajectory for trajectory in after if trajectory.source == HINTED]

@@ -86,7 +86,7 @@ def test_message_frequencies_follow_the_distribution_of_the_chain(tiny):
     assert float((counts - probabilities).abs().max()) < 4 * 0.5 / 4000**0.5
 
 
-def test_the_bound_is_the_mean_over_masks_and_lies_below_the_likelihood(tiny):
+def test_bound_equals_the_mean_over_masks_and_never_exceeds_the_log_likelihood(tiny):
     """L = 2: with probability one half both tokens are masked (weight 1), else one of them (weight 2)."""
     every, logp = enumerated(tiny, [3, 0, 1])
     record = tiny.pad_rows([[3, 0, 1]] * len(every), every.tolist())
@@ -155,7 +155,7 @@ def test_messages_end_at_their_first_eos():
     assert policy.encode_message("42") == [*b"42", eos, eos] and policy.encode_message("123456") == [*b"1234"]
 
 
-def test_given_pieces_stay_and_are_learned_as_if_written():
+def test_injected_tokens_are_kept_and_scored_like_generated_tokens():
     policy = policy_of(6)
     env = policy.env_class(policy, Arithmetic(), torch.Generator().manual_seed(0))
     assert hasattr(env, "inpaint") and not hasattr(TextEnv, "inpaint")
@@ -195,7 +195,7 @@ def test_imitation_learns_to_answer_prompts():
 
 
 @pytest.mark.parametrize(("recipe", "likelihood"), [("grpo", "chain"), ("igpo", "chain"), ("bgpo", "elbo")])
-def test_recipes_learn_a_letter(recipe, likelihood):
+def test_diffusion_recipes_learn_the_letter_task(recipe, likelihood):
     policy = policy_of(1, 4, steps=1, layers=1, likelihood=likelihood, samples=2)
     config = TextRecipeConfig(prompts_per_update=8, num_prompts=50, warmup=0, recipe=recipe, lr=1e-2, group_size=16)
     algorithm = TextRecipe(config, policy, total_updates=10)
