@@ -5,8 +5,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from robopolicy.deploy.wire import DTYPES, Greeting, Reply, Request, WireError, decode, encode, is_loopback
+from robopolicy.deploy.wire import DTYPES, Greeting, Reply, Request, WireError, decode, encode
 from robopolicy.policies.base import PolicySpec
+from robopolicy.tokens import is_loopback
 
 msgpack = pytest.importorskip("msgpack", reason="needs robopolicy[remote]")
 SPEC = PolicySpec({"state": (6,), "image.front": (3, 8, 8)}, action_dim=2, horizon=4, action_horizon=2, obs_horizon=3)
