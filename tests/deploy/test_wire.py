@@ -79,7 +79,7 @@ def test_invalid_requests_are_refused_with_expected_and_found(message: object, e
 
 
 def test_other_protocols_texts_and_types_are_refused() -> None:
-    with pytest.raises(WireError, match="expected a greeting of protocol 2, found 1"):
+    with pytest.raises(WireError, match="expected a greeting of protocol 3, found 1"):
         Greeting.unpack(encode({"protocol": 1}))
     with pytest.raises(WireError, match="expected 'network_calls' of at least 1, found 0"):
         Greeting.unpack(Greeting(SPEC, network_calls=0).pack())
