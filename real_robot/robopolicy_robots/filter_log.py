@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,7 @@ class RecordedFilter(SafetyFilter):
         return sent, after
 
     def _log_step(self, state: FilterState, dt: float, sent: Array, after: FilterState, **more: Any) -> None:
-        done = [asdict(each) for each in more.pop("done", ())]
+        done = [each._asdict() for each in more.pop("done", ())]
         entry = {"dt": dt, "state": _plain(state), "sent": _plain(sent), "after": _plain(after), "done": done, **more}
         self._recorder.write(TOPIC, String(json.dumps(entry)))
 

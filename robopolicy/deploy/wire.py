@@ -67,11 +67,12 @@ class Greeting:
             described = PolicySpec.from_dict(spec)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise WireError(f"expected a policy specification, found {_brief(spec)}") from error
-        calls, rows = (_entry(fields, key, int) for key in ("network_calls", "max_rows"))
-        if min(calls, rows) < 1:
-            raise WireError(f"expected 'network_calls' and 'max_rows' of at least 1, found {calls} and {rows}")
+        counts = {key: _entry(fields, key, int) for key in ("network_calls", "max_rows")}
+        for key, count in counts.items():
+            if count < 1:
+                raise WireError(f"expected '{key}' of at least 1, found {count}")
         flags = _entry(fields, "noise", bool), _entry(fields, "prefix", bool)
-        return cls(described, _entry(fields, "model", str), *flags, calls, rows)
+        return cls(described, _entry(fields, "model", str), *flags, **counts)
 
 
 @dataclass(frozen=True)
