@@ -68,9 +68,9 @@ class Greeting:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise WireError(f"expected a policy specification, found {_brief(spec)}") from error
         counts = {key: _entry(fields, key, int) for key in ("network_calls", "max_rows")}
-        for key, count in counts.items():
-            if count < 1:
-                raise WireError(f"expected '{key}' of at least 1, found {count}")
+        for key, number in counts.items():
+            if number < 1:
+                raise WireError(f"expected '{key}' of at least 1, found {number}")
         flags = _entry(fields, "noise", bool), _entry(fields, "prefix", bool)
         return cls(described, _entry(fields, "model", str), *flags, **counts)
 

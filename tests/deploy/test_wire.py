@@ -84,7 +84,7 @@ def test_other_protocols_texts_and_types_are_refused() -> None:
     with pytest.raises(WireError, match="expected 'network_calls' of at least 1, found 0"):
         Greeting.unpack(Greeting(SPEC, network_calls=0).pack())
     with pytest.raises(WireError, match="expected a policy specification"):
-        Greeting.unpack(encode({"protocol": 2, "spec": {"observation": 3}}))
+        Greeting.unpack(encode({"protocol": 3, "spec": {"observation": 3}}))
     with pytest.raises(WireError, match="binary message, found the text 'hello'"):
         decode("hello")
     with pytest.raises(TypeError, match="cannot contain arrays of object"):
