@@ -8,9 +8,12 @@ import os
 import platform
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata, util
 from typing import Any
+
+from robopolicy.plugins import Registry
 
 EXAMPLES = """\
 examples:
@@ -77,16 +80,14 @@ def core() -> list[DoctorCheck]:
 
 
 def machine() -> list[DoctorCheck]:
-    """Check cores, disk, GPU and rendering."""
+    """Check cores, disk, and what is in `CHECKS`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     free = shutil.disk_usage(".").free / 2**30
     disk_note = "" if free > 5 else "datasets with cameras and checkpoints require several GiB"
     return [
         DoctorCheck("cpu cores", True, f"{cores}"),
         DoctorCheck("free disk here", free > 5, f"{free:.1f} GiB", disk_note),
-        gpu(),
-        rendering(),
-        sandbox(),
+        *(CHECKS[name]() for name in CHECKS),
     ]
 
 
@@ -127,20 +128,8 @@ def rendering() -> DoctorCheck:
         return DoctorCheck("rendering", False, reason[0][:80] if reason else type(error).__name__, enables)
 
 
-def sandbox() -> DoctorCheck:
-    """Start the sandbox for code of a model, and report its layers."""
-    from robopolicy.errors import UserError
-    from robopolicy.sandbox.layers import MEANING
-    from robopolicy.sandbox.runner import Sandbox
-
-    with Sandbox() as started:
-        try:
-            layers = started.layers
-        except UserError as error:
-            return DoctorCheck("sandbox", False, "does not start", str(error))
-    found = ", ".join(name for name, holds in asdict(layers).items() if holds) or "no layers"
-    missing = [f"{name} ({MEANING[name]})" for name in layers.missing()]
-    return DoctorCheck("sandbox", layers.sufficient, found, f"missing: {'; '.join(missing)}" if missing else "")
+CHECKS: Registry[Callable[[], DoctorCheck]] = Registry("doctor", {"gpu": gpu, "rendering": rendering})
+"""Checks of the machine; themes and packages add theirs."""
 
 
 def optional_packages() -> list[tuple[str, str, str, str]]:

@@ -14,7 +14,7 @@ from robopolicy.cli.commands import COMMANDS, command_names
 from robopolicy.cli.options import add_code_options, check_single_process
 from robopolicy.cli.progress import handle_stop_signals
 from robopolicy.errors import UserError, did_you_mean, unknown_name
-from robopolicy.sandbox.permissions import code_permissions
+from robopolicy.permissions import code_permissions
 from robopolicy.sim.gl import check_mujoco_gl
 
 EXAMPLES = """\

@@ -1,7 +1,7 @@
 """Execution of reward functions, which may raise, hang or return invalid numbers.
 
 A hanging call is abandoned in its thread, which Python cannot stop; run code written by a model in a
-`robopolicy.sandbox.runner.Sandbox`, which can stop it.
+`robopolicy.contrib.programs.sandbox.runner.Sandbox`, which can stop it.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import check_owned
 from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.nets.normalizer import Normalizer, unfitted_normalizers
+from robopolicy.permissions import may_load_code
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.migration import migrate_state
 from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.registry import POLICIES
 from robopolicy.policies.wrappers.black_box import BlackBoxPolicy
-from robopolicy.sandbox.permissions import may_load_code
 from robopolicy.schema import fill_defaults, from_dict, to_dict
 from robopolicy.spec import HIDDEN_STATE, PolicySpec
 from robopolicy.training.manifest import (

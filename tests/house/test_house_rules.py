@@ -16,7 +16,7 @@ from source_tree import CODE, ROOT, imported_modules, parse, project_files, pyth
 PICKLES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 LOADERS = {"torch.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "pandas.read_pickle", "pd.read_pickle"}
 BUILTINS = {"eval", "exec"}
-SANDBOX = Path("robopolicy/sandbox/server.py")  # runs programs, in a confined process
+SANDBOX = Path("robopolicy/contrib/programs/sandbox/server.py")  # runs programs, in a confined process
 # Written with character classes so that this file does not match itself.
 MACHINE = {
     "a path of one machine": r"(?<![\w.~])/(?:wor[k]|hom[e]/[a-z]\w*|roo[t]|User[s])/",

@@ -8,7 +8,6 @@ from source_tree import imported_modules, module_name, python_files
 
 FLOORS = {
     "robopolicy.core": 0,
-    "robopolicy.sandbox": 0,
     "robopolicy.nets": 0,
     "robopolicy.policies": 1,
     "robopolicy.critics": 1,

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from robopolicy.constraints import Positive, PositiveInt
+from robopolicy.contrib.programs.sandbox.runner import IMPORTS, Sandbox, SandboxError
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.wrappers.black_box import BlackBoxConfig, BlackBoxPolicy
-from robopolicy.sandbox.runner import IMPORTS, Sandbox, SandboxError
 from robopolicy.text.task import KEY, messages, pack, unpack
 
 MAX_CRASHES = 3  # processes that may hang or crash before a program is disabled

@@ -6,7 +6,7 @@ import ast
 
 import numpy as np
 
-from robopolicy.sandbox.runner import Sandbox
+from robopolicy.contrib.programs.sandbox.runner import Sandbox
 from robopolicy.sim.registry import SimOptions
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import SingleTurn, TextTask

@@ -12,13 +12,13 @@ import torch
 from robopolicy.cli.main import main
 from robopolicy.contrib.programs.program import ProgramConfig, ProgramPolicy
 from robopolicy.contrib.programs.refine import PythonMutation, TextProposer, last_block, python_briefing, written_by
+from robopolicy.contrib.programs.sandbox.runner import Sandbox, SandboxError
 from robopolicy.contrib.programs.search import ProgramSearch, ScoredProgram, refine
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import ExpertActor
 from robopolicy.evaluation.harness import evaluate
+from robopolicy.permissions import code_permissions
 from robopolicy.policies.base import PolicySpec
-from robopolicy.sandbox.permissions import code_permissions
-from robopolicy.sandbox.runner import Sandbox, SandboxError
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.task import TURN, pack, unpack
@@ -245,7 +245,7 @@ def test_a_checkpoint_with_a_program_is_verified_with_permission(capsys, tmp_pat
 
 
 def test_programs_are_refused_where_they_cannot_be_confined(monkeypatch):
-    monkeypatch.setattr("robopolicy.sandbox.runner.compute_only_filter", lambda: None)
+    monkeypatch.setattr("robopolicy.contrib.programs.sandbox.runner.compute_only_filter", lambda: None)
     with pytest.raises(UserError, match=r"cannot be confined .*missing: seccomp.*--unsafe-code"):
         acted("def act(obs):\n    return [1, 0]")
     with pytest.raises(UserError, match=r"cannot be confined"):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from attacks import CONTROLS, ESCAPES, EXCESSES, PRELUDE
 
-from robopolicy.sandbox.runner import Sandbox, SandboxError
+from robopolicy.contrib.programs.sandbox.runner import Sandbox, SandboxError
 
 SECRET = "53CR37"
 BUBBLEWRAP = shutil.which("bwrap")
@@ -148,7 +148,7 @@ def test_no_process_survives_the_sandbox():
 
 def test_the_parent_that_dies_takes_the_sandbox_with_it():
     source = (
-        "import os, threading, time\nfrom robopolicy.sandbox.runner import Sandbox\n"
+        "import os, threading, time\nfrom robopolicy.contrib.programs.sandbox.runner import Sandbox\n"
         "sandbox = Sandbox(seconds=30)\nsandbox.layers\nprint(sandbox._process.pid, flush=True)\n"
         "threading.Thread(target=sandbox.run, args=('while True: pass',)).start()\n"
         "time.sleep(0.3)\nos.kill(os.getpid(), 9)"

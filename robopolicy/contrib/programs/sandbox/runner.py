@@ -30,10 +30,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from robopolicy.contrib.programs.sandbox.layers import Layers
+from robopolicy.contrib.programs.sandbox.seccomp import compute_only_filter
 from robopolicy.errors import UserError
-from robopolicy.sandbox.layers import Layers
-from robopolicy.sandbox.permissions import may_run_unconfined
-from robopolicy.sandbox.seccomp import compute_only_filter
+from robopolicy.permissions import may_run_unconfined
 
 IMPORTS = ("math", "itertools", "functools", "collections", "string", "re", "fractions", "statistics")
 MAX_OUTPUT = 10_000  # bytes of output of a program that are kept
