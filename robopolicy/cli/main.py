@@ -164,6 +164,6 @@ def _print_error(message: str) -> int:
     line = f"robopolicy: error: {' '.join(message.split())}"
     line = "".join(letter if letter.isprintable() else "?" for letter in line)  # foreign names may control terminals
     if len(line) > MAX_ERROR:  # the start says what is wrong, the end what to do
-        line = f"{line[: MAX_ERROR - 105]} ... {line[-100:]}"
+        line = f"{line[: MAX_ERROR - 175]} ... {line[-170:]}"
     print(line, file=sys.stderr)
     return 2

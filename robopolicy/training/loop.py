@@ -194,10 +194,10 @@ class Trainer:
             self.folder.rmdir()
 
     def _remaining(self) -> str:
-        saved = [str(self.folder / name) for name in self.saved_checkpoints()]
+        saved = self.saved_checkpoints()
         if not saved:
             return "No checkpoint was saved."
-        return f"Continue from {' or '.join(saved)}, which {'is' if len(saved) == 1 else 'are'} intact."
+        return f"Continue from {' or '.join(saved)} of {self.folder}; {'it is' if len(saved) == 1 else 'both are'} intact."
 
     def _iterate(self) -> None:
         batch = self.source.next(self.algorithm)
