@@ -197,7 +197,8 @@ class Trainer:
         saved = self.saved_checkpoints()
         if not saved:
             return "No checkpoint was saved."
-        return f"Continue from {' or '.join(saved)} of {self.folder}; {'it is' if len(saved) == 1 else 'both are'} intact."
+        intact = "it is" if len(saved) == 1 else "both are"
+        return f"Continue from {' or '.join(saved)} of {self.folder}; {intact} intact."
 
     def _iterate(self) -> None:
         batch = self.source.next(self.algorithm)
