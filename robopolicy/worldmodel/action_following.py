@@ -64,7 +64,8 @@ class Verdict:
     def require(self, what: str) -> None:
         """Raise a UserError with the failed tests; `what` is the name of the model in the message."""
         if not self.passed:
-            raise UserError(f"{what} must not evaluate policies: {' '.join(self.reasons)}")
+            more = f" ({len(self.reasons) - 1} more reasons: 'robopolicy worldmodel eval')" if self.reasons[1:] else ""
+            raise UserError(f"{what} must not evaluate policies: {self.reasons[0]}{more}")
 
 
 @torch.no_grad()

@@ -118,6 +118,11 @@ def test_mutation_runs_name_existing_files_and_tests():
     assert not empty and not missing
 
 
+def test_extras_have_names_that_every_pip_knows():
+    extras = tomllib.loads(read(Path("pyproject.toml")))["project"]["optional-dependencies"]
+    assert not [name for name in extras if not re.fullmatch(r"[a-z0-9-]+", name)]
+
+
 def test_every_dependency_has_an_upper_bound():
     project = tomllib.loads(read(Path("pyproject.toml")))["project"]
     listed = [

@@ -44,7 +44,7 @@ class QuadraticProgram:
     def __init__(
         self, quadratic: ArrayLike, linear: ArrayLike, equal: ArrayLike, below: ArrayLike, bound: ArrayLike
     ) -> None:
-        clarabel, sparse = require("clarabel", "known_dynamics"), require("scipy.sparse", "known_dynamics")
+        clarabel, sparse = require("clarabel", "known-dynamics"), require("scipy.sparse", "known-dynamics")
         self._p, self._q, self._a, self._g, self._h = (
             np.asarray(value, np.float64) for value in (quadratic, linear, equal, below, bound)
         )

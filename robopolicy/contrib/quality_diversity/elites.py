@@ -55,7 +55,7 @@ class EliteArchive:
         """
         if cells < 2:
             raise UserError(f"An archive needs at least 2 cells, got {cells}.")
-        self._archives = require("ribs.archives", "quality_diversity")
+        self._archives = require("ribs.archives", "quality-diversity")
         self._dims, self.floor = (solution_dim, descriptor_dim), floor
         ranges = [(0.0, 1.0)] * descriptor_dim
         points = np.random.default_rng(seed).random((max(SAMPLES * cells, 1000), descriptor_dim))
