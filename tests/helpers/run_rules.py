@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import pytest
-from emulated_gpu import GPU, GpuTensor, emulated_gpu
 
-from docs.compatibility import allowed, opened
-from robopolicy.algorithms.common.on_policy import BackgroundWorker
+from docs.compatibility import opened
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.errors import UserError
 from robopolicy.policies.registry import POLICIES
@@ -16,14 +14,12 @@ from robopolicy.training.distributed import check_distributed
 from robopolicy.training.resume import load_tree, save_tree
 
 SETTINGS = ["task=point_mass", "policy=gaussian", "sim.num_envs=4", "budget.updates=2", "guards.restore_best=false"]
-UNSEEN = {"meanflow"}  # needs forward-mode derivatives, which the emulated GPU lacks
 
 
-def check_learns_on_a_gpu(name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An algorithm learns on a GPU, continues from its resume point and acts, all on the GPU."""
-    monkeypatch.setattr(BackgroundWorker, "MIN_PARALLEL_WORK", float("inf"))  # torch function modes are per thread
-    head = min(allowed(name) - UNSEEN)
-    with emulated_gpu(), opened(place, name, head, device="cuda") as parts:
+def check_learns_on_a_device(name: str, head: str, place: Path, tmp_path: Path) -> None:
+    """An algorithm learns on a device, continues from its resume point and acts, all on the device."""
+    simulated = pytest.importorskip("simulated", exc_type=ImportError)
+    with opened(place, name, head, device=simulated.NAME) as parts:
         algorithm, source = parts.algorithm, parts.source
         algorithm.update(source.next(algorithm))
         save_tree(tmp_path, {"algorithm": algorithm.state_dict(), "source": source.state_dict()})
@@ -32,8 +28,7 @@ def check_learns_on_a_gpu(name: str, place: Path, tmp_path: Path, monkeypatch: p
         source.load_state_dict(state["source"])
         algorithm.update(source.next(algorithm))
         policy = algorithm.inference_policy()
-        assert isinstance(policy.act(source.observations()), GpuTensor)
-        assert policy.device == GPU
+        assert policy.act(source.observations()).device == policy.device == simulated.DEVICE
 
 
 def check_is_shared_out_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

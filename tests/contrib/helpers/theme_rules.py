@@ -53,7 +53,7 @@ from recipe_tuners import check_updates_a_flow
 from run_rules import (
     check_can_be_chosen,
     check_is_shared_out_or_refused,
-    check_learns_on_a_gpu,
+    check_learns_on_a_device,
     check_preset_composes,
 )
 from theme_names import names_of, presets_of, recipes_of
@@ -113,10 +113,12 @@ class AlgorithmRules(Rules):
         check_resumes_exactly(of_robots, place, tmp_path)
 
     @pytest.mark.slow
-    def test_an_algorithm_learns_on_a_gpu_resumes_and_acts(
-        self, of_robots: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_an_algorithm_learns_on_a_device_resumes_and_acts(
+        self, of_robots: str, place: Path, tmp_path: Path
     ) -> None:
-        check_learns_on_a_gpu(of_robots, place, tmp_path, monkeypatch)
+        for head in allowed(of_robots):
+            (tmp_path / head).mkdir()
+            check_learns_on_a_device(of_robots, head, place, tmp_path / head)
 
 
 class SourceRules(Rules):

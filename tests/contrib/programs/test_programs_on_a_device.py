@@ -1,10 +1,10 @@
-"""GPU test of `robopolicy program`: no part of a policy stays on the CPU."""
+"""Device test of `robopolicy program`: no part of a policy stays on the CPU."""
 
 import json
 from pathlib import Path
 
 import pytest
-from gpu_commands import SEARCH, check_plays_on_a_gpu, policies
+from device_commands import SEARCH, check_acts_on_a_device, policies
 
 FLOW = "runs/flow/checkpoints/last"
 BRAKE = {"kind": "action", "control": ["clip(-2 * state[2:4], -1, 1)"]}
@@ -16,8 +16,8 @@ MADE = {
 
 
 @pytest.mark.parametrize("what", MADE)
-def test_a_tree_runs_on_a_gpu(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tree_runs_on_a_device(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree, words = MADE[what]
     with policies(tmp_path, ("flow",)) as folder:
         Path("tree.json").write_text(json.dumps(tree))
-        check_plays_on_a_gpu(["program", "tree.json", *words], folder, tmp_path / "found", monkeypatch)
+        check_acts_on_a_device(["program", "tree.json", *words], folder, tmp_path / "found", monkeypatch)

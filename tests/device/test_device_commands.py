@@ -1,10 +1,12 @@
-"""Tests of commands that build policies from other policies on a GPU: no tensor stays on the CPU."""
+"""Tests of commands that build policies from other policies on a device: no tensor stays on the CPU."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gpu_commands import SEARCH, SMALL, check_plays_on_a_gpu, policies, run
+from device_commands import SEARCH, SMALL, check_acts_on_a_device, policies
+
+from robopolicy.cli.main import main
 
 FLOW, DIFFUSION, JUDGE = (f"runs/{name}/checkpoints/last" for name in ("flow", "diffusion", "qc"))
 MADE = {
@@ -18,16 +20,16 @@ MADE = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A working directory with demonstrations and policies."""
-    with policies(tmp_path_factory.mktemp("gpu"), ("flow", "diffusion")) as place:
-        train = ["train", "task=point_mass", "dataset=demos", "device=cuda", *SMALL]
-        run(*train, "algorithm=qc", "policy=flow", "name=qc", "replay.learning_starts=8", "sim.num_envs=2")
+    with policies(tmp_path_factory.mktemp("device"), ("flow", "diffusion")) as place:
+        settings = ["task=point_mass", "dataset=demos", *SMALL, "algorithm=qc", "policy=flow", "name=qc"]
+        assert main(["train", *settings, "replay.learning_starts=8", "sim.num_envs=2"]) == 0
         yield place
 
 
 @pytest.mark.parametrize(
     "what", [pytest.param(what, marks=() if what == "a selector" else pytest.mark.slow) for what in MADE]
 )
-def test_composed_policies_act_on_the_gpu(
+def test_composed_policies_act_on_the_device(
     what: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check_plays_on_a_gpu(MADE[what], folder, tmp_path, monkeypatch)
+    check_acts_on_a_device(MADE[what], folder, tmp_path, monkeypatch)
