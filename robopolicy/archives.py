@@ -1,7 +1,6 @@
 """Checks of foreign archives before their content is read: sizes, compression and array headers.
 
-A zip file of a few MB can describe many GB. The readers below refuse it from its index alone, with a `ValueError` of
-one line. Only numpy and the standard library are needed, as bundles run without other packages.
+A zip file of a few MB can describe many GB, and is refused from its index alone. Bundles need only numpy for it.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 MAX_BYTES = 2**30  # of all members of an archive
-MAX_RATIO = 200  # of the size of a member to its compressed size, beyond `SMALL_BYTES`
-SMALL_BYTES = 2**24
+MAX_RATIO, SMALL_BYTES = 200, 2**24  # of the size of a member to its compressed size, beyond so many bytes
 DAMAGES = (
     *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError),
     *(LookupError, TypeError, SyntaxError, OverflowError, MemoryError),
@@ -106,9 +104,5 @@ def check_tensors(tensors: Mapping[str, Any]) -> None:
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = npy.read_magic(stream)
-    if version == (1, 0):
-        return npy.read_array_header_1_0(stream)
-    if version == (2, 0):
-        return npy.read_array_header_2_0(stream)
-    raise ValueError(f"array format {version} is unknown")
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    return readers[npy.read_magic(stream)](stream)

@@ -126,14 +126,13 @@ def read_stable(folder: Path, read: Callable[[], T]) -> T:
         before = _identity(folder)
         try:
             result = read()
+            if _identity(folder) == before:
+                return result
         except (UserError, OSError):
             if before is None and _is_replaced(folder):
                 time.sleep(WAIT)
             elif _identity(folder) == before:
                 raise
-        else:
-            if _identity(folder) == before:
-                return result
     raise UserError(f"{folder} is replaced faster than it can be read; copy it and read the copy.")
 
 

@@ -42,11 +42,8 @@ STOP_TIMEOUT = 1.0  # [s] maximum time that `stop` waits for a tick of another t
 STOP_REPEATS = 5  # commands at rest at the end of a safe stop, in case a message is lost
 NOT_WARM, WARM_UPS = "the policy is not warm", 3  # results before arming, to measure the latency; the first is slow
 MOVING = (State.ARMED, State.RUN, State.HOLD)  # states with motion or before motion
-REJECTED = {
-    "shape": Reason.WRONG_SHAPE,
-    "finite": Reason.NON_FINITE,
-    "measurement": Reason.BAD_OBSERVATION,
-}  # interventions of the filter that hold
+# Interventions of the filter that hold.
+REJECTED = {"shape": Reason.WRONG_SHAPE, "finite": Reason.NON_FINITE, "measurement": Reason.BAD_OBSERVATION}
 FAULTS = {"shape": Reason.WRONG_SHAPE, "non-finite": Reason.NON_FINITE, "unavailable": Reason.UNAVAILABLE}
 
 

@@ -36,9 +36,8 @@ def add_rollout_options(parser: argparse.ArgumentParser) -> None:
 
 def add_code_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that permit code in checkpoints, also to subcommands."""
-    subparsers = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    if subparsers:
-        for subcommand in {id(entry): entry for entry in subparsers[0].choices.values()}.values():
+    if subparsers := [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]:
+        for subcommand in subparsers[0].choices.values():
             add_code_options(subcommand)
         return
     text = "load checkpoints that contain programs, which run confined (default: refuse them)"

@@ -179,9 +179,8 @@ def _checked(what: str, value: NDArray[Any], shape: tuple[int, ...], kind: type)
 class Batcher:
     """Thread that calls the policy for the requests of all clients, a fair share of each call for every client.
 
-    With several clients, a call takes at most about `MAX_SLOWDOWN` times the time of a call for one observation: the
-    number of rows is adapted to the measured times. Clients take turns, and a request that does not fit continues in
-    later calls, so that large requests of one client delay another client by at most one such call.
+    With several clients, a call has so many rows that it takes about `MAX_SLOWDOWN` times as long as a call for one.
+    Clients take turns, and a request that does not fit continues in later calls.
     """
 
     def __init__(

@@ -156,7 +156,9 @@ class ChunkServer:
         """Return None to accept a client, else an error response."""
         tokens = request.headers.get_all("Authorization")
         expected = f"Bearer {self.config.token}".encode()
-        if self.config.token and not (len(tokens) == 1 and hmac.compare_digest(_bytes(tokens[0]), expected)):
+        if self.config.token and not (
+            len(tokens) == 1 and hmac.compare_digest(tokens[0].encode("utf-8", "surrogateescape"), expected)
+        ):
             self.statistics.refused_clients += 1
             return connection.respond(HTTPStatus.UNAUTHORIZED, "The token is wrong.\n")
         if self.statistics.clients >= self.config.max_clients or self._stopping.is_set():
@@ -294,10 +296,6 @@ def _request_bytes(greeting: Greeting) -> int:
     for key, shape in spec.observation.items():
         row += spec.obs_horizon * math.prod(shape) * (1 if key.startswith(IMAGE_PREFIX) else 8)
     return greeting.max_rows * row + MESSAGE_OVERHEAD
-
-
-def _bytes(header: str) -> bytes:
-    return header.encode("utf-8", "surrogateescape")
 
 
 def _line(text: str) -> str:
