@@ -5,7 +5,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,8 @@ if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_I
 
 # On a CPU-only build, `torch.manual_seed` formats a stack trace for missing GPUs: 0.4 ms per test.
 seed_torch = torch.manual_seed if torch.accelerator.current_accelerator() else torch.default_generator.manual_seed
+with suppress(ImportError):  # it is not built
+    import simulated  # noqa: F401 -- before the first backward pass, after which autograd knows no further device
 
 
 CONTRIB = Path(__file__).parent / "tests" / "contrib"

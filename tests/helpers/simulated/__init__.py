@@ -6,8 +6,9 @@
     assert found.launches <= 40 and found.waits <= 1, found.places()
 
 It refuses operators on tensors of two devices, generators of the other device and `numpy()`, fills fresh memory with
-NaN, and counts kernel launches and waits for the device with the lines that cause them. `build.py` compiles it; tests
-import it by `pytest.importorskip("simulated", exc_type=ImportError)`.
+NaN, and counts kernel launches and waits for the device with the lines that cause them. `build.py` compiles it, and
+`conftest.py` loads it before the first backward pass, after which autograd knows no further device; tests import it by
+`pytest.importorskip("simulated", exc_type=ImportError)`.
 """
 
 from __future__ import annotations
@@ -23,42 +24,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torchgen
-import yaml
 
 from . import build
 
 NAME = "simulated"
 ROOT = Path(__file__).resolve().parents[3]
-SINGLE_LAUNCH = (  # composites that are one kernel on CUDA, in addition to the structured ones
-    *("native_group_norm", "native_layer_norm", "abs", "embedding", "mv", "addr", "all.dims_out", "any.dims_out"),
-    *("nan_to_num", "isinf", "_safe_softmax"),
-)
 
 
 def _load() -> Any:
-    if reason := build.missing():
-        raise ImportError(f"the simulated device {reason}")
-    spec = importlib.util.spec_from_file_location(build.EXTENSION, build.library())
+    library = build.library()
+    if not library.is_file():
+        raise ImportError("the simulated device is not built; run: python tests/helpers/simulated/build.py")
+    spec = importlib.util.spec_from_file_location(build.EXTENSION, library)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _operators() -> tuple[list[str], list[str]]:
-    """Operators that accept CPU scalars among tensors of the device, and those that are one launch on CUDA."""
-    file = Path(torchgen.__file__).parent / "packaged/ATen/native/native_functions.yaml"
-    entries = {entry["func"].split("(")[0]: entry for entry in yaml.load(file.read_text(), yaml.CSafeLoader)}
-    scalars, single = [], list(SINGLE_LAUNCH)
-    for name, entry in entries.items():
-        delegate = entries.get(entry.get("structured_delegate", ""), {})
-        if (entry.get("device_check") or delegate.get("device_check")) == "NoCheck":
-            scalars.append(f"aten::{name}")
-        fused = name.startswith("_foreach_") and any("CUDA" in key for key in entry.get("dispatch", {}))
-        if fused or "structured_delegate" in entry:
-            single.append(name)
-    return scalars, single
 
 
 class _Module(types.ModuleType):
@@ -186,6 +167,6 @@ torch.utils.rename_privateuse1_backend(NAME)
 _native = _load()
 torch._register_device_module(NAME, _Module(_native))
 torch.utils.generate_methods_for_privateuse1_backend()
-_native.configure(*_operators())
+_native.configure(*build.operators())
 _native.set_callback(_event)
 DEVICE = torch.device(NAME, 0)
