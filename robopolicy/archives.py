@@ -29,7 +29,7 @@ COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 @contextmanager
 def zip_errors() -> Iterator[None]:
-    """Convert the errors of damaged archives, which are of many kinds, to a `ValueError` of one line."""
+    """Convert the many errors of damaged archives to a `ValueError` of one line."""
     try:
         yield
     except (ValueError, OSError):

@@ -5,7 +5,7 @@ The options `--allow-code` and `--unsafe-code` of the command line set them; in 
     with code_permissions(allow=True):
         policy, manifest = load_policy("runs/walk")
 
-They are stored in an environment variable, so that worker processes have the permissions of their parent.
+An environment variable holds them, so that worker processes have them too.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     export ROBOPOLICY_TOKEN_GPU1_LAB=...           the host gpu1.lab: "." becomes "_", "-" becomes "__"
     export ROBOPOLICY_TOKEN_LOCALHOST=...          every loopback address
 
-or lines `gpu1.lab: TOKEN` in `tokens.yaml` of `~/.config/robopolicy`, which only its owner may read. A checkpoint or
-robot description names a host, but only these settings give it a token. A token is sent to its host alone, over TLS
-or to this machine. `ROBOPOLICY_TOKEN` is the token that a server of this machine requires; clients do not read it.
+or lines `gpu1.lab: TOKEN` in `~/.config/robopolicy/tokens.yaml`, which only its owner may read. A token is sent to its
+host alone, over TLS or to this machine. `ROBOPOLICY_TOKEN` is what a server requires; clients do not read it.
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ from robopolicy.rng import episode_rng
 from robopolicy.spec import IMAGE_PREFIX
 
 MAX_SLOWDOWN = 1.5  # time of a call that several clients share, relative to a call for one observation
-FAST_SECONDS = 0.001  # a call of at most this time is never too long
-SMOOTHING = 0.1  # weight of a new time in the moving average
+FAST_SECONDS, SMOOTHING = 0.001, 0.1  # a time that is never too long; weight of a new time in the moving average
 SINGLE_CALLS = 200  # calls for one observation after which two are tried again
 
 
@@ -190,7 +189,7 @@ class Batcher:
         *,
         max_batch: int,
         window: float,
-        single_seconds: float,
+        times: Mapping[int, float],
     ) -> None:
         """Start the thread.
 
@@ -198,7 +197,7 @@ class Batcher:
             served: Policy.
             statistics: Statistics to update.
             max_batch: Maximum number of observations per call.
-            single_seconds: Time of a call for one observation [s].
+            times: Seconds of a call by its rows, for one row and some.
             window: Maximum batching delay [s]. A client has one request at a time, so a batch starts early once all
                 clients have sent a request.
         """
@@ -207,8 +206,11 @@ class Batcher:
         self._waiting: deque[PendingRequest] = deque()  # in the order of their turns
         self._changed = threading.Condition()
         self._stopping = False
-        self._shared_rows = max_batch  # rows of a call with several clients, adapted to the times below
-        self._single_seconds = single_seconds
+        rows, self._single_seconds = max(times), times[1]
+        per_row = (times[rows] - times[1]) / max(rows - 1, 1)
+        slow = times[rows] > FAST_SECONDS and per_row > 0
+        fitting = 1 + int((MAX_SLOWDOWN - 1) * times[1] / per_row) if slow else max_batch
+        self._shared_rows = min(fitting, max_batch)  # rows of a call with several clients, adapted to its time
         self._single_calls = 0  # successive calls for one row
         self._thread = threading.Thread(target=self._run, name="policy", daemon=True)  # the policy may hang
         self._thread.start()

@@ -90,9 +90,8 @@ class ChunkServer:
         self.statistics = ServerStatistics()
         self._greeting, self._log = replace(served.greeting, max_rows=max(config.max_batch, MIN_ROWS)), log
         self._tls = _tls(config)
-        seconds = _try(served)
-        limits = {"max_batch": config.max_batch, "window": config.window}
-        self._batcher = Batcher(served, self.statistics, **limits, single_seconds=seconds)
+        times = {rows: _seconds(served, rows) for rows in {1, min(4, config.max_batch)}}
+        self._batcher = Batcher(served, self.statistics, max_batch=config.max_batch, window=config.window, times=times)
         self._seeds = itertools.count()  # for clients without a seed
         self._working = 0
         self._stopping = asyncio.Event()
@@ -271,18 +270,18 @@ def _tls(config: ServerConfig) -> ssl.SSLContext | None:
     return context
 
 
-def _try(served: BatchedPolicy) -> float:
-    """Compute chunks of one observation, to warm up and test the policy; return the time of a call [s]."""
-    spec = served.greeting.spec
+def _seconds(served: BatchedPolicy, rows: int) -> float:
+    """Compute chunks of `rows` observations, to warm up and test the policy; return the time of a call [s]."""
+    spec, seconds = served.greeting.spec, list[float]()
     obs = {
-        key: np.zeros((1, spec.obs_horizon, *shape), np.uint8 if key.startswith(IMAGE_PREFIX) else np.float32)
+        key: np.zeros((rows, spec.obs_horizon, *shape), np.uint8 if key.startswith(IMAGE_PREFIX) else np.float32)
         for key, shape in spec.observation.items()
     }
-    noise = np.zeros((1, spec.horizon, spec.action_dim), np.float32) if served.greeting.noise else None
-    seconds: list[float] = []
+    expected = rows, spec.horizon, spec.action_dim
+    noise = np.zeros(expected, np.float32) if served.greeting.noise else None
     for _ in range(3):  # the first call is slower
         start = time.monotonic()
-        found, expected = np.shape(served.chunks(obs, noise, None, [(0, 0)])), (1, spec.horizon, spec.action_dim)
+        found = np.shape(served.chunks(obs, noise, None, [(0, row) for row in range(rows)]))
         seconds.append(time.monotonic() - start)
         if found != expected:
             raise UserError(f"The policy returned shape {found} instead of chunks of shape {expected}.")
