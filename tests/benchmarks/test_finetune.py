@@ -60,6 +60,7 @@ def test_a_cell_runs_from_demonstrations_to_evaluation(small_work: Path, method:
     assert judge(checkpoints / "last", POINT_MASS.task) == cell["last"]
 
 
+@pytest.mark.slow
 def test_the_same_policy_is_evaluated_once(small_work: Path, monkeypatch: pytest.MonkeyPatch):
     method = Method("reinflow", "lift_reinflow", FLOW)
     run_cell(method, POINT_MASS, 0)

@@ -68,7 +68,10 @@ def latencies(url: str, count: int = 25) -> np.ndarray:
     return np.array(found)
 
 
-@pytest.mark.parametrize(("fixed", "per_row"), [(0.02, 0.0), (0.02, 0.002), (0.002, 0.018)])
+@pytest.mark.parametrize(
+    ("fixed", "per_row"),
+    [(0.02, 0.002), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0.02, 0.0), (0.002, 0.018)))],
+)
 def test_a_greedy_client_delays_another_at_most_threefold(fixed: float, per_row: float) -> None:
     with running(Timed(fixed, per_row), ServerConfig(port=0)) as server:
         alone = latencies(server.url)
@@ -133,7 +136,7 @@ sys.exit(main(["serve", "busy", "--port", "0"]))
 """
 
 
-@pytest.mark.parametrize("seconds", [1.0, 60.0], ids=["short", "hung"])
+@pytest.mark.parametrize("seconds", [1.0, pytest.param(60.0, marks=pytest.mark.slow)], ids=["short", "hung"])
 def test_a_signal_while_computing_ends_the_server_cleanly(seconds: float) -> None:
     source = SERVED.format(path=[path for path in sys.path if path], seconds=seconds)
     child = subprocess.Popen([sys.executable, "-c", source], stdout=-1, stderr=-1, text=True)

@@ -26,9 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield place
 
 
-@pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=() if what == "a selector" else pytest.mark.slow) for what in MADE]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("what", MADE)
 def test_composed_policies_act_on_the_device(
     what: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

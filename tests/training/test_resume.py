@@ -103,6 +103,7 @@ def test_resumed_run_restores_the_best_of_its_resume_point(tmp_path, monkeypatch
     assert not aside.exists() and not (straight.folder / "checkpoints" / "best.before").exists()
 
 
+@pytest.mark.slow
 def test_a_run_whose_terminal_is_closed_saves_a_resume_point(tmp_path):
     settings = [*PPO, "evaluation.episodes=0", "budget.updates=2000", "checkpoint_every=2000"]
     master, terminal = os.openpty()

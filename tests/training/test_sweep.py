@@ -104,6 +104,7 @@ def test_launchers_that_are_missing_or_set_wrongly_are_named(capsys, choice, mes
     assert message in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_basic_launcher_trains_all_runs_and_keeps_finished_ones(tmp_path, capsys):
     words = ["train", "--multirun", *POLICIES, "algorithm=ppo", f"out={tmp_path / 'out'}"]
     assert main(words) == 0
