@@ -1,9 +1,9 @@
 """Atomic writing of files and folders.
 
 A file or folder is written under a hidden sibling name with the host and process id of its writer, and then takes its
-name in one step: readers see the old or the new content in full at every instant. Two processes that write one folder
-are kept apart by a lock; the second one is told. A killed process leaves its siblings behind; the next writer deletes
-them. A symbolic link is kept: its target is replaced and may be on another disk.
+name in one step: readers see the old or the new content in full at every instant. A lock lets only one process write
+a folder; the second gets an error. A killed process leaves its siblings behind; the next writer deletes them. A
+symbolic link is kept: its target is replaced and may be on another disk.
 """
 
 from __future__ import annotations

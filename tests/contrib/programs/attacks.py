@@ -3,7 +3,7 @@
 `PRELUDE` gives them what an attacker finds by walking objects: all loaded modules, and a libc function that calls the
 kernel without an audit event, so that the attempts below reach the kernel. `{secret}` is a readable file, `{folder}`
 a writable folder, `{port}` and `{name}` a listening TCP port and abstract socket, and `{parent}` the id of the process
-that runs the tests. Numbers of system calls are those of x86_64.
+that runs the tests. System-call numbers are for x86_64.
 """
 
 PRELUDE = """
