@@ -9,7 +9,7 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -90,17 +90,6 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
             array = np.frombuffer(data, dtype).reshape(shape[::-1] if fortran else shape)
             arrays[name] = (array.T if fortran else array).copy()
     return arrays
-
-
-def check_tensors(tensors: Mapping[str, Any]) -> None:
-    """Raise a `ValueError` for a tensor that claims more numbers than its storage holds, or complex numbers."""
-    for name, value in tensors.items():
-        if not hasattr(value, "untyped_storage"):
-            continue
-        if value.is_complex():
-            raise ValueError(f"'{name[:60]}' holds complex numbers")
-        if value.layout.__str__() != "torch.strided" or value.nbytes > value.untyped_storage().nbytes():
-            raise ValueError(f"'{name[:60]}' claims more numbers than are stored")
 
 
 def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -19,8 +19,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from robopolicy.archives import check_tensors, open_zip, read_arrays
+from robopolicy.archives import open_zip, read_arrays
 from robopolicy.cli.main import MAX_ERROR
+from robopolicy.interop.gaussian_actor import check_tensors
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.training.checkpoint import save_checkpoint

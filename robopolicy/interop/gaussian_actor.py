@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.archives import check_tensors, open_zip
+from robopolicy.archives import open_zip
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.mlp import ACTIVATIONS
 from robopolicy.nets.normalizer import RunningNormalizer
@@ -116,7 +116,7 @@ def read_weights(file: Path | bytes, where: str) -> dict[str, Any]:
         source.seek(0)
         content = torch.load(source, map_location="cpu", weights_only=True)
         if isinstance(content, dict):
-            _check_nested(content)
+            check_tensors(content)
     except OSError as error:
         raise UserError(f"{where} cannot be read: {error.strerror or error}.") from error
     except Exception as error:  # the reader raises many kinds
@@ -127,11 +127,16 @@ def read_weights(file: Path | bytes, where: str) -> dict[str, Any]:
     return content
 
 
-def _check_nested(content: Mapping[str, Any]) -> None:
-    check_tensors({str(name): value for name, value in content.items()})
-    for value in content.values():
+def check_tensors(content: Mapping[Any, Any]) -> None:
+    """Raise a `ValueError` for a tensor, nested or not, that is complex or claims more numbers than are stored."""
+    for name, value in content.items():
         if isinstance(value, Mapping):
-            _check_nested(value)
+            check_tensors(value)
+        elif isinstance(value, Tensor):
+            if value.is_complex():
+                raise ValueError(f"'{str(name)[:60]}' holds complex numbers")
+            if value.layout is not torch.strided or value.nbytes > value.untyped_storage().nbytes():
+                raise ValueError(f"'{str(name)[:60]}' claims more numbers than are stored")
 
 
 def _set_statistics(policy: GaussianPolicy, statistics: Statistics) -> None:
