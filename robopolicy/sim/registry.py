@@ -56,7 +56,7 @@ class SimOptions:
     backend: str = (
         "auto"  # auto | mujoco | mujoco-exact | warp | envpool | gymnasium | ... ; auto is the default of the task
     )
-    device: str = "cpu"  # of the physics, in backends that support devices
+    device: str = "cpu"  # of the simulation, in backends that support devices
     cameras: tuple[str, ...] = ()  # cameras to render into observations `image.<camera>`
     image_size: int = 64  # pixels, square
     point_clouds: tuple[str, ...] = ()  # cameras whose depth becomes observations `point_cloud.<camera>`

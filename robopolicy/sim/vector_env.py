@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from robopolicy.device import usable_device
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, SimSpec, Step, VectorSim
 
@@ -165,18 +166,23 @@ def fill(arrays: Arrays, rows: int | NDArray[np.intp], values: Mapping[str, NDAr
 
 
 class TorchVectorEnv(VectorSim):
-    """Base of simulators in torch on the CPU; subclasses define `start_episodes`, `observe` and `step`."""
+    """Base of simulators in torch on one device; subclasses define `start_episodes`, `observe` and `step`.
 
-    def __init__(self, spec: SimSpec, num_envs: int) -> None:
+    A step of a subclass that calls `restart` once, and uploads by `replaced` alone, waits for the device once.
+    """
+
+    def __init__(self, spec: SimSpec, num_envs: int, device: str | torch.device = "cpu") -> None:
         self.spec = spec
         self.num_envs = num_envs
-        self.device = torch.device("cpu")
-        self.episode_step = torch.zeros(num_envs, dtype=torch.int64)
+        self.episode_step = torch.zeros(num_envs, dtype=torch.int64, device=usable_device(device))
+        self.device = self.episode_step.device  # "cuda" becomes "cuda:0"
+        self._low, self._high = spec.action_low.to(self.device), spec.action_high.to(self.device)
+        self._finite = torch.ones(1, dtype=torch.bool, device=self.device)  # (1,) of the last actions
         self._seeds = SeedCounter(num_envs)
 
     @abstractmethod
     def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
-        """Start the episodes `seeds` in `rows` `(R,)`, ascending, without modifying returned tensors."""
+        """Start the episodes `seeds` in `rows` `(R,)`, ascending, on the CPU, without modifying returned tensors."""
 
     @abstractmethod
     def observe(self) -> Observation:
@@ -185,39 +191,55 @@ class TorchVectorEnv(VectorSim):
     @property
     def episode_seed(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         """(N,) int64, seed of the current episode."""
-        return torch.from_numpy(self._seeds.current.copy())
+        return self._uploaded(torch.from_numpy(self._seeds.current.copy()))
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
         """Reset every environment; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
         self._seeds.reset(seed)
-        self.restart(torch.ones(self.num_envs, dtype=torch.bool))
+        self._finite = torch.ones_like(self._finite)
+        self.restart(torch.ones(self.num_envs, dtype=torch.bool, device=self.device))
         return self.observe()
 
-    def restart(self, ended: Tensor) -> None:
-        """Start the next episodes where `ended` `(N,)` bool is True."""
-        rows = ended.nonzero().flatten()
+    def restart(self, ended: Tensor) -> bool:
+        """Start the next episodes where `ended` `(N,)` bool is True; return whether there are any."""
+        flags = torch.cat([ended, self._finite]).cpu().numpy()  # the only wait for the device
+        if not flags[-1]:
+            raise UserError(DIVERGED)
+        rows = np.flatnonzero(flags[:-1])
         if len(rows):
-            self.start_episodes(rows, self._seeds.take(rows.numpy()))
-            self.episode_step = torch.where(ended, 0, self.episode_step)
+            self.start_episodes(torch.from_numpy(rows), self._seeds.take(rows))
+            self.episode_step = self.episode_step.masked_fill(ended, 0)
+        return len(rows) > 0
+
+    def replaced(self, values: Tensor, rows: Tensor, by: Tensor | NDArray[Any]) -> Tensor:
+        """Copy of `values` `(N, ...)` with `by` `(R, ...)` in `rows` `(R,)` of `start_episodes`."""
+        return values.index_copy(0, self._uploaded(rows), self._uploaded(torch.as_tensor(by, dtype=values.dtype)))
 
     def active_rows(self, active: Tensor | None) -> Tensor:
-        """Mask `active` as `(N,)` bool on the CPU; all rows if it is None."""
-        return torch.ones(self.num_envs, dtype=torch.bool) if active is None else active.cpu()
+        """Mask `active` as `(N,)` bool on the device; all rows if it is None."""
+        return torch.ones_like(self.episode_step, dtype=torch.bool) if active is None else active.to(self.device)
 
     def clipped_action(self, action: Tensor) -> Tensor:
-        """Check actions `(N, A)`, which must be finite, and clip them to the bounds on the CPU."""
+        """Check actions `(N, A)`, which must be finite, and clip them to the bounds.
+
+        On a device `restart` reports actions that are not finite, because an earlier check would wait for it twice.
+        """
         check_action(action, self.num_envs, self.spec)
-        action = action.detach().cpu().float()
-        if not bool(action.isfinite().all()):
+        action = action.detach().to(self.device, torch.float32)
+        self._finite = action.isfinite().all()[None]
+        if self.device.type == "cpu" and not bool(self._finite):
             raise UserError(DIVERGED)
-        return action.clamp(self.spec.action_low.cpu(), self.spec.action_high.cpu())
+        return action.clamp(self._low, self._high)
 
     def state_dict(self) -> dict[str, Any]:
         """Step counts and seeds; a subclass adds its state."""
-        return {"step": self.episode_step, "seeds": self._seeds.state_dict()}
+        return {"step": self.episode_step.cpu(), "seeds": self._seeds.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
         """Restore `state_dict`; a subclass restores its state first."""
-        self.episode_step = state["step"].clone()
+        self.episode_step = state["step"].to(self.device, copy=True)
         self._seeds.load_state_dict(state["seeds"])
         return self.observe()
+
+    def _uploaded(self, values: Tensor) -> Tensor:
+        return values.to(self.device, non_blocking=True)

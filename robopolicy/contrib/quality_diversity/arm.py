@@ -40,8 +40,8 @@ class ArmSim(TorchVectorEnv):
             max_episode_steps=STEPS,
             action_names=tuple(f"joint{i} [rad/s]" for i in range(LINKS)),
         )
-        super().__init__(spec, options.num_envs)
-        self._angles = torch.zeros(self.num_envs, LINKS)  # of every joint, relative to the link before
+        super().__init__(spec, options.num_envs, options.device)
+        self._angles = torch.zeros(self.num_envs, LINKS, device=self.device)  # of every joint, relative to the link before
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Turn the joints for one control step."""
@@ -67,16 +67,14 @@ class ArmSim(TorchVectorEnv):
 
     def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
         """Reset arms to the stretched pose with noise."""
-        angles = self._angles.clone()
-        for row, seed in zip(rows.tolist(), seeds, strict=True):
-            angles[row] = torch.from_numpy(np.random.default_rng(seed).uniform(-NOISE, NOISE, LINKS)).float()
-        self._angles = angles
+        starts = np.stack([np.random.default_rng(seed).uniform(-NOISE, NOISE, LINKS) for seed in seeds])
+        self._angles = self.replaced(self._angles, rows, starts)
 
     def state_dict(self) -> dict[str, Any]:
         """Angles, counters and seeds."""
-        return super().state_dict() | {"angles": self._angles}
+        return super().state_dict() | {"angles": self._angles.cpu()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
         """Restore `state_dict`."""
-        self._angles = state["angles"].clone()
+        self._angles = state["angles"].to(self.device, copy=True)
         return super().load_state_dict(state)

@@ -43,9 +43,9 @@ class PointMassSim(TorchVectorEnv):
                 {"state": SignedPermutation.of([-1, 1, -1, 1, -1, 1])}, SignedPermutation.of([-1, 1])
             ),
         )
-        super().__init__(spec, options.num_envs)
+        super().__init__(spec, options.num_envs, options.device)
         self._shaped = options.reward == "shaped"
-        self._state = torch.zeros(self.num_envs, STATE_DIM)  # x, y, vx, vy, goal x, goal y
+        self._state = torch.zeros(self.num_envs, STATE_DIM, device=self.device)  # x, y, vx, vy, goal x, goal y
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Accelerate the masses for one control step."""
@@ -70,19 +70,18 @@ class PointMassSim(TorchVectorEnv):
 
     def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
         """Sample positions of masses and goals."""
-        state = self._state.clone()
-        for row, seed in zip(rows.tolist(), seeds, strict=True):
-            values = np.random.default_rng(seed).uniform(-1.0, 1.0, 4)
-            state[row] = torch.tensor([*values[:2], 0.0, 0.0, *values[2:]], dtype=torch.float32)
-        self._state = state
+        starts = np.zeros((len(seeds), STATE_DIM))
+        for start, seed in zip(starts, seeds, strict=True):
+            start[[0, 1, 4, 5]] = np.random.default_rng(seed).uniform(-1.0, 1.0, 4)
+        self._state = self.replaced(self._state, rows, starts)
 
     def state_dict(self) -> dict[str, Any]:
         """Positions, counters and seeds."""
-        return super().state_dict() | {"state": self._state}
+        return super().state_dict() | {"state": self._state.cpu()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
         """Restore `state_dict`."""
-        self._state = state["state"].clone()
+        self._state = state["state"].to(self.device, copy=True)
         return super().load_state_dict(state)
 
 

@@ -8,6 +8,7 @@ succeeds and ends when the centre of the block is within 8 cm of the green mark.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -59,10 +60,10 @@ class PushSim(TorchVectorEnv):
                 {key: SignedPermutation.of([1, -1]) for key in observation}, SignedPermutation.of([1, -1])
             ),
         )
-        super().__init__(spec, options.num_envs)
+        super().__init__(spec, options.num_envs, options.device)
         self._shaped = options.reward == "shaped"
-        self._gripper = torch.zeros(self.num_envs, 2)
-        self._block = torch.zeros(self.num_envs, 2)
+        self._gripper = torch.zeros(self.num_envs, 2, device=self.device)
+        self._block = torch.zeros(self.num_envs, 2, device=self.device)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Move the grippers for one control step."""
@@ -77,9 +78,7 @@ class PushSim(TorchVectorEnv):
         truncated = active & ~success & (self.episode_step >= self.spec.max_episode_steps)
         reward = success.float() + (before - distance if self._shaped else 0.0)
         final = self.observe()
-        ended = success | truncated
-        self.restart(ended)
-        obs = self.observe() if bool(ended.any()) else final
+        obs = self.observe() if self.restart(success | truncated) else final
         return Step(obs, torch.where(active, reward, 0.0), success, truncated, final, {"success": success})
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
@@ -97,25 +96,24 @@ class PushSim(TorchVectorEnv):
 
     def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
         """Sample positions of grippers and blocks."""
-        gripper, block = self._gripper.clone(), self._block.clone()
-        for row, seed in zip(rows.tolist(), seeds, strict=True):
-            values = np.random.default_rng(seed).uniform((0.05, -0.4, 0.3, -0.25), (0.2, 0.4, 0.5, 0.25))
-            gripper[row], block[row] = torch.tensor(values, dtype=torch.float32).split(2)
-        self._gripper, self._block = gripper, block
+        low, high = (0.05, -0.4, 0.3, -0.25), (0.2, 0.4, 0.5, 0.25)
+        starts = np.stack([np.random.default_rng(seed).uniform(low, high) for seed in seeds])
+        self._gripper = self.replaced(self._gripper, rows, starts[:, :2])
+        self._block = self.replaced(self._block, rows, starts[:, 2:])
 
     def state_dict(self) -> dict[str, Any]:
         """Positions, counters and seeds."""
-        return super().state_dict() | {"gripper": self._gripper, "block": self._block}
+        return super().state_dict() | {"gripper": self._gripper.cpu(), "block": self._block.cpu()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
         """Restore `state_dict`."""
-        self._gripper, self._block = state["gripper"].clone(), state["block"].clone()
+        self._gripper, self._block = (state[key].to(self.device, copy=True) for key in ("gripper", "block"))
         return super().load_state_dict(state)
 
 
 def push(gripper: Tensor, block: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
     """Positions `(N, 2)` [m] of gripper and block after one control step of `action` `(N, 2)` [m/s]."""
-    low, high = gripper.new_tensor(LOW), gripper.new_tensor(HIGH)
+    low, high = _constant(LOW, gripper), _constant(HIGH, gripper)
     gripper = (gripper + DT * action.clamp(-MAX_SPEED, MAX_SPEED)).clamp(low, high)
     offset = block - gripper
     distance = offset.norm(dim=1, keepdim=True).clamp(min=1e-6)
@@ -125,16 +123,14 @@ def push(gripper: Tensor, block: Tensor, action: Tensor) -> tuple[Tensor, Tensor
 
 def render_tables(gripper: Tensor, block: Tensor, height: int, width: int) -> Tensor:
     """Images `(N, 3, height, width)` uint8 of the table from above, x to the right and y upwards."""
-    rows = 0.5 - (torch.arange(height) + 0.5) / height
-    columns = 0.5 + ((torch.arange(width) + 0.5) - width / 2) / height
-    image = torch.tensor(COLOURS["table"], dtype=torch.float32)[None, :, None, None].repeat(
-        len(gripper), 1, height, width
-    )
-    goal = gripper.new_tensor(GOAL).expand_as(gripper)
+    rows = 0.5 - (torch.arange(height, device=gripper.device) + 0.5) / height
+    columns = 0.5 + ((torch.arange(width, device=gripper.device) + 0.5) - width / 2) / height
+    image = _constant(COLOURS["table"], gripper)[None, :, None, None].repeat(len(gripper), 1, height, width)
+    goal = _constant(GOAL, gripper).expand_as(gripper)
     for name, centre, radius in (("mark", goal, MARK), ("block", block, BLOCK), ("gripper", gripper, GRIPPER)):
         square = (columns - centre[:, :1])[:, None, :] ** 2 + (rows - centre[:, 1:])[:, :, None] ** 2  # (N, h, w)
         cover = ((radius - square.sqrt()) * height + 0.5).clamp(0.0, 1.0)[:, None]  # edges one pixel wide
-        colour = image.new_tensor(COLOURS[name])[:, None, None]
+        colour = _constant(COLOURS[name], gripper)[:, None, None]
         image = image * (1 - cover) + colour * cover
     return image.round().to(torch.uint8)
 
@@ -149,7 +145,7 @@ class PushExpert:
 
 def steer(gripper: Tensor, block: Tensor) -> Tensor:
     """Velocities `(..., 2)` [m/s] that move the block to the mark."""
-    goal = gripper.new_tensor(GOAL)
+    goal = _constant(GOAL, gripper)
     ahead = _unit(goal - block)  # direction of the push
     left = torch.stack([-ahead[..., 1], ahead[..., 0]], -1)
     reach = block - gripper
@@ -168,7 +164,18 @@ def solved(block: Tensor) -> Tensor:
 
 
 def _distance(block: Tensor) -> Tensor:
-    return (block - block.new_tensor(GOAL)).norm(dim=1)
+    return (block - _constant(GOAL, block)).norm(dim=1)
+
+
+def _constant(values: tuple[float, ...], like: Tensor) -> Tensor:
+    """`values` with the type and device of `like`, uploaded once; do not write to it."""
+    return _uploaded(values, like.dtype, like.device)
+
+
+@cache
+@torch.inference_mode(False)
+def _uploaded(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def _unit(vector: Tensor) -> Tensor:
