@@ -41,7 +41,7 @@ class ArmSim(TorchVectorEnv):
             action_names=tuple(f"joint{i} [rad/s]" for i in range(LINKS)),
         )
         super().__init__(spec, options.num_envs, options.device)
-        self._angles = torch.zeros(self.num_envs, LINKS, device=self.device)  # of every joint, relative to the link before
+        self._angles = torch.zeros(self.num_envs, LINKS, device=self.device)  # relative to the link before
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Turn the joints for one control step."""
