@@ -12,7 +12,7 @@ from torch import Tensor
 from robopolicy.data.batches import GroupRollout
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
-from robopolicy.rollout.on_policy import Act, EpisodeStats, concat_obs, stack_steps
+from robopolicy.rollout.on_policy import Act, EpisodeStats, FinalObservations, stack_steps
 from robopolicy.sim.chunk import ChunkedSim
 
 
@@ -90,7 +90,7 @@ def rollout_to_end(
     `act(obs, generator=...)` returns a `Sample`; `group` (N,) has the group ids of the result.
     """
     rows: dict[str, list[Any]] = {key: [] for key in ("obs", "record", "logp", "step", "valid")}
-    final: list[Observation] = []
+    final = FinalObservations()
     running = torch.ones(sim.sim.num_envs, dtype=torch.bool, device=sim.sim.device)
     while bool(running.any()):
         with torch.no_grad():
@@ -109,9 +109,7 @@ def rollout_to_end(
             rows[key].append(value)
         if stats is not None:
             stats.observe(step)
-        bootstrap = step.truncated & ~step.terminated
-        if bool(bootstrap.any()):
-            final.append({key: value[bootstrap] for key, value in step.final_obs.items()})
+        final.add(step)
         running = running & ~step.done
         obs = step.obs
     return GroupRollout(
@@ -122,7 +120,7 @@ def rollout_to_end(
         steps=torch.stack([step.steps for step in rows["step"]]),
         terminated=torch.stack([step.terminated for step in rows["step"]]),
         truncated=torch.stack([step.truncated for step in rows["step"]]),
-        final_obs=concat_obs(final, obs),
+        final_obs=final.result(obs),
         last_obs=dict(obs),
         group=group,
         valid=torch.stack(rows["valid"]),

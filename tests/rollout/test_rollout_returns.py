@@ -10,7 +10,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.common.rollout_batch import compute_advantages
 from robopolicy.policies.base import Sample
-from robopolicy.rollout.on_policy import RolloutSampler
+from robopolicy.rollout.on_policy import EpisodeStats, RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import SimSpec, Step, TensorSpec, VectorSim
 
@@ -161,3 +161,22 @@ def test_a_success_within_a_chunk_is_reported_at_its_end() -> None:
     chunked.reset()
     assert chunked.step(torch.zeros(2, 2, 1)).info["success"].tolist() == [True, False]
     assert chunked.step(torch.zeros(2, 2, 1)).info["success"].tolist() == [True, True]
+
+
+def test_means_over_episodes_do_not_depend_on_interruptions() -> None:
+    sampler = RolloutSampler(ChunkedSim(CountSim([2, 3, 7], [True, False, True])), decisions=3 * EpisodeStats.BLOCK)
+    sampler.collect(zero_policy)
+    # In 96 steps, the rows finish 48, 32 and 13 episodes with returns 1 + 2, 1 + 2 + 3 and 1 + ... + 7.
+    expected = {"episodes": 93, "return": (48 * 3 + 32 * 6 + 13 * 28) / 93, "length": (48 * 2 + 32 * 3 + 13 * 7) / 93}
+    assert sampler.episode_stats() == {f"rollout/{key}": value for key, value in expected.items()}
+    straight, stopped = (EpisodeStats(CountSim([2, 3, 7], [True, False, True])) for _ in range(2))
+    chunked = ChunkedSim(CountSim([2, 3, 7], [True, False, True]))
+    chunked.reset()
+    for _ in range(50):
+        step = chunked.step(torch.zeros(3, 1, 1))
+        straight.observe(step)
+        stopped.observe(step)
+        resumed = EpisodeStats(CountSim([2, 3, 7], [True, False, True]))
+        resumed.load_state_dict(stopped.state_dict())
+        stopped = resumed
+    assert straight.flush() == stopped.flush() != {}

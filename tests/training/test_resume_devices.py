@@ -30,7 +30,7 @@ def test_sampler_and_simulator_state_moves_to_the_device() -> None:
     stats = EpisodeStats(Elsewhere())
     numbers = torch.zeros(3)
     stats.load_state_dict({"return": numbers, "length": numbers.long(), "sums": {"return": (numbers[0], numbers[1])}})
-    assert {value.device for value in (stats._return, stats._length, *stats._sums["return"])} == {GPU}
+    assert {value.device for value in (stats._running, stats._sums["return"])} == {GPU}
     chunked = ChunkedSim(Elsewhere(), obs_horizon=2)
     history = chunked.load_state_dict({"sim": {}, "history": {"state": torch.zeros(3, 2, 1)}})
     assert history["state"].device == GPU
