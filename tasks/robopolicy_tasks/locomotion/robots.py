@@ -101,6 +101,7 @@ class Ant(GymnasiumRobot):
     xml, frame_skip = "ant.xml", 5
     noise, velocity_noise, skipped = 0.1, "normal", 2
     control_cost, contact_cost = 0.5, 5e-4
+    derived_fields = ("xpos", "cfrc_ext")
     needs_exact_engine = True
     mirror = _ant_mirror()
     array_api = False
@@ -117,7 +118,7 @@ class Ant(GymnasiumRobot):
 
     def control(self, action: Array, state: BatchState) -> Array:
         """Motor torques; also stores the position of the torso, because body positions lag one physics step."""
-        state.memory["torso_x"][:] = _stack(state, "xpos")[:, 1, 0]
+        state.memory["torso_x"][:] = state.derived_field("xpos")[:, 1, 0]
         return action
 
     def observe(self, state: BatchState) -> dict[str, Array]:
@@ -127,7 +128,7 @@ class Ant(GymnasiumRobot):
 
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
         """Forward velocity plus 1 while healthy, minus control and contact costs; a fall ends the episode."""
-        forward = (_stack(after, "xpos")[:, 1, 0] - before.memory["torso_x"].astype(np.float64)) / self.dt
+        forward = (after.derived_field("xpos")[:, 1, 0] - before.memory["torso_x"].astype(np.float64)) / self.dt
         height = after.qpos[:, 2]
         healthy = (height >= 0.2) & (height <= 1.0)
         survive, control = 1.0 * healthy, self.cost(action)
@@ -139,7 +140,7 @@ class Ant(GymnasiumRobot):
 
     def _forces(self, state: BatchState) -> Array:
         """(N, 6 * bodies) external wrench on every body, clipped to +-1."""
-        return np.clip(_stack(state, "cfrc_ext"), -1.0, 1.0).reshape(len(state), -1)
+        return np.clip(state.derived_field("cfrc_ext"), -1.0, 1.0).reshape(len(state), -1)
 
 
 class Humanoid(GymnasiumRobot):
@@ -148,6 +149,7 @@ class Humanoid(GymnasiumRobot):
     xml, frame_skip = "humanoid.xml", 5
     noise, skipped = 1e-2, 2
     control_cost, contact_cost = 0.1, 5e-7
+    derived_fields = ("cinert", "cvel", "cfrc_ext", "qfrc_actuator", "xipos")
     needs_exact_engine = True
     array_api = False
 
@@ -175,9 +177,9 @@ class Humanoid(GymnasiumRobot):
 
     def observe(self, state: BatchState) -> dict[str, Array]:
         """Positions without world x and y, velocities, body inertias and velocities, motor and external forces."""
-        parts = [_stack(state, name)[:, 1:] for name in ("cinert", "cvel", "cfrc_ext")]
+        parts = [state.derived_field(name)[:, 1:] for name in ("cinert", "cvel", "cfrc_ext")]
         inertia, velocity, external = (part.reshape(len(state), -1) for part in parts)
-        motors = _stack(state, "qfrc_actuator")[:, 6:]
+        motors = state.derived_field("qfrc_actuator")[:, 6:]
         values = [state.qpos[:, 2:], state.qvel, inertia, velocity, motors, external]
         return {"state": np.concatenate(values, 1)}
 
@@ -185,7 +187,7 @@ class Humanoid(GymnasiumRobot):
         """1.25 x forward velocity plus 5 while healthy, minus control and contact costs; a fall ends the episode."""
         velocity = (self._mass_x(after) - before.memory["mass_x"].astype(np.float64)) / self.dt
         healthy = (after.qpos[:, 2] > 1.0) & (after.qpos[:, 2] < 2.0)
-        forces = _stack(after, "cfrc_ext").reshape(len(after), -1)
+        forces = after.derived_field("cfrc_ext").reshape(len(after), -1)
         contact = np.minimum(self.contact_cost * np.square(forces).sum(1), 10.0)
         forward, survive, control = 1.25 * velocity, 5.0 * healthy, self.control_cost * np.square(action).sum(1)
         reward = forward + survive - (control + contact)
@@ -196,18 +198,10 @@ class Humanoid(GymnasiumRobot):
     def _mass_x(self, state: BatchState) -> Array:
         """(N,) x of the centre of mass [m]."""
         mass = self.model.body_mass[:, None]
-        return np.sum(mass * _stack(state, "xipos"), 1)[:, 0] / np.sum(mass)
+        return np.sum(mass * state.derived_field("xipos"), 1)[:, 0] / np.sum(mass)
 
 
 _WRENCH = ("rx", "ry", "rz", "x", "y", "z")
-
-
-def _stack(state: BatchState, name: str) -> Array:
-    """(N, ...) field of the `MjData` of every environment."""
-    assert state.data is not None, "the exact engine provides MjData"
-    if not state.data:
-        return np.zeros((0, *getattr(mujoco.MjData(state.model), name).shape))
-    return np.stack([getattr(data, name) for data in state.data])
 
 
 def _per_body(model: mujoco.MjModel, quantity: str, components: tuple[str, ...] | list[str]) -> list[str]:

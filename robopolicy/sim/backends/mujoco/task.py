@@ -38,6 +38,7 @@ class BatchState:
     sensordata: Array  # (N, nsensordata); one physics step behind qpos, as MuJoCo senses before it integrates
     memory: dict[str, NDArray[np.generic]]  # (N, ...) goals, targets, ...; `control` and `outcome` may write them
     data: list[mujoco.MjData] | None = None  # one per row with the exact engine, else None
+    derived: Mapping[str, Array] = field(default_factory=dict[str, Array])  # of the warp backend; see `derived_field`
 
     def __len__(self) -> int:
         return self.qpos.shape[0]
@@ -48,12 +49,29 @@ class BatchState:
         start, dim = int(sensor.adr[0]), int(sensor.dim[0])
         return self.sensordata[:, start : start + dim]
 
+    def derived_field(self, name: str) -> Array:
+        """Field `name` `(N, ...)` of `MjData` that `MujocoTask.derived_fields` lists.
+
+        MuJoCo computes these before it integrates, so they are one physics step behind qpos. They are not stored for
+        earlier times: the states before and after a step have the same, so a task keeps what it compares in `memory`.
+        """
+        if name in self.derived:
+            return self.derived[name]
+        if self.data is None:
+            raise UserError(f"List '{name}' in derived_fields of the task, and use engine 'exact' or backend 'warp'.")
+        if not self.data:
+            return np.zeros((0, *getattr(mujoco.MjData(self.model), name).shape))
+        return np.stack([getattr(data, name) for data in self.data])
+
     def on_host(self) -> BatchState:
         """Convert to numpy arrays; return `self` if the state contains numpy arrays already."""
         if isinstance(self.qpos, np.ndarray):
             return self
         fields = {name: _downloaded(getattr(self, name)) for name in ("qpos", "qvel", "time", "sensordata")}
-        return replace(self, **fields, memory={key: _downloaded(value) for key, value in self.memory.items()})
+        memory, derived = (
+            {key: _downloaded(value) for key, value in group.items()} for group in (self.memory, self.derived)
+        )
+        return replace(self, **fields, memory=memory, derived=derived)
 
 
 @dataclass
@@ -89,6 +107,7 @@ class MujocoTask(ABC):
     cameras: tuple[str, ...] = ()  # cameras of the model that may be rendered as observations
     workspace: Box | None = None  # crop box of point clouds; None keeps all points
     mirror: MirrorSymmetry | None = None  # left-right symmetry
+    derived_fields: tuple[str, ...] = ()  # fields of `MjData`, e.g. xpos, cfrc_ext; see `BatchState.derived_field`
     needs_exact_engine: bool = False  # contacts, model edits, or bit-exact agreement with another stepper
     has_velocity_command: bool = False  # an operator commands a velocity; see `velocity_command`
     array_api: bool = False  # the functions also take torch tensors, as the warp backend needs
