@@ -1,4 +1,4 @@
-"""Action-value ensembles over observations and action chunks, scalar or distributional (HL-Gauss).
+"""Action-value ensembles over observations and action chunks, scalar or distributional (HL-Gauss, C51).
 
 All members run as one batched matrix product. Inputs are the policy's observations and the executed part of a chunk,
 normalised by copies of the policy's normalisers.
@@ -6,6 +6,7 @@ normalised by copies of the policy's normalisers.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
@@ -15,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robopolicy.constraints import Finite, FractionBelowOne, NonNegativeInt, PositiveInt, Validated
-from robopolicy.errors import UserError
+from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.encoder import ObservationEncoder
+from robopolicy.nets.inverted_residual import InvertedResidual
 from robopolicy.nets.mlp import EnsembleMLP
 from robopolicy.nets.normalizer import Normalizer, make_normalizer
 from robopolicy.nets.vision import VisionConfig
@@ -25,16 +27,46 @@ from robopolicy.spec import PolicySpec
 SIGMA_PER_BIN = 0.75  # width of the smoothing Gaussian in bins, the paper's choice
 
 
-class HLGauss(nn.Module):
-    """Histogram encoding: maps scalars to bin probabilities, and logits to scalars."""
+class Histogram(nn.Module):
+    """Distribution of values over bins: maps scalars to bin probabilities, and logits to scalars."""
 
-    edges: Tensor
     centers: Tensor
 
     def __init__(self, bins: int, low: float, high: float) -> None:
         super().__init__()
         if bins < 2 or not low < high:
             raise UserError(f"A value histogram needs at least 2 bins and low < high, got {bins}, {low}, {high}.")
+
+    @abstractmethod
+    def probabilities(self, target: Tensor) -> Tensor:
+        """Mass per bin `(..., bins)` of the scalars `target` `(...)`."""
+
+    def mean(self, logits: Tensor) -> Tensor:
+        """Expected value `(...)` of logits `(..., bins)`."""
+        return self.expected(logits.float().softmax(-1))
+
+    def expected(self, probabilities: Tensor) -> Tensor:
+        """Expected value `(...)` of `probabilities` `(..., bins)`."""
+        # A sum, because autocast would compute a matrix product with 8 bits of precision.
+        return (probabilities * self.centers).sum(-1)
+
+    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Cross-entropy `(...)` to scalars `target` `(...)`."""
+        return cross_entropy(logits, self.probabilities(target))
+
+
+def cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
+    """Cross-entropy `(...)` of logits and probabilities `(..., bins)`."""
+    return -(probabilities * F.log_softmax(logits, -1)).sum(-1)
+
+
+class HLGauss(Histogram):
+    """Histogram of a scalar smoothed by a Gaussian (HL-Gauss, Farebrother et al. 2024)."""
+
+    edges: Tensor
+
+    def __init__(self, bins: int, low: float, high: float) -> None:
+        super().__init__(bins, low, high)
         edges = torch.linspace(low, high, bins + 1)
         self.sigma = SIGMA_PER_BIN * (high - low) / bins
         self.register_buffer("edges", edges, persistent=False)  # (bins + 1,)
@@ -46,14 +78,32 @@ class HLGauss(nn.Module):
         cdf = torch.special.ndtr((self.edges - target.unsqueeze(-1)) / self.sigma)
         return (cdf[..., 1:] - cdf[..., :-1]) / (cdf[..., -1:] - cdf[..., :1])
 
-    def mean(self, logits: Tensor) -> Tensor:
-        """Expected value `(...)` of logits `(..., bins)`."""
-        # A sum, because autocast would compute a matrix product with 8 bits of precision.
-        return (logits.float().softmax(-1) * self.centers).sum(-1)
 
-    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Cross-entropy `(...)`."""
-        return -(self.probabilities(target) * F.log_softmax(logits, -1)).sum(-1)
+class C51(Histogram):
+    """Categorical distribution of returns over equidistant atoms `centers` (Bellemare et al. 2017)."""
+
+    def __init__(self, bins: int, low: float, high: float) -> None:
+        super().__init__(bins, low, high)
+        self.low, self.high, self.distance = low, high, (high - low) / (bins - 1)
+        self.register_buffer("centers", torch.linspace(low, high, bins), persistent=False)
+
+    def probabilities(self, target: Tensor) -> Tensor:
+        """Mass per atom `(..., bins)` of `target` `(...)`, shared by its two neighbours."""
+        offset = target.clamp(self.low, self.high).unsqueeze(-1) - self.centers
+        return (1 - offset.abs() / self.distance).clamp_min(0)
+
+    def project(self, probabilities: Tensor, atoms: Tensor) -> Tensor:
+        """Distribute `probabilities` `(m, B, bins)` at `atoms` `(B, bins)` over the nearest atoms of the support."""
+        position = (atoms.clamp(self.low, self.high) - self.low) / self.distance
+        lower = position.floor()
+        above = probabilities * (position - lower)
+        index = lower.long().expand_as(probabilities)
+        result = torch.zeros_like(probabilities).scatter_add_(-1, index, probabilities - above)
+        return result.scatter_add_(-1, (index + 1).clamp_max_(atoms.shape[-1] - 1), above)
+
+
+HISTOGRAMS = {"hl_gauss": HLGauss, "c51": C51}
+CRITIC_BACKBONES = ("mlp", "inverted_residual")
 
 
 @dataclass(frozen=True)
@@ -61,14 +111,24 @@ class CriticConfig(Validated):
     """Architecture of a `QEnsemble`."""
 
     members: PositiveInt = 2  # M, independent networks
-    hidden: tuple[PositiveInt, ...] = (256, 256, 256)
-    activation: str = "silu"
-    layer_norm: bool = True  # after every hidden layer; bounds values outside the data (RLPD)
-    dropout: FractionBelowOne = 0.0  # of hidden units in training, never in the target
-    bins: NonNegativeInt = 0  # HL-Gauss: bins of the value histogram; 0: scalar regression
-    value_min: Finite | None = None  # HL-Gauss: support of the histogram; targets are clamped to it
+    backbone: str = "mlp"  # mlp | inverted_residual (FlashSAC; only with algorithm sac)
+    hidden: tuple[PositiveInt, ...] = (256, 256, 256)  # inverted_residual: equal widths, one per block
+    activation: str = "silu"  # mlp
+    layer_norm: bool = True  # mlp: after every hidden layer; bounds values outside the data (RLPD)
+    dropout: FractionBelowOne = 0.0  # mlp: of hidden units in training, never in the target
+    bins: NonNegativeInt = 0  # bins of the value histogram; 0: scalar regression
+    histogram: str = "hl_gauss"  # hl_gauss: smoothed scalar targets | c51: in sac and td3 distributions of returns
+    value_min: Finite | None = None  # support of the histogram; targets are clamped to it
     value_max: Finite | None = None
+    privileged_obs: dict[str, PositiveInt] = field(default_factory=dict)  # replace the policy's observations
     vision: VisionConfig = field(default_factory=VisionConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.histogram not in HISTOGRAMS:
+            raise unknown_name("histogram", self.histogram, HISTOGRAMS)
+        if self.backbone not in CRITIC_BACKBONES:
+            raise unknown_name("critic backbone", self.backbone, CRITIC_BACKBONES)
 
 
 class CriticInput(Protocol):
@@ -98,17 +158,29 @@ class QEnsemble(nn.Module):
         spec = policy.spec
         self.steps = spec.action_horizon if steps is None else steps
         self.encoder, self.action_normalizer = copy_normalizers(policy, config.vision)
+        if config.privileged_obs:
+            self.encoder = _privileged_encoder(config, self.encoder.normalization)
         size = spec.obs_horizon * self.encoder.feature_dim + self.steps * spec.action_dim
         self.histogram = _histogram(config)
-        self.body = EnsembleMLP(
-            config.members,
-            size,
-            config.hidden,
-            (config.bins or outputs) + extra,
-            activation=config.activation,
-            layer_norm=config.layer_norm,
-            dropout=config.dropout,
-        )
+        width = (config.bins or outputs) + extra
+        self.body: EnsembleMLP | InvertedResidual
+        if config.backbone == "inverted_residual":
+            self.body = InvertedResidual(config.members, size, config.hidden, width)
+        else:
+            self.body = EnsembleMLP(
+                config.members,
+                size,
+                config.hidden,
+                width,
+                activation=config.activation,
+                layer_norm=config.layer_norm,
+                dropout=config.dropout,
+            )
+
+    def require_policy_obs(self) -> None:
+        """Raise `UserError` if the critic has privileged observations, which are missing outside of training."""
+        if self.config.privileged_obs:
+            raise UserError("A policy that acts by a critic lacks privileged observations; drop critic.privileged_obs.")
 
     def encode(self, obs: Mapping[str, Tensor]) -> Tensor:
         """Flat features `(B, F)` of observations."""
@@ -132,7 +204,7 @@ class QEnsemble(nn.Module):
 
     def min_q(self, obs: Mapping[str, Tensor], chunk: Tensor) -> Tensor:
         """Minimum value `(B,)` over all members, for actor losses: the critic's weights may receive no gradient."""
-        if self.histogram is not None:
+        if self.histogram is not None or isinstance(self.body, InvertedResidual):
             return self(obs, chunk).min(0).values
         return self.body.min_output(self._joined(self.encode(obs), chunk))
 
@@ -142,9 +214,14 @@ class QEnsemble(nn.Module):
         return self.value(self.output(features, chunks.flatten(0, 1))).unflatten(1, chunks.shape[:2])
 
     def regression(self, output: Tensor, target: Tensor) -> Tensor:
-        """Loss `(M, B)` of raw outputs to `target` `(B,)`: squared error, or cross-entropy of the histogram."""
+        """Loss `(M, B)` of raw outputs to `target`: squared error, or cross-entropy of the histogram.
+
+        `target` is `(B,)`, `(M, B)`, or probabilities `(1 or M, B, bins)`.
+        """
         if self.histogram is None:
             return (output.squeeze(-1) - target).square()
+        if target.dim() == 3:
+            return cross_entropy(output, target)
         return self.histogram.loss(output, target.expand(output.shape[:-1]))
 
 
@@ -181,12 +258,21 @@ class TargetUpdate:
             torch._foreach_copy_(self._buffers, self._source_buffers)
 
 
-def _histogram(config: CriticConfig) -> HLGauss | None:
+def _histogram(config: CriticConfig) -> Histogram | None:
     if not config.bins:
         return None
     if config.value_min is None or config.value_max is None:
         raise UserError(f"critic.bins={config.bins} needs critic.value_min and critic.value_max; set both.")
-    return HLGauss(config.bins, config.value_min, config.value_max)
+    return HISTOGRAMS[config.histogram](config.bins, config.value_min, config.value_max)
+
+
+def _privileged_encoder(config: CriticConfig, normalization: str) -> ObservationEncoder:
+    if normalization not in ("running", "identity"):
+        raise UserError(
+            f"critic.privileged_obs has no statistics for policy.normalization={normalization}; set it to running."
+        )
+    observation = {key: (size,) for key, size in config.privileged_obs.items()}
+    return ObservationEncoder(observation, normalization=normalization, vision=config.vision)
 
 
 def copy_normalizers(policy: CriticInput, vision: VisionConfig) -> tuple[ObservationEncoder, Normalizer]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from robopolicy.constraints import FractionBelowOne, Layers, PositiveInt, Validated
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.inverted_residual import InvertedResidual
 from robopolicy.nets.mlp import MLP, ResidualMLP
 from robopolicy.nets.time import TimeEmbedding, network_rows
 from robopolicy.nets.transformer import ActionTransformer
@@ -28,9 +29,9 @@ from robopolicy.schema import with_defaults
 class BackboneConfig(Validated):
     """Type and sizes of the network; a base of every head's configuration."""
 
-    backbone: str = "mlp"  # mlp | unet | transformer | a name from contrib or a plugin
+    backbone: str = "mlp"  # mlp | inverted_residual (FlashSAC) | unet | transformer | a name from contrib or a plugin
     time_dim: PositiveInt = 16  # width of the time embedding (all but transformer)
-    hidden: tuple[PositiveInt, ...] = (256, 256, 256)  # mlp
+    hidden: tuple[PositiveInt, ...] = (256, 256, 256)  # mlp; inverted_residual: equal widths, one per block
     hidden_dropout: FractionBelowOne = 0.0  # mlp without residual blocks: dropout of hidden units
     residual: bool = False  # mlp: residual blocks (an odd number of equal widths), as in DPPO
     activation: str = "silu"  # mlp; mish costs seven times as much on a CPU
@@ -107,8 +108,11 @@ class MLPBackbone(nn.Module):
         super().__init__()
         self.time = TimeEmbedding(config.time_dim, times)
         in_dim = size + config.time_dim + feature_dim
-        if config.residual:
-            self.body: MLP | ResidualMLP = ResidualMLP(in_dim, config.hidden, size, activation=config.activation)
+        self.body: MLP | ResidualMLP | SingleInvertedResidual
+        if config.backbone == "inverted_residual":
+            self.body = SingleInvertedResidual(1, in_dim, config.hidden, size)
+        elif config.residual:
+            self.body = ResidualMLP(in_dim, config.hidden, size, activation=config.activation)
         else:
             self.body = MLP(in_dim, config.hidden, size, activation=config.activation, dropout=config.hidden_dropout)
 
@@ -123,6 +127,18 @@ class MLPBackbone(nn.Module):
     def _joined(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         x, time, features = network_rows(x, self.time(t), features)
         return torch.cat([x.flatten(1), time, features.flatten(1)], -1)
+
+
+class SingleInvertedResidual(InvertedResidual):
+    """Inverted residual network: `(B, in)` -> `(B, out)`."""
+
+    def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
+        """Map all rows."""
+        return super().forward(x, members).squeeze(0)
+
+    def representation(self, x: Tensor) -> Tensor:
+        """Activations `(B, width)` after half of the blocks."""
+        return super().representation(x).squeeze(0)
 
 
 class DirectMLP(MLP):
@@ -169,6 +185,16 @@ class MLPBuilder(BackboneBuilder):
         )
 
 
+class InvertedResidualBuilder(MLPBuilder):
+    """Inverted residual blocks with batch normalisation."""
+
+    @classmethod
+    def direct(cls, config: BackboneConfig, sizes: NetworkSizes, orthogonal_gain: float | None) -> nn.Module:
+        """Build a network on features, with its own initialisation."""
+        network = SingleInvertedResidual(1, sizes.features, config.hidden, sizes.chunk)
+        return nn.Sequential(nn.Flatten(), network, nn.Unflatten(1, (sizes.horizon, sizes.action_dim)))
+
+
 class UNetBuilder(BackboneBuilder):
     """Temporal U-Net over the chunk."""
 
@@ -206,7 +232,13 @@ class TransformerBuilder(BackboneBuilder):
 
 
 BACKBONES: Registry[type[BackboneBuilder]] = Registry(
-    "backbones", {"mlp": MLPBuilder, "transformer": TransformerBuilder, "unet": UNetBuilder}
+    "backbones",
+    {
+        "inverted_residual": InvertedResidualBuilder,
+        "mlp": MLPBuilder,
+        "transformer": TransformerBuilder,
+        "unet": UNetBuilder,
+    },
 )
 """Name -> class that builds the networks."""
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robopolicy.critics.q import CriticConfig, HLGauss, QEnsemble, TargetUpdate, random_members, random_subset_min
+from robopolicy.critics.q import C51, CriticConfig, HLGauss, QEnsemble, TargetUpdate, random_members, random_subset_min
 from robopolicy.errors import UserError
 from robopolicy.nets.mlp import EnsembleLayerNorm, EnsembleLinear, EnsembleMLP, make_activation
 from robopolicy.nets.vision import VisionConfig
@@ -285,7 +285,57 @@ def test_a_distributional_critic_regresses_every_member() -> None:
     torch.testing.assert_close(critic(obs, chunk), target.expand(2, -1), atol=0.1, rtol=0)
 
 
+# C51.
+
+
+def test_the_projection_shares_mass_by_distance_and_clamps_to_the_support() -> None:
+    head = C51(5, -2.0, 2.0)  # atoms -2, -1, 0, 1, 2
+    probabilities = torch.tensor([[[0.1, 0.2, 0.3, 0.2, 0.2]]])
+    atoms = torch.tensor([[-5.0, -0.75, 0.0, 0.5, 9.0]])
+    found = head.project(probabilities, atoms)
+    expected = [0.1, 0.2 * 0.75, 0.2 * 0.25 + 0.3 + 0.2 * 0.5, 0.2 * 0.5, 0.2]
+    torch.testing.assert_close(found, torch.tensor([[expected]]))
+
+
+def test_the_projection_keeps_mass_and_mean_of_atoms_within_the_support() -> None:
+    head, probabilities = C51(101, -10.0, 10.0), torch.randn(3, 64, 101).softmax(-1)
+    atoms = torch.randn(64, 1) + 0.7 * head.centers
+    found = head.project(probabilities, atoms)
+    torch.testing.assert_close(found.sum(-1), torch.ones(3, 64))
+    torch.testing.assert_close(head.expected(found), (probabilities * atoms).sum(-1), atol=1e-4, rtol=0)
+    torch.testing.assert_close(head.project(probabilities, head.centers.expand(64, -1)), probabilities)
+
+
+def test_a_scalar_target_is_a_mixture_of_its_neighbouring_atoms() -> None:
+    head = C51(3, 0.0, 4.0)
+    expected = torch.tensor([[0.25, 0.75, 0.0], [0.0, 0.0, 1.0]])
+    torch.testing.assert_close(head.probabilities(torch.tensor([1.5, 7.0])), expected)
+
+
+# Other networks and inputs.
+
+
+def test_a_critic_of_inverted_residuals_scores_chunks() -> None:
+    critic = QEnsemble(CriticConfig(backbone="inverted_residual", hidden=(16, 16)), policy())
+    obs, chunk = observations(4), torch.rand(4, 5, 2)
+    values = critic(obs, chunk)
+    assert values.shape == (2, 4) and not torch.equal(values[0], values[1])
+    torch.testing.assert_close(critic.min_q(obs, chunk), values.amin(0))
+
+
+def test_a_critic_may_observe_more_than_the_policy() -> None:
+    critic = QEnsemble(CriticConfig(hidden=(16,), privileged_obs={"mass": 1}), policy(normalization="running"))
+    obs = {"mass": torch.rand(4, 2, 1)}
+    critic.encoder.update_stats(obs)
+    assert critic(obs, torch.rand(4, 5, 2)).shape == (2, 4)
+    with pytest.raises(UserError, match="no statistics"):
+        QEnsemble(CriticConfig(privileged_obs={"mass": 1}), policy())
+
+
 def test_invalid_critics_are_refused() -> None:
+    for name in ("histogram", "backbone"):
+        with pytest.raises(UserError, match=name):
+            CriticConfig(**{name: "other"})
     for settings in ((1, 0.0, 1.0), (10, 1.0, 1.0)):
         with pytest.raises(UserError, match="at least 2 bins"):
             HLGauss(*settings)

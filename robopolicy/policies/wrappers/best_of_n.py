@@ -107,6 +107,7 @@ class BestOfNPolicy(WrappingPolicy):
         self.base = rebuild(config.base) if base is None else base
         self.spec = self.base.spec
         self.critic = QEnsemble(config.critic, self.base) if critic is None else critic
+        self.critic.require_policy_obs()
         self.config = config
 
     @property

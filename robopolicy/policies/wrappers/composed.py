@@ -125,6 +125,7 @@ class ComposedPolicy(Policy):
         self.register_load_state_dict_post_hook(_realign)
         if config.guidance is not None:
             own = QEnsemble(config.guidance.critic, self) if critic is None else check_critic(critic, self)
+            own.require_policy_obs()
             self.critic = own.to(self.device)
 
     def _select_operands(self) -> None:
