@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, Step, TensorSpec, VectorSim
 from robopolicy.spec import IMAGE_PREFIX
 
@@ -36,6 +37,8 @@ def check_simulator(sim: VectorSim, make: Callable[[int], VectorSim] | None = No
         checker.check_seeds()
     if sim.spec.supports_masked_step:
         checker.check_active()
+    else:
+        checker.check_reset_rows()
     checker.check_episode_end()
     checker.check_state_dict()
     if make is not None and sim.spec.seeded_episodes:
@@ -191,6 +194,29 @@ class _Checker:
         unchanged = _equal_rows(late.final_obs, full.final_obs, inactive)
         unchanged = unchanged and _equal_rows(partial.final_obs, full.final_obs, active)
         self.expect(unchanged, "A masked step must not change later steps of inactive rows or the step of active rows.")
+
+    def check_reset_rows(self) -> None:
+        """Check that a row that ends in a masked step waits for `reset_rows`."""
+        sim = self.sim
+        sim.reset(_SEED)
+        active = torch.ones(sim.num_envs, dtype=torch.bool, device=sim.device)
+        actions = self._actions(min(sim.spec.max_episode_steps, _MAX_WAIT) + 1)
+        done = ~active
+        for action in actions[:-1]:
+            done = sim.step(action, active).done
+            if bool(done.any()):
+                break
+        late = sim.step(actions[-1], ~done)
+        zeroed = not bool((late.reward[done] != 0).any() or late.done[done].any())
+        self.expect(zeroed, "A row that ended earlier in the chunk must have reward 0 and both flags False.")
+        try:
+            obs, _ = sim.reset_rows(done | late.done)
+        except UserError:
+            return  # allowed: such a backend executes one action per decision
+        self.check_observation(obs, "reset_rows")
+        kept = _equal_rows(obs, late.obs, ~(done | late.done))
+        self.expect(kept, "reset_rows must not change the observations of the other rows.")
+        self.expect(not bool(sim.episode_step[done].any()), "episode_step must be 0 after reset_rows.")
 
     def check_episode_end(self) -> None:
         """Step until an episode ends; check automatic reset, final observation and time limit."""

@@ -1,8 +1,10 @@
 """Execution of action chunks on a simulator, with observation histories.
 
 The wrapper executes the first `action_horizon` actions of each chunk and sums the discounted reward. A row whose
-episode ends is paused at the first observation of its next episode until the chunks of all rows are finished. The
-number of executed steps is reported, so that the bootstrap factor is `gamma ** steps`.
+episode ends is paused at the first observation of its next episode until the chunks of all rows are finished. Where
+rows cannot pause (`spec.supports_masked_step` is False), it continues unrecorded and starts its next episode after the
+chunk: an episode then costs up to `action_horizon - 1` further steps, but no policy call of its own. The number of
+recorded steps is reported, so that the bootstrap factor is `gamma ** steps`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.errors import UserError
 from robopolicy.sim.contract import TERM_PREFIX, UNDISCOUNTED_PREFIX, Observation, Step, VectorSim
 
 
@@ -54,11 +55,6 @@ class ChunkedSim:
 
         At the start of an episode, the history repeats the first observation.
         """
-        if action_horizon > 1 and not sim.spec.supports_masked_step:
-            raise UserError(
-                f"The backend of {sim.spec.task} executes one action per decision, not {action_horizon}; "
-                "set chunk.action_horizon=1."
-            )
         self.sim = sim
         self.action_horizon = action_horizon
         self.obs_horizon = obs_horizon
@@ -84,11 +80,12 @@ class ChunkedSim:
         truncated = torch.zeros_like(terminated)
         final = self._history
         info: dict[str, Tensor] = {}
+        pauses = sim.spec.supports_masked_step
         for j in range(self.action_horizon):
             active = ~(terminated | truncated)
-            if not bool(active.any()):
+            if device.type == "cpu" and not bool(active.any()):
                 break
-            step = sim.step(chunk[:, j], None if j == 0 else active)
+            step = sim.step(chunk[:, j], None if pauses and j == 0 else active)
             if trace is not None:
                 trace.append(StepTrace(chunk[:, j], step, active))
             successor = self._push(step.final_obs)
@@ -106,6 +103,11 @@ class ChunkedSim:
                 part = torch.where(active, step.info[key], 0.0)
                 for name, value in ((key, self.gamma**j * part), (_undiscounted_key(key), part)):
                     info[name] = before.get(name, torch.zeros_like(part)) + value
+        if not pauses:
+            ended = terminated | truncated
+            first, logged = sim.reset_rows(ended)
+            self._history = where_rows(ended, self._repeat(first), self._history)
+            info |= logged
         return ChunkStep(dict(self._history), reward, undiscounted, steps, terminated, truncated, final, info)
 
     def state_dict(self) -> dict[str, Any]:

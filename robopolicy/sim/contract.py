@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.errors import UserError
 from robopolicy.mirror_symmetry import MirrorSymmetry
 
 LOG_PREFIX = "log."
@@ -64,7 +65,7 @@ class SimSpec:
     max_episode_steps: int  # control steps after which an episode is truncated
     action_names: tuple[str, ...] = ()
     seeded_episodes: bool = True  # False where the backend cannot follow the seed rule (EnvPool)
-    supports_masked_step: bool = True  # False where the backend cannot skip rows (`step(active=...)`)
+    supports_masked_step: bool = True  # False where the backend cannot skip rows; see `VectorSim.reset_rows`
     final_obs_exact: bool = True  # False where the last observation is unknown; `final_obs` is the previous one
     mirror: MirrorSymmetry | None = None  # left-right symmetry of the task, if any
 
@@ -113,6 +114,18 @@ class VectorSim(ABC):
         Rows where `active` `(N,)` bool is False do not move: their state, seed and step count do not change, their
         reward is 0 and both flags are False. Action chunks need it, since episodes end at different steps of a chunk.
         """
+
+    def reset_rows(self, ended: Tensor) -> tuple[Observation, dict[str, Tensor]]:
+        """Start the next episodes of the rows `ended` `(N,)` after a chunk, where `supports_masked_step` is False.
+
+        There, a step with `active` resets no row: `obs` of a row that ends equals its `final_obs`, and it moves in the
+        remaining steps of the chunk with reward 0, both flags False, and an unchanged step count. Returns the
+        observations of all rows, and entries `log.*` of the episodes that ended.
+        """
+        raise UserError(
+            f"{type(self).__name__} of task {self.spec.task} executes one action per decision; "
+            "set chunk.action_horizon=1."
+        )
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments."""

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-KINDS = ("mjlab", "manager", "direct", "old manager", "old direct")  # old: Isaac Lab 2.3, without final observations
+# old: Isaac Lab 2.3, without final observations; fast: mjlab with its own reset, which hides them
+KINDS = ("mjlab", "fast mjlab", "manager", "direct", "old manager", "old direct")
 
 
 class Rail:
@@ -30,8 +31,9 @@ class Rail:
         self.unwrapped = self
         self.cfg = SimpleNamespace()
         box: Any = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
-        if kind == "mjlab":
-            self.cfg.auto_reset = False
+        self.is_mjlab = "mjlab" in kind
+        if self.is_mjlab:
+            self.cfg.auto_reset = True
             box = SimpleNamespace(shape=(1,), low=-math.inf, high=math.inf)
         elif "old" not in kind:
             self.cfg.compute_final_obs = True
@@ -51,7 +53,7 @@ class Rail:
         self.closed = 0
 
     def reset(self, *, seed: int | None = None, env_ids: Tensor | None = None, options: Any = None) -> tuple[Any, Any]:
-        if env_ids is not None and self.kind != "mjlab":
+        if env_ids is not None and not self.is_mjlab:
             raise TypeError("Isaac Lab's direct environments restart no single rows")
         if seed is not None:
             torch.manual_seed(seed)
@@ -67,14 +69,13 @@ class Rail:
         torch.gt(self.x, 5, out=self.terminated)
         torch.ge(self.age, 4, out=self.truncated)
         torch.gt(self.x, 5.5, out=self.won)
-        if self.kind == "mjlab":
+        if self.is_mjlab:
             self.extras["log"] = {}
-        else:
-            rows = (self.terminated | self.truncated).nonzero().flatten()
-            if len(rows):
-                if getattr(self.cfg, "compute_final_obs", False):
-                    self.extras["final_obs"] = self._get_observations()
-                self._reset_idx(rows)
+        rows = (self.terminated | self.truncated).nonzero().flatten()
+        if len(rows):
+            if getattr(self.cfg, "compute_final_obs", False):
+                self.extras["final_obs"] = self._get_observations()
+            self._reset_idx(rows)
         return self._get_observations(), self.reward, self.terminated, self.truncated, self.extras
 
     def _reset_idx(self, rows: Tensor) -> None:

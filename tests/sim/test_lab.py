@@ -24,7 +24,7 @@ ACTIONS = torch.tensor([[7.0], [1.0], [1.5]])  # the first is clipped to 2
 
 
 def make(kind: str, **options: Any) -> IsaacStyleSim:
-    return IsaacStyleSim(Rail(kind, **options), task="test/rail", action_bound=2.0)
+    return IsaacStyleSim(Rail(kind, **options), task="test/rail", action_bound=2.0, exact_final_obs="fast" not in kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -49,7 +49,7 @@ def test_rewards_flags_and_final_observations_match_hand_computed_values(kind: s
     torch.testing.assert_close(steps[2].obs["actor"], torch.tensor([[0.01, 0.0], [3.0, 3.0], [4.5, 3.0]]))
     torch.testing.assert_close(steps[3].obs["critic.x"], torch.tensor([[2.01], [0.01], [0.01]]))
     torch.testing.assert_close(steps[3].final_obs["actor"][0], torch.tensor([2.01, 1]))  # its second episode
-    assert sim.spec.final_obs_exact == ("old" not in kind)
+    assert sim.spec.final_obs_exact == (kind in ("mjlab", "manager", "direct"))
     assert sim.episode_seed.tolist() == [13, 14, 15]
     assert sim.episode_step.tolist() == [1, 0, 0]
 
@@ -103,10 +103,6 @@ def test_unsupported_actions_and_environments_are_refused() -> None:
     sim = make("mjlab")
     with pytest.raises(UserError, match="shape"):
         sim.step(torch.zeros(3, 2))
-    with pytest.raises(UserError, match="all step together"):
-        sim.step(torch.zeros(3, 1), torch.tensor([True, False, True]))
-    with pytest.raises(UserError, match="action_horizon=1"):
-        ChunkedSim(sim, action_horizon=2)
     with pytest.raises(UserError, match="positive number"):
         IsaacStyleSim(Rail("mjlab"), task="test/rail", action_bound=0.0)
     env = Rail("direct")
@@ -126,9 +122,9 @@ def test_unsupported_actions_and_environments_are_refused() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("when", [1, 3])
 def test_divergence_ends_only_the_episode_of_its_row(kind: str, when: int) -> None:
-    """At step 3 the episode also reaches the time limit, so Isaac Lab restarts the row by itself."""
-    env = Rail(kind)
-    sim, undisturbed = IsaacStyleSim(env, task="test/rail", action_bound=2.0), make(kind)
+    """At step 3 the episode also reaches the time limit, so the library resets the row as well."""
+    sim, undisturbed = make(kind), make(kind)
+    env = sim.env
     sim.reset(0)
     undisturbed.reset(0)
     others = torch.tensor([True, False, True])
@@ -147,7 +143,8 @@ def test_divergence_ends_only_the_episode_of_its_row(kind: str, when: int) -> No
             assert bool(step.terminated[1])
             assert float(step.reward[1]) == 0.0
             assert torch.equal(step.final_obs["actor"][1], before)
-            torch.testing.assert_close(step.obs["actor"][1], torch.tensor([0.01, 0.0]))
+            resets = 2 if when == 3 and kind != "mjlab" else 1
+            torch.testing.assert_close(step.obs["actor"][1], torch.tensor([0.01 * resets, 0.0]))
             assert sim.episode_step.tolist()[1] == 0
 
 
@@ -186,6 +183,29 @@ def test_step_reads_no_values_from_the_device(kind: str, monkeypatch: pytest.Mon
             steps.append(sim.step(action))
     assert sum(bool(step.done.any()) for step in steps) >= 3
     assert asked.count("robopolicy.sim.backends.isaac_style") == 9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_ended_row_waits_for_the_end_of_its_chunk_only(kind: str) -> None:
+    """In chunks of 3, row 0 ends with its chunk; rows 1 and 2 end after one step of the second chunk."""
+    chunked = ChunkedSim(make(kind), action_horizon=3, obs_horizon=2, gamma=0.5)
+    chunked.reset(10)
+    chunk = ACTIONS[:, None].expand(3, 3, 1)
+    first, trace = chunked.step(chunk), []
+    second = chunked.step(chunk, trace)
+    assert [first.steps.tolist(), second.steps.tolist()] == [[3, 3, 3], [3, 1, 1]]
+    assert [first.terminated.tolist(), second.terminated.tolist()] == [[True, False, False], [True, False, True]]
+    assert [first.truncated.tolist(), second.truncated.tolist()] == [[False] * 3, [False, True, True]]
+    torch.testing.assert_close(first.reward, torch.tensor([2 + 2 + 1.5, 1 + 1 + 0.75, 1.5 + 1.5 + 1.125]))
+    torch.testing.assert_close(second.undiscounted, torch.tensor([2.01 + 4.01 + 6.01, 4.0, 6.0]))
+    torch.testing.assert_close(first.final_obs["actor"][0], torch.tensor([[4.0, 2.0], [6.0, 3.0]]))
+    torch.testing.assert_close(second.final_obs["actor"][1:, 1], torch.tensor([[4.0, 4.0], [6.0, 4.0]]))
+    torch.testing.assert_close(first.obs["actor"][:, 1], torch.tensor([[0.01, 0.0], [3.0, 3.0], [4.5, 3.0]]))
+    torch.testing.assert_close(second.obs["actor"], torch.tensor([[[0.02, 0.0]] * 2, *[[[0.01, 0.0]] * 2] * 2]))
+    assert [step.active.tolist() for step in trace] == [[True] * 3, *[[True, False, False]] * 2]
+    assert chunked.sim.episode_seed.tolist() == [14, 15, 16]
+    assert chunked.sim.episode_step.tolist() == [0, 0, 0]
+    assert second.info["log.level"].tolist() == [2.0] * 3
 
 
 @pytest.mark.gpu

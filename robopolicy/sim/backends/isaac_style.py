@@ -4,12 +4,15 @@ Supports mjlab's `ManagerBasedRlEnv` and Isaac Lab's `ManagerBasedRLEnv` and `Di
 attributes, without importing either. Rewards, flags and observations stay on the device of the environment; `step`
 waits for the device once, for the indices of the rows to reset, as both libraries do.
 
-* **Last observations.** mjlab with `cfg.auto_reset = False` and Isaac Lab 3 with `cfg.compute_final_obs = True` return
-  them. Isaac Lab 2.3 does not: there `spec.final_obs_exact` is False and `final_obs` is the previous observation.
+* **Last observations.** Both libraries reset ended rows inside their step, which hides the last observation. With
+  `exact_final_obs`, mjlab's rows are reset after the step instead, at the price of computing all observations twice,
+  and Isaac Lab 3 returns the last observations (`cfg.compute_final_obs = True`). Otherwise, and in Isaac Lab 2.3,
+  `spec.final_obs_exact` is False and `final_obs` is the previous observation.
+* **Chunks.** No row can be skipped in a step (`spec.supports_masked_step` is False). A step with a mask resets no row,
+  so that its last observations are exact; `reset_rows` resets them once per chunk.
 * **Actions.** Infinite bounds become `action_bound`, since both libraries leave most actions unbounded.
 * **Diverged physics.** A row with a non-finite observation or reward, or a NaN action, terminates with reward 0.
-* **Seeds.** Episodes share one random stream, so single episodes cannot be repeated (`spec.seeded_episodes` is False),
-  and no row can be skipped in a step (`spec.supports_masked_step` is False): use an action horizon of 1.
+* **Seeds.** Episodes share one random stream, so single episodes cannot be repeated (`spec.seeded_episodes` is False).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from typing import Any
 
 import numpy as np
@@ -44,16 +47,17 @@ class IsaacStyleSim(VectorSim):
     in a step is given to every row. `info["success"]` is the termination term of that name, if it exists.
     """
 
-    def __init__(self, env: Any, *, task: str, action_bound: float = 1.0) -> None:
+    def __init__(self, env: Any, *, task: str, action_bound: float = 1.0, exact_final_obs: bool = True) -> None:
         self.env: Any = env.unwrapped
         if hasattr(self.env, "possible_agents"):
             raise UserError(f"Task {task} has several agents; robot policies control one agent.")
         self.num_envs = int(self.env.num_envs)
         self.device = torch.empty(0, device=str(self.env.device)).device  # "cuda" is cuda:0 in every tensor
         self._stream = _RandomStream(self.device)
-        self._resets_rows = (
-            getattr(self.env.cfg, "auto_reset", True) is False
-        )  # mjlab: this class resets ended episodes
+        is_mjlab = hasattr(self.env.cfg, "auto_reset")
+        self._resets_rows = exact_final_obs and is_mjlab  # this class resets ended rows, not the library
+        if is_mjlab:
+            self.env.cfg.auto_reset = True  # `_without_resets` prevents it
         terms = getattr(getattr(self.env, "termination_manager", None), "active_terms", ())
         self._has_success = "success" in terms
         self._low, self._high = _action_bounds(self.env.single_action_space, action_bound, task, self.device)
@@ -69,6 +73,7 @@ class IsaacStyleSim(VectorSim):
             supports_masked_step=False,
             final_obs_exact=self._resets_rows or getattr(self.env.cfg, "compute_final_obs", False),
         )
+        self._zero_is_valid = bool((self._low <= 0).all() and (self._high >= 0).all())
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
         """Reset every environment from one random stream, seeded by `seed` (the first of several)."""
@@ -76,7 +81,7 @@ class IsaacStyleSim(VectorSim):
         counter.reset(seed)
         names = counter.take(np.arange(self.num_envs))
         self.episode_seed = torch.tensor(names, device=self.device)
-        self._next_seed = torch.tensor(max(names) + 1, device=self.device)
+        self._last_seed = torch.tensor(max(names), device=self.device)
         self.episode_step = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         with self._stream, redirect_stdout(io.StringIO()):  # mjlab prints every seed
             obs, _ = self.env.reset(seed=names[0] % _SEEDS)
@@ -84,45 +89,85 @@ class IsaacStyleSim(VectorSim):
         return dict(self._obs)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        """Apply `action` `(N, A)` for one control step; `active` must be None."""
+        """Apply `action` `(N, A)` for one control step; with `active`, ended rows wait for `reset_rows`."""
         expected = (self.num_envs, len(self._low))
         if tuple(action.shape) != expected:
             raise UserError(f"Expected actions of shape {expected}, got {tuple(action.shape)}.")
-        if active is not None:
-            raise UserError(f"The environments of {self.spec.task} all step together; use an action horizon of 1.")
         action = action.detach().to(self.device, torch.float32)
         clipped = action.clamp(self._low, self._high)  # keeps NaN
-        with self._stream:
-            result = self.env.step(clipped.nan_to_num().clamp(self._low, self._high))  # 0 may lie outside the bounds
+        executed = clipped.nan_to_num()
+        if not self._zero_is_valid:
+            executed = executed.clamp(self._low, self._high)
+        resets_later = active is not None or self._resets_rows
+        with self._stream, self._without_resets() if resets_later else nullcontext():
+            result = self.env.step(executed)
             current, extras = _flat(result[0]), result[4]
             reward = result[1].to(torch.float32, copy=True).reshape(-1)  # mjlab writes into the same storage every step
             terminated, truncated = (flag.to(torch.bool, copy=True).reshape(-1) for flag in result[2:4])
-            if self._resets_rows:
+            last = extras.pop("final_obs", None)  # Isaac Lab keeps the entry in steps without episode ends
+            diverged = _broken_rows(current, clipped, reward)
+            if resets_later:
                 final = current
-                diverged = _broken_rows(current, clipped, reward)
-                terminated |= diverged
-                restart = done = terminated | truncated
+            elif last is None:
+                final = where_rows(terminated | truncated, self._obs, current)
             else:
-                ended = terminated | truncated  # the environment has reset these
-                final, broken = self._last(current, ended, extras), _broken_rows(current)
-                diverged = broken | _broken_rows(final, clipped, reward)
-                terminated |= diverged
-                done = ended | diverged
-                restart = (diverged & ~ended) | broken
-            rows = restart.nonzero().flatten()
-            obs = where_rows(restart, self._restart(rows), current) if len(rows) else current
+                final = where_rows(terminated | truncated, _flat(last), current)
+                diverged |= _broken_rows(final)
         info = {"diverged": diverged, **self._logged(extras)}
         if self._has_success:
             info["success"] = self.env.termination_manager.get_term("success") & ~diverged
-        if self._resets_rows and not len(rows):  # most steps: no episode ended
-            self._obs, self.episode_step = obs, self.episode_step + 1
-            return Step(dict(obs), reward, terminated, truncated, dict(final), info)
-        final = where_rows(diverged, self._obs, final)
+        terminated |= diverged
+        if active is not None:
+            final = where_rows(diverged, self._obs, final)
+            self._obs = final
+            self.episode_step = self.episode_step + active
+            reward = torch.where(active & ~diverged, reward, 0.0)
+            return Step(dict(final), reward, terminated & active, truncated & active, final, info)
+        done = terminated | truncated
+        restart = done if self._resets_rows else diverged  # a diverged row that the library has reset is reset again
+        rows = restart.nonzero().flatten()
+        obs = current
+        if len(rows):
+            with self._stream:
+                obs = where_rows(restart, self._restart(rows), current)
+            final = where_rows(diverged, self._obs, final)
+            reward = torch.where(diverged, 0.0, reward)
+            info |= self._logged(extras)
         self._obs = obs
         self.episode_step = torch.where(done, 0, self.episode_step + 1)
-        self.episode_seed = torch.where(done, self._next_seed + done.cumsum(0) - 1, self.episode_seed)
-        self._next_seed = self._next_seed + done.sum()
-        return Step(dict(obs), torch.where(diverged, 0.0, reward), terminated, truncated, final, info)
+        if len(rows) or not self._resets_rows:
+            self._next_seeds(done)
+        return Step(dict(obs), reward, terminated, truncated, dict(final), info)
+
+    def reset_rows(self, ended: Tensor) -> tuple[Observation, dict[str, Tensor]]:
+        """Start the next episodes of `ended` `(N,)`; return the observations of all rows and the entries `log.*`."""
+        rows = ended.nonzero().flatten()
+        if not len(rows):
+            return dict(self._obs), {}
+        with self._stream:
+            self._obs = where_rows(ended, self._restart(rows), self._obs)
+        self.episode_step = torch.where(ended, 0, self.episode_step)
+        self._next_seeds(ended)
+        return dict(self._obs), self._logged(self.env.extras)
+
+    def _next_seeds(self, ended: Tensor) -> None:
+        number = ended.cumsum(0)
+        self.episode_seed = torch.where(ended, self._last_seed + number, self.episode_seed)
+        self._last_seed = self._last_seed + number[-1]
+
+    @contextmanager
+    def _without_resets(self) -> Iterator[None]:
+        """Keep the library from resetting ended rows in its step; their observations are then the last ones."""
+        exact = getattr(self.env.cfg, "compute_final_obs", None)
+        self.env._reset_idx = lambda env_ids: None
+        if exact:
+            self.env.cfg.compute_final_obs = False
+        try:
+            yield
+        finally:
+            del self.env._reset_idx
+            if exact:
+                self.env.cfg.compute_final_obs = True
 
     def close(self) -> None:
         """Free the environment; safe to call twice."""
@@ -130,16 +175,11 @@ class IsaacStyleSim(VectorSim):
             self.env.close()
             self.env = None
 
-    def _last(self, current: Observation, done: Tensor, extras: dict[str, Any]) -> Observation:
-        """True successor observations if the environment returns them after a reset, else the previous ones."""
-        final = extras.pop("final_obs", None)  # Isaac Lab keeps the entry in steps without episode ends
-        return where_rows(done, self._obs if final is None else _flat(final), current)
-
     def _restart(self, rows: Tensor) -> Observation:
         """Start the next episodes of `rows` `(K,)` and return the observations of all rows."""
-        if self._resets_rows:
+        if hasattr(self.env.cfg, "auto_reset"):
             return _flat(self.env.reset(env_ids=rows)[0])
-        # Isaac Lab can reset diverged rows only through the calls of its own `step`: its `reset` takes no rows in
+        # Isaac Lab can reset single rows only through the calls of its own `step`: its `reset` takes no rows in
         # direct environments, and adds to the observation history of the other rows in manager-based environments.
         self.env._reset_idx(rows)
         self.env.scene.write_data_to_sim()
@@ -150,12 +190,21 @@ class IsaacStyleSim(VectorSim):
     def _logged(self, extras: Mapping[str, Any]) -> dict[str, Tensor]:
         """Entries of `extras["log"]` with one number per row or one number for all rows."""
         found: dict[str, Tensor] = {}
+        numbers: dict[str, float] = {}
+        tensors: dict[str, Tensor] = {}
         for name, value in (extras.get("log") or {}).items():
             if isinstance(value, int | float):
-                value = torch.full((), float(value), device=self.device)
-            if isinstance(value, Tensor) and value.shape in ((), (1,), (self.num_envs,)):
-                entry = value.to(self.device, torch.float32, copy=True)
-                found[f"{LOG_PREFIX}{name}"] = entry.expand(self.num_envs)
+                numbers[name] = float(value)
+            elif isinstance(value, Tensor) and value.shape in ((), (1,)):
+                tensors[name] = value.reshape(1).to(self.device)
+            elif isinstance(value, Tensor) and value.shape == (self.num_envs,):
+                found[LOG_PREFIX + name] = value.to(self.device, torch.float32, copy=True)
+        parts = list(tensors.values())
+        if numbers:
+            parts.append(torch.tensor(list(numbers.values())).to(self.device, non_blocking=True))
+        if parts:  # copied together, since a kernel for each of dozens of entries would take long
+            rows = torch.cat(parts).float().unsqueeze(1).expand(-1, self.num_envs)
+            found |= dict(zip((LOG_PREFIX + name for name in (*tensors, *numbers)), rows, strict=True))
         return found
 
 
@@ -178,7 +227,8 @@ class _RandomStream:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device if device.type == "cuda" else None
+        self._device = device
+        self._module = torch.get_device_module(device) if device.type != "cpu" else None
         self._inner: tuple[Any, ...] | None = None
         self._outer: tuple[Any, ...] = ()
         # Numpy's generator is swapped, because copying its state in every step takes longer than all other copies. The
@@ -204,14 +254,14 @@ class _RandomStream:
         mtrand.set_bit_generator(own)
 
     def _states(self) -> tuple[Any, ...]:
-        cuda = None if self._device is None else torch.cuda.get_rng_state(self._device)
-        return random.getstate(), torch.get_rng_state(), cuda
+        accelerator = None if self._module is None else self._module.get_rng_state(self._device)
+        return random.getstate(), torch.get_rng_state(), accelerator
 
     def _set(self, states: tuple[Any, ...]) -> None:
         random.setstate(states[0])
         torch.set_rng_state(states[1])
-        if self._device is not None:
-            torch.cuda.set_rng_state(states[2], self._device)
+        if self._module is not None:
+            self._module.set_rng_state(states[2], self._device)
 
 
 def default_action_bound(environment: str) -> float:
