@@ -97,6 +97,10 @@ class _ScoredSim(VectorSim):
             self._on_step(moving, step)
         return step
 
+    def reset_rows(self, ended: Tensor) -> tuple[Observation, dict[str, Tensor]]:
+        """Start the next episodes of the rows `ended`."""
+        return self.sim.reset_rows(ended)
+
 
 def evaluate(
     policy: Policy | Actor,

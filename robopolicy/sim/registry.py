@@ -63,6 +63,7 @@ class SimOptions:
     points: int = 256  # of each cloud
     reward: str = "sparse"  # sparse | shaped, where the task has both
     threads: int = 0  # physics threads; 0 is one per core
+    exact_final_obs: bool = True  # where it costs time (mjlab, Isaac Lab): return last observations of episodes
     wrappers: tuple[WrapperSpec, ...] = ()  # wrappers around the simulator, in any order
     world: WorldOptions = WorldOptions()  # only for the backend `worldmodel:FOLDER`
 

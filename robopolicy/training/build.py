@@ -23,7 +23,6 @@ from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import fill_defaults, to_dict
-from robopolicy.sim.backends import all_lockstep
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import WorldOptions, get_task, observation_options, task_names
 from robopolicy.spec import HIDDEN_STATE
@@ -92,23 +91,9 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
     if not task:
         raise UserError("No task is given; pass e.g. task=lift ('robopolicy list tasks' prints all).")
     task = get_task(task).name
-    simulates = _needs_simulator(config, ALGORITHMS[algorithm].data_source) and not is_world(config.sim.backend)
-    if simulates and all_lockstep(get_task(task).backends):
-        _check_one_action(config, task)
     _check_text(task, str(config.policy["name"]), algorithm)
     name = config.name or f"{task.rsplit('/', 1)[-1]}_{config.policy['name']}_{algorithm}_seed{config.seed}"
     return replace(config, task=replace(config.task, name=task), name=name)
-
-
-def _check_one_action(config: TrainConfig, task: str) -> None:
-    """Reject chunks of several actions for a task whose environments cannot pause separately."""
-    action_horizon = config.chunk.action_horizon
-    if action_horizon > 1:
-        hint = "start from a policy of one action" if config.init_from else "set chunk.horizon=1 chunk.action_horizon=1"
-        raise UserError(
-            f"Task {task} steps all its environments together, so it does not support chunks of {action_horizon} "
-            f"actions; {hint}."
-        )
 
 
 def _check_text(task: str, policy: str, algorithm: str) -> None:
@@ -178,8 +163,6 @@ def build(config: TrainConfig, start: Path | None = None) -> RunComponents:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         eval_sim = eval_simulator(config) if evaluates else None
         train_sim = simulator(config, config.sim.num_envs // world_size()) if needs_simulator else None
-    if train_sim is not None and not train_sim.spec.supports_masked_step:
-        _check_one_action(config, train_sim.spec.task)
     sim = _spec(config, train_sim or eval_sim, data_source)
     if episodes is not None and sim is not None:
         _check_dataset(episodes, sim, config.dataset)

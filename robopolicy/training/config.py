@@ -18,6 +18,8 @@ from robopolicy.schema import from_dict
 from robopolicy.sim.registry import WorldOptions
 from robopolicy.sim.wrappers.registry import WrapperSpec
 
+FINAL_OBS = ("auto", "exact", "previous")
+
 
 @dataclass(frozen=True)
 class TaskConfig(Validated):
@@ -40,6 +42,7 @@ class SimConfig(Validated):
     num_envs: PositiveInt = 16  # parallel environments
     backend: str = "auto"  # auto | mujoco | mujoco-exact | warp | envpool | gymnasium | worldmodel:FOLDER | ...
     threads: NonNegativeInt = 0  # physics threads; 0 is one per core
+    final_obs: str = "auto"  # last observations in mjlab, Isaac Lab: auto | exact | previous (faster on a device)
 
 
 @dataclass(frozen=True)
@@ -153,5 +156,7 @@ def check_settings(config: TrainConfig) -> None:
     if config.name == "null":
         raise UserError("name=null is not a name; omit name to have it composed.")
     check_run_name(config.name)
+    if config.sim.final_obs not in FINAL_OBS:
+        raise unknown_name("value", config.sim.final_obs, FINAL_OBS, "of sim.final_obs")
     section("policy", config.policy)
     section("algorithm", config.algorithm)

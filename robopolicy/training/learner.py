@@ -173,9 +173,16 @@ def simulator(config: TrainConfig, num_envs: int) -> VectorSim:
         reward=config.task.reward,
         wrappers=config.task.wrappers,
         threads=config.sim.threads,
+        exact_final_obs=_has_exact_final_obs(config),
         world=config.worldmodel if is_world(config.sim.backend) else WorldOptions(),
     )
     return make_env(config.task.name, options)
+
+
+def _has_exact_final_obs(config: TrainConfig) -> bool:
+    """Whether last observations are exact; by default not where one action per decision makes them slow on a device."""
+    chosen = config.sim.final_obs
+    return chosen == "exact" or (chosen == "auto" and (config.device == "cpu" or config.chunk.action_horizon > 1))
 
 
 def eval_simulator(config: TrainConfig) -> VectorSim:

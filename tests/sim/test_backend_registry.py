@@ -4,14 +4,14 @@ import pytest
 from lab_rail import Rail
 
 from robopolicy import plugins
-from robopolicy.sim.backends import BACKENDS, Backend, all_lockstep
+from robopolicy.sim.backends import BACKENDS, Backend
 from robopolicy.sim.backends.isaac_style import IsaacStyleSim
 from robopolicy.sim.contract import SimSpec
 from robopolicy.sim.registry import SimOptions, get_task, make_sim, task_families
 
 
 def agrees(row: Backend, spec: SimSpec) -> bool:
-    return (row.repeatable, row.lockstep) == (spec.seeded_episodes, not spec.supports_masked_step)
+    return row.repeatable == spec.seeded_episodes
 
 
 @pytest.mark.parametrize(("task", "backend"), [("lift", "mujoco"), ("hopper", "gymnasium"), ("point_mass", "torch")])
@@ -36,8 +36,3 @@ def test_backends_by_id_have_a_task_family():
     assert {name for name, row in BACKENDS.items() if row.by_id} <= families.keys()
     entry = get_task("envpool/Hopper-v5")
     assert (entry.name, entry.backends, entry.requires) == ("envpool/Hopper-v5", ("envpool",), "envpool")
-
-
-def test_all_lockstep_requires_every_backend_in_lockstep():
-    assert all_lockstep(("mjlab", "isaaclab"))
-    assert not all_lockstep(("mjlab", "mujoco")) and not all_lockstep(("of_another_package",))

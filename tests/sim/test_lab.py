@@ -301,7 +301,7 @@ def test_short_names_resolve_to_mjlab_environments() -> None:
     assert {"mjlab/go1_flat", "mjlab/g1_rough", "mjlab/cartpole_balance", "mjlab/lift_cube"} <= set(names)
     assert get_task("go1_flat").name == "mjlab/go1_flat"
     assert get_task("mjlab/Mjlab-Cartpole-Balance").requires == "mjlab"
-    with pytest.raises(UserError, match="cameras"):
+    with pytest.raises(UserError, match="Unknown camera 'front' of task mjlab/go1_flat"):
         make_sim("mjlab/go1_flat", SimOptions(cameras=("front",)))
 
 

@@ -86,6 +86,26 @@ def test_building_does_not_change_the_global_random_state() -> None:
     assert torch.equal(after, torch.rand(3))
 
 
+def test_cameras_of_the_model_become_images_and_frames() -> None:
+    sim = make_sim("mjlab/lift_cube", SimOptions(num_envs=2, cameras=("camera_d405",), image_size=16))
+    image = sim.reset(0)["image.camera_d405"]
+    assert (image.dtype, image.shape) == (torch.uint8, (2, 3, 16, 16))
+    assert image.float().std() > 10.0
+    frames = sim.render(width=64, height=48, envs=2)
+    assert (frames.dtype, frames.shape) == (torch.uint8, (2, 3, 48, 64))
+    assert not torch.equal(frames[0], frames[1])  # each row has its own cube
+    with pytest.raises(UserError, match="Unknown camera 'front'"):
+        sim.render("front")
+    sim.close()
+
+
+def test_colours_that_an_environment_observes_are_whole_numbers() -> None:
+    sim = make_sim("mjlab/Mjlab-Lift-Cube-Yam-Rgb", SimOptions(num_envs=2))
+    entry = sim.spec.observation["image.camera"]
+    assert (entry.shape, entry.dtype) == ((3, 32, 32), torch.uint8)
+    sim.close()
+
+
 @pytest.mark.parametrize(
     ("name", "device", "lesson"),
     [

@@ -7,7 +7,7 @@ packages add `Backend` objects through the entry-point group `robopolicy.backend
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,6 @@ class Backend:
     extra: str = ""  # extra of robopolicy that installs that package
     argument: str = ""  # argument after a colon in its name, e.g. FOLDER
     repeatable: bool = True  # equal seeds and actions give bit-equal episodes; see `SimSpec.seeded_episodes`
-    lockstep: bool = False  # all rows step together, without `SimSpec.supports_masked_step`
 
     def maker(self) -> Callable[..., VectorSim]:
         """Import and return the function `make`."""
@@ -72,7 +71,6 @@ BACKENDS: Registry[Backend] = Registry(
             module="mjlab",
             extra="mjlab",
             repeatable=False,
-            lockstep=True,
         ),
         "isaaclab": Backend(
             "Isaac Lab's environments on a GPU or, slowly, the CPU (in a separate Python 3.12 environment)",
@@ -81,7 +79,6 @@ BACKENDS: Registry[Backend] = Registry(
             module="isaaclab",
             extra="isaaclab",
             repeatable=False,
-            lockstep=True,
         ),
         "torch": Backend("tasks written in torch: toys and tasks of known dynamics"),
         "text": Backend("conversations, in this process"),
@@ -90,8 +87,3 @@ BACKENDS: Registry[Backend] = Registry(
     read=lambda row: Backend(**row),
 )
 """Backends by name."""
-
-
-def all_lockstep(names: Iterable[str]) -> bool:
-    """Whether every backend in `names` is registered and steps all rows together."""
-    return all(name in BACKENDS and BACKENDS[name].lockstep for name in names)

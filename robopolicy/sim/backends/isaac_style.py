@@ -54,10 +54,11 @@ class IsaacStyleSim(VectorSim):
         self.num_envs = int(self.env.num_envs)
         self.device = torch.empty(0, device=str(self.env.device)).device  # "cuda" is cuda:0 in every tensor
         self._stream = _RandomStream(self.device)
-        is_mjlab = hasattr(self.env.cfg, "auto_reset")
-        self._resets_rows = exact_final_obs and is_mjlab  # this class resets ended rows, not the library
-        if is_mjlab:
+        self._is_mjlab = hasattr(self.env.cfg, "auto_reset")
+        self._resets_rows = exact_final_obs and self._is_mjlab  # this class resets ended rows, not the library
+        if self._is_mjlab:
             self.env.cfg.auto_reset = True  # `_without_resets` prevents it
+        self._renderer: Any = None
         terms = getattr(getattr(self.env, "termination_manager", None), "active_terms", ())
         self._has_success = "success" in terms
         self._low, self._high = _action_bounds(self.env.single_action_space, action_bound, task, self.device)
@@ -169,15 +170,28 @@ class IsaacStyleSim(VectorSim):
             if exact:
                 self.env.cfg.compute_final_obs = True
 
+    def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
+        """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments of mjlab."""
+        if not self._is_mjlab:
+            return super().render(camera, width=width, height=height, envs=envs)
+        if self._renderer is None:
+            from robopolicy.sim.backends.mjlab import MjlabRenderer
+
+            self._renderer = MjlabRenderer(self.env)
+        return self._renderer.frames(camera, width, height, envs)
+
     def close(self) -> None:
         """Free the environment; safe to call twice."""
+        if self._renderer is not None:
+            self._renderer.close()
+            self._renderer = None
         if self.env is not None:
             self.env.close()
             self.env = None
 
     def _restart(self, rows: Tensor) -> Observation:
         """Start the next episodes of `rows` `(K,)` and return the observations of all rows."""
-        if hasattr(self.env.cfg, "auto_reset"):
+        if self._is_mjlab:
             return _flat(self.env.reset(env_ids=rows)[0])
         # Isaac Lab can reset single rows only through the calls of its own `step`: its `reset` takes no rows in
         # direct environments, and adds to the observation history of the other rows in manager-based environments.
