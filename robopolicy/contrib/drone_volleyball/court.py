@@ -23,7 +23,15 @@ from robopolicy.contrib.drone_volleyball.scene import (
     build_model,
 )
 from robopolicy.mirror_symmetry import MirrorSymmetry, SignedPermutation
-from robopolicy.sim.backends.mujoco.task import Array, BatchState, MujocoTask, ResetState, StepResult
+from robopolicy.sim.backends.mujoco.task import (
+    Array,
+    BatchState,
+    MujocoTask,
+    ResetState,
+    StepResult,
+    constant,
+    namespace,
+)
 from robopolicy.sim.contract import TensorSpec
 
 SPREAD: Array = np.array([0.5, 0.5, 0.2])  # [m] maximum distance of a drone's start to its anchor along each axis
@@ -81,6 +89,7 @@ class VolleyTask(MujocoTask):
     frame_skip = 10  # at 2 ms, i.e. 50 Hz
     max_episode_steps = 500
     cameras = ("close", "court")
+    array_api = True
 
     def __init__(self, reward: str = "sparse") -> None:
         self.drones = len(self.anchors)
@@ -116,7 +125,8 @@ class VolleyTask(MujocoTask):
 
     def turn(self, state: BatchState) -> NDArray[np.bool_]:
         """Whether it is a drone's turn to hit the ball `(N, D)`."""
-        return memory_of(state)["turn"][:, None] == np.arange(self.drones)
+        turn = memory_of(state)["turn"][:, None]
+        return turn == constant(np.arange(float(self.drones)), turn)
 
     def extra_names(self) -> tuple[str, ...]:
         """Names of the values of `extra`."""
@@ -136,10 +146,10 @@ class VolleyTask(MujocoTask):
 
     def pose(self, state: BatchState) -> DroneState:
         """Motion of the drones `(N, D, ...)`."""
-        poses = np.stack([state.qpos[:, part] for part in self._poses], 1)
-        motions = np.stack([state.qvel[:, part] for part in self._motions], 1)
-        rotation = np.stack([matrix(poses[:, i, 3:]) for i in range(self.drones)], 1)
-        return DroneState(poses[..., :3], rotation, motions[..., :3], motions[..., 3:])
+        xp = namespace(state.qpos)
+        poses = xp.stack([state.qpos[:, part] for part in self._poses], 1)
+        motions = xp.stack([state.qvel[:, part] for part in self._motions], 1)
+        return DroneState(poses[..., :3], matrix(poses[..., 3:]), motions[..., :3], motions[..., 3:])
 
     def ball(self, state: BatchState) -> tuple[Array, Array]:
         """Position [m] and velocity [m/s] of the ball `(N, 3)`."""
@@ -170,56 +180,59 @@ class VolleyTask(MujocoTask):
 
     def control(self, action: Array, state: BatchState) -> Array:
         """Rotor thrusts `(N, 4 D)` [N], with throttles that follow `action` `(N, 4 D)`."""
-        memory = memory_of(state)
-        target = np.sqrt((action + 1) / 2).reshape(memory["throttle"].shape)
+        memory, xp = memory_of(state), namespace(action)
+        target = xp.sqrt((action + 1) / 2).reshape(memory["throttle"].shape)
         memory["throttle"] = memory["throttle"] + THROTTLE_STEP * (target - memory["throttle"])
-        return self.frame.max_thrust * np.square(memory["throttle"]).reshape(len(state), -1)
+        return self.frame.max_thrust * xp.square(memory["throttle"]).reshape(len(state), -1)
 
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
         """Evaluate the step, and add the change of the action to the info."""
         outcome = self.evaluate_step(self._detect_contact(before, after), action, before, after)
         memory = memory_of(after)
-        change = np.abs(action - memory["action"]).mean(1)
+        change = namespace(action).abs(action - memory["action"]).mean(1)
         memory["action"] = action
-        outcome.info.update({"bumps": memory["bumps"].copy(), "action_change": change})
+        outcome.info.update({"bumps": 1.0 * memory["bumps"], "action_change": change})  # a copy
         return outcome
 
     def observe(self, state: BatchState) -> dict[str, Array]:
         """The observation `state`: drones, turns and ball."""
         memory, pose, (ball, velocity) = memory_of(state), self.pose(state), self.ball(state)
+        xp, anchors = namespace(ball), constant(self.anchors, ball)
         columns = pose.rotation.swapaxes(-1, -2)[:, :, :2].reshape(len(state), self.drones, 6)
-        near = (pose.position - self.anchors, columns, pose.velocity, pose.turning, memory["throttle"])
-        drones = np.concatenate([*near, ball[:, None] - pose.position], -1).reshape(len(state), -1)
+        near = (pose.position - anchors, columns, pose.velocity, pose.turning, memory["throttle"])
+        drones = xp.concat([*near, ball[:, None] - pose.position], axis=-1).reshape(len(state), -1)
         turn = [self.turn(state)] if self.drones > 1 else []
-        since = np.minimum(memory["since"], 1.0)
+        since = xp.clip(memory["since"], None, 1.0)
         parts = [drones, *turn, velocity, since[:, None], memory["top"][:, None], *self.extra(state)]
-        return {"state": np.concatenate(parts, 1)}
+        return {"state": xp.concat(parts, axis=1)}
 
     def _detect_contact(self, before: BatchState, after: BatchState) -> ContactEvent:
         """Detect contacts with the ball, and update the counts in the memory."""
-        memory = memory_of(after)
+        memory, pose = memory_of(after), self.pose(after)
         old, slow = self.ball(before)
         ball, fast = self.ball(after)
-        jolt = np.linalg.norm(fast - slow + GRAVITY * self.dt * UP, axis=1) > JOLT
+        xp = namespace(ball)
+        jolt = length(fast - slow + constant(GRAVITY * self.dt * UP, fast)) > JOLT
         landed = (ball[:, 2] < LANDED) | (jolt & (ball[:, 2] < GROUND))
         jolt &= ~landed
         new = jolt & (memory["touching"] == 0)
         soon = new & (memory["since"] < DOUBLE)
-        memory["touching"] = np.where(jolt, memory["touching"] + 1, 0.0)
-        paddles = _on_paddle(self.pose(before), old) | _on_paddle(self.pose(after), ball)  # (N, D)
+        memory["touching"] = xp.where(jolt, memory["touching"] + 1, 0.0)
+        paddles = _on_paddle(self.pose(before), old) | _on_paddle(pose, ball)  # (N, D)
         legal = (paddles & self.turn(after)).any(1)
         bump = new & legal & ~soon
         fault = (new & ~bump) | (memory["touching"] > CARRY)
         high = bump & (memory["top"] > HIGH)
-        memory["since"] = np.where(new, 0.0, memory["since"] + self.dt)
+        memory["since"] = xp.where(new, 0.0, memory["since"] + self.dt)
         memory["bumps"] = memory["bumps"] + bump
-        top = np.where(bump, 0.0, memory["top"])
-        memory["top"] = np.where(memory["bumps"] > 0, np.maximum(top, ball[:, 2]), 0.0)
-        memory["turn"] = np.where(bump, (memory["turn"] + 1) % self.drones, memory["turn"])
-        place = self.pose(after).position
+        top = xp.where(bump, 0.0, memory["top"])
+        memory["top"] = xp.where(memory["bumps"] > 0, xp.maximum(top, ball[:, 2]), 0.0)
+        memory["turn"] = xp.where(bump, (memory["turn"] + 1) % self.drones, memory["turn"])
+        place = pose.position
         off = (place[..., 2] < LOWEST) | (place[..., 2] > self.highest) | (place[..., 0] < PADDLE_RADIUS)
-        outside = (ball[:, 2] > self.ball_highest) | np.any(np.abs(ball[:, :2]) > COURT / 2, axis=1)
-        return ContactEvent(bump, fault, high, landed, np.asarray(off.any(1)), np.asarray(outside))
+        crashed: NDArray[np.bool_] = off.any(1)  # type: ignore[assignment]
+        outside = (ball[:, 2] > self.ball_highest) | (xp.abs(ball[:, :2]) > constant(COURT / 2, ball)).any(1)
+        return ContactEvent(bump, fault, high, landed, crashed, outside)
 
     def _prefixes(self) -> tuple[str, ...]:
         return ("",) if len(self.anchors) == 1 else tuple(f"drone{i} " for i in range(len(self.anchors)))
@@ -248,7 +261,13 @@ def _on_paddle(pose: DroneState, ball: Array) -> NDArray[np.bool_]:
     """Whether the ball is closely above the paddle, (N, D)."""
     local = (pose.rotation.swapaxes(-1, -2) @ (ball[:, None] - pose.position)[..., None])[..., 0]
     above = (local[..., 2] > 0.0) & (local[..., 2] < 5 * BALL_RADIUS)
-    return above & (np.linalg.norm(local[..., :2], axis=-1) < PADDLE_RADIUS)
+    return above & (length(local[..., :2]) < PADDLE_RADIUS)
+
+
+def length(vectors: Array) -> Array:
+    """Euclidean norm `(...)` of `vectors` `(..., D)`."""
+    xp = namespace(vectors)
+    return xp.sqrt(xp.square(vectors).sum(-1))
 
 
 def _quaternion(roll: float, pitch: float, yaw: float) -> Array:
@@ -265,11 +284,12 @@ def _quaternion(roll: float, pitch: float, yaw: float) -> Array:
 
 
 def matrix(quaternion: Array) -> Array:
-    """Rotation matrices `(N, 3, 3)` of unit quaternions `(N, 4)`, w first."""
-    w, x, y, z = quaternion.T
+    """Rotation matrices `(..., 3, 3)` of unit quaternions `(..., 4)`, w first."""
+    xp = namespace(quaternion)
+    w, x, y, z = (quaternion[..., i] for i in range(4))
     rows = (
         (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
         (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
         (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
     )
-    return np.stack([np.stack(row, -1) for row in rows], 1)
+    return xp.stack([xp.stack(row, -1) for row in rows], -2)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.contrib.drone_volleyball.court import FAULT, ContactEvent, VolleyTask, memory_of
+from robopolicy.contrib.drone_volleyball.court import FAULT, ContactEvent, VolleyTask, length, memory_of
 from robopolicy.contrib.drone_volleyball.scene import BALL_RADIUS, NET_HEIGHT, PADDLE_TOP, UP
-from robopolicy.sim.backends.mujoco.task import Array, BatchState, ResetState, StepResult
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, ResetState, StepResult, namespace
 
 REACH = PADDLE_TOP + BALL_RADIUS  # [m] from a drone's centre to the centre of a ball on its paddle
 LOW_BUMP = 0.2  # reward of the first bump, or of a bump after a low flight
@@ -23,22 +23,22 @@ class Rally(VolleyTask):
 
     def evaluate_step(self, event: ContactEvent, action: Array, before: BatchState, after: BatchState) -> StepResult:
         """End the episode at a fault, or when the ball lands or leaves the court."""
-        memory = memory_of(after)
+        memory, xp = memory_of(after), namespace(after.qpos)
         ended = event.fault | event.landed | event.crashed | event.outside
-        bumps: Array = np.where(event.high, 1.0, LOW_BUMP) * event.bump
+        bumps: Array = xp.where(event.high, 1.0, LOW_BUMP) * event.bump
         reward: Array = bumps - FAULT * ended
         if self.shaped:
             reward = reward + HINT * self.dt * self.hint(after)
-        last = np.rint(after.time / self.dt) >= self.max_episode_steps
+        last = xp.round(after.time / self.dt) >= self.max_episode_steps
         success = last & ~ended & (memory["bumps"] >= GOOD_BUMPS)
         return StepResult(reward, ended, {"success": success, "reward.bumps": bumps})
 
     def hint(self, state: BatchState) -> Array:
         """Shaped reward `(N,)` in [0, 1] for a drone below the ball on its turn, and for the height of the ball."""
-        rows, turn = np.arange(len(state)), memory_of(state)["turn"].astype(np.int64)
-        drone, (ball, _) = self.pose(state).position[rows, turn], self.ball(state)
-        below = 1 / (1 + np.linalg.norm(ball[:, :2] - drone[:, :2], axis=1))
-        return 0.5 * below + 0.25 * np.clip(ball[:, 2] - np.maximum(drone[:, 2], 1.0), 0.0, 2.0)
+        xp, (ball, _) = namespace(state.qpos), self.ball(state)
+        drone = xp.where(self.turn(state)[..., None], self.pose(state).position, 0.0).sum(1)
+        below = 1 / (1 + length(ball[:, :2] - drone[:, :2]))
+        return 0.5 * below + 0.25 * xp.clip(ball[:, 2] - xp.clip(drone[:, 2], 1.0, None), 0.0, 2.0)
 
 
 class Bump(Rally):
@@ -80,7 +80,7 @@ class Hit(VolleyTask):
 
     def extra(self, state: BatchState) -> list[Array]:
         """The mark `(N, 2)`, and whether the ball was hit `(N, 1)`."""
-        return [self.mark(state), np.minimum(memory_of(state)["bumps"], 1.0)[:, None]]
+        return [self.mark(state), namespace(state.qpos).clip(memory_of(state)["bumps"], None, 1.0)[:, None]]
 
     def extra_sign(self) -> list[float]:
         """The mark changes sides."""
@@ -114,14 +114,14 @@ class Hit(VolleyTask):
     def evaluate_step(self, event: ContactEvent, action: Array, before: BatchState, after: BatchState) -> StepResult:
         """End the episode when the ball lands, at a second contact, or at a flight below the net."""
         memory, (old, _), (ball, _) = memory_of(after), self.ball(before), self.ball(after)
-        crossing = (old[:, 0] > 0) & (ball[:, 0] <= 0)
-        over = crossing & (np.minimum(old[:, 2], ball[:, 2]) > NET_HEIGHT + BALL_RADIUS)
-        memory["crossed"] = np.where(over, 1.0, memory["crossed"])
+        xp, crossing = namespace(ball), (old[:, 0] > 0) & (ball[:, 0] <= 0)
+        over = crossing & (xp.minimum(old[:, 2], ball[:, 2]) > NET_HEIGHT + BALL_RADIUS)
+        memory["crossed"] = xp.where(over, 1.0, memory["crossed"])
         fault = event.fault | event.crashed | (event.bump & (memory["bumps"] > 1)) | (crossing & ~over)
-        miss = np.linalg.norm(ball[:, :2] - self.mark(after), axis=1)
+        miss = length(ball[:, :2] - self.mark(after))
         success = event.landed & ~fault & (memory["bumps"] == 1) & (memory["crossed"] > 0) & (miss < MARK_RADIUS)
         reward = 1.0 * success - FAULT * fault
         if self.shaped:
             landed = event.landed & ~fault & (memory["bumps"] == 1)
             reward = reward + LOW_BUMP * event.bump + HINT * landed / (1 + miss)
-        return StepResult(reward, fault | event.landed, {"success": success, "miss": np.where(event.landed, miss, 0.0)})
+        return StepResult(reward, fault | event.landed, {"success": success, "miss": xp.where(event.landed, miss, 0.0)})

@@ -32,6 +32,7 @@ from robopolicy.contrib.drone_volleyball.scene import BALL_RADIUS, GRAVITY, PADD
 from robopolicy.errors import UserError
 from robopolicy.sim.backends.mujoco.backend import MujocoSim
 from robopolicy.sim.backends.mujoco.task import Array, BatchState
+from robopolicy.sim.backends.warp import WarpSim
 from robopolicy.sim.contract import Observation, VectorSim
 
 HOVER, GO, SWING = range(3)
@@ -153,14 +154,14 @@ class Juggler:
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
         """Return actions `(N, 4 D)` for the simulator's current state."""
         task = getattr(sim, "task", None)
-        if not isinstance(sim, MujocoSim) or not isinstance(task, VolleyTask):
-            raise UserError("The scripted juggler needs a volley task on a native MuJoCo backend.")
-        state = sim.state()
+        if not isinstance(sim, MujocoSim | WarpSim) or not isinstance(task, VolleyTask):
+            raise UserError("The scripted juggler needs a volley task on a MuJoCo backend.")
+        state = sim.state().on_host()
         if self.skill.shape != (len(state), task.drones):
             self.skill = np.full((len(state), task.drones), HOVER)
             self.swings = SwingPlan.of(len(state), task.drones)
-        self.skill[sim.episode_step.numpy() == 0] = HOVER
-        return torch.from_numpy(self.act(task, state)).float()
+        self.skill[sim.episode_step.cpu().numpy() == 0] = HOVER
+        return torch.from_numpy(self.act(task, state)).float().to(sim.device)
 
     def act(self, task: VolleyTask, state: BatchState) -> Array:
         """Actions `(N, 4 D)`."""
