@@ -134,9 +134,7 @@ class Recorder(ActionRepeatActor):
         super().__init__(actor, actor.action_horizon)
         self.chunks: list[Tensor] = []
 
-    def __call__(
-        self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
-    ) -> Tensor:
+    def __call__(self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Tensor, decisions: Tensor) -> Tensor:
         """The actor's chunks `(R, action_horizon, A)`."""
         self.chunks.append(super().__call__(sim, obs, rows, seeds, decisions))
         return self.chunks[-1]

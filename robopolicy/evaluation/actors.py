@@ -14,12 +14,13 @@ from robopolicy.device import module_device
 from robopolicy.errors import UserError
 from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.policies.base import Policy, PolicySpec
-from robopolicy.policies.noise import PerRowGenerator, assign_slots
+from robopolicy.policies.noise import PerRowGenerator, assign_slots, row_generator, uniform
 from robopolicy.sim.contract import Observation, SimSpec, VectorSim
 from robopolicy.sim.registry import Expert
 from robopolicy.sim.wrappers.base import unwrapped
 from robopolicy.spec import HIDDEN_STATE
 
+DEVICE_ROWS = 4096  # largest call of a policy on a device
 _NOISE_KEY_OFFSET = 1 << 41  # added to the decision in the noise key, so that policy and disturbance differ
 
 
@@ -31,17 +32,15 @@ class Actor(Protocol):
     network_calls: int  # network evaluations per decision
     policy_calls: int  # batched calls made so far
 
-    def __call__(
-        self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
-    ) -> Tensor:
+    def __call__(self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Tensor, decisions: Tensor) -> Tensor:
         """Return chunks `(R, H, A)`.
 
         Args:
             sim: The simulator.
             obs: Histories `(N, To, ...)` of all environments.
             rows: Environments to decide for, `(R,)` int64.
-            seeds: Episode seed of each row.
-            decisions: Index of the decision within the episode of each row.
+            seeds: Episode seed of each row, `(R,)` int64.
+            decisions: Index of the decision within the episode of each row, `(R,)` int64.
         """
         ...
 
@@ -49,9 +48,10 @@ class Actor(Protocol):
 class PolicyActor:
     """Actor of a policy, whose episodes depend only on their seeds.
 
-    Noise comes from one stream per row, keyed by episode seed and decision index. The policy always receives exactly
-    `batch` rows with a fixed slot per episode (`policies.noise.assign_slots`), so that rounding does not depend on the
-    number of environments.
+    Noise comes from one stream per row, keyed by episode seed and decision index. On the CPU, the policy receives
+    exactly `batch` rows with a fixed slot per episode (`policies.noise.assign_slots`), so that rounding does not depend
+    on the number of environments. On a device, a call has up to `DEVICE_ROWS` rows and noise is drawn there, so the
+    last bits of an action may depend on the number of environments.
     """
 
     def __init__(self, policy: Policy, *, deterministic: bool = True, batch: int = 32) -> None:
@@ -64,53 +64,63 @@ class PolicyActor:
         self.policy_calls = 0
         self._device = module_device(policy)
         self._keys = [key for key in policy.spec.observation if key != HIDDEN_STATE]
-        self._hidden: dict[int, Tensor] = {}  # episode seed -> hidden state (1, M) of a recurrent policy
+        self._hidden: Tensor | None = None  # (N, 1, M) of all environments, for recurrent policies
 
-    def __call__(
-        self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
-    ) -> Tensor:
-        """Return chunks from as few calls of `batch` rows as the slots allow."""
-        chunks: list[Tensor] = []
-        calls = assign_slots(seeds, self.batch)
-        for call in calls:
-            members = call.members
-            chunk = self._act(obs, rows[members], [seeds[i] for i in members], [decisions[i] for i in members])
-            chunks.append(chunk[call.places])
-        order = torch.tensor([i for call in calls for i in call.seated])
-        chunk = torch.cat(chunks)[order.argsort().to(sim.device)]
+    def __call__(self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Tensor, decisions: Tensor) -> Tensor:
+        """Return chunks from as few calls as possible."""
+        size = self.policy.spec.hidden_dim
+        if size and (self._hidden is None or len(self._hidden) != sim.num_envs):
+            self._hidden = torch.zeros(sim.num_envs, 1, size, device=self._device)
+        if self._device is None or self._device.type == "cpu":
+            chunk = self._in_slots(obs, rows, seeds, decisions)
+        else:
+            parts = [slice(start, start + DEVICE_ROWS) for start in range(0, len(rows), DEVICE_ROWS)]
+            chunk = torch.cat([self._act(obs, rows[part], seeds[part], decisions[part]) for part in parts])
         self._check_finite(chunk, {key: obs[key][rows] for key in self._keys}, seeds, decisions)
         return chunk
 
-    def _act(self, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]) -> Tensor:
+    def _in_slots(self, obs: Observation, rows: Tensor, seeds: Tensor, decisions: Tensor) -> Tensor:
+        """Return the chunks of calls of `batch` rows."""
+        chunks: list[Tensor] = []
+        calls = assign_slots(seeds.tolist(), self.batch)
+        for call in calls:
+            index = call.members
+            chunk = self._act(obs, rows[index], seeds[index], decisions[index], call.places)
+            chunks.append(chunk[call.places])
+        order = torch.tensor([i for call in calls for i in call.seated])
+        return torch.cat(chunks)[order.argsort().to(rows.device)]
+
+    def _act(
+        self,
+        obs: Observation,
+        rows: Tensor,
+        seeds: Tensor,
+        decisions: Tensor,
+        used: Sequence[int] | slice = slice(None),  # entries of the batch that are no copies
+    ) -> Tensor:
+        """Return the chunks of one call."""
         self.policy_calls += 1
-        batch = {key: obs[key][rows].to(self._device or rows.device) for key in self._keys}
+        device = self._device or rows.device
+        batch = {key: obs[key][rows].to(device) for key in self._keys}
+        streams = row_generator(seeds.to(device), decisions.to(device))
         with torch.inference_mode():
-            batch |= self._hidden_states(seeds, decisions)
-            chunk = self._chunk(batch, seeds, PerRowGenerator(seeds, decisions))
-            if HIDDEN_STATE in batch:
-                after = self.policy.next_hidden(batch)
-                # Copies that fill the batch are rounded differently, so the row in the slot of the episode is stored.
-                self._hidden |= {seed: after[i] for i, seed in enumerate(seeds) if seed % self.batch == i}
+            if self._hidden is not None:
+                first = (decisions == 0).to(device)[:, None, None]
+                batch[HIDDEN_STATE] = torch.where(first, 0.0, self._hidden[rows.to(device)])
+            chunk = self._chunk(batch, seeds, streams)
+            if self._hidden is not None:
+                # Copies that fill the batch are rounded differently.
+                self._hidden[rows[used].to(device)] = self.policy.next_hidden(batch)[used]
         return chunk.to(rows.device)
 
-    def _chunk(self, obs: Observation, seeds: Sequence[int], streams: PerRowGenerator) -> Tensor:
+    def _chunk(self, obs: Observation, seeds: Tensor, streams: PerRowGenerator) -> Tensor:
         return self.policy.act(obs, deterministic=self.deterministic, generator=streams)
 
-    def _hidden_states(self, seeds: Sequence[int], decisions: Sequence[int]) -> Observation:
-        """Return the hidden states of the episodes, zeros at their first decision; empty for feedforward policies."""
-        size = self.policy.spec.hidden_dim
-        if not size:
-            return {}
-        zeros = torch.zeros(1, size, device=self._device)
-        states = [self._hidden[seed] if step else zeros for seed, step in zip(seeds, decisions, strict=True)]
-        return {HIDDEN_STATE: torch.stack(states)}
-
     @staticmethod
-    def _check_finite(chunk: Tensor, obs: Observation, seeds: Sequence[int], decisions: Sequence[int]) -> None:
-        finite = chunk.flatten(1).isfinite().all(1)
-        if not bool(finite.all()):
-            bad = int((~finite).nonzero()[0, 0])
-            where = f"in episode {seeds[bad]} at decision {decisions[bad]}"
+    def _check_finite(chunk: Tensor, obs: Observation, seeds: Tensor, decisions: Tensor) -> None:
+        if not bool(chunk.isfinite().all()):
+            bad = int((~chunk.flatten(1).isfinite().all(1)).nonzero()[0, 0])
+            where = f"in episode {int(seeds[bad])} at decision {int(decisions[bad])}"
             if not all(bool(value[bad].isfinite().all()) for value in obs.values()):
                 raise UserError(f"The simulator returned a non-finite observation {where}; fix the environment.")
             raise UserError(
@@ -129,9 +139,7 @@ class ExpertActor:
         self.expert = expert
         self.policy_calls = 0
 
-    def __call__(
-        self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
-    ) -> Tensor:
+    def __call__(self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Tensor, decisions: Tensor) -> Tensor:
         """Call the expert once for all environments and select `rows`."""
         self.policy_calls += 1
         return self.expert(unwrapped(sim), {key: value[:, -1] for key, value in obs.items()})[rows].unsqueeze(1)
@@ -146,16 +154,13 @@ class NoisyActor:
         self.action_horizon, self.obs_horizon = actor.action_horizon, actor.obs_horizon
         self.network_calls = actor.network_calls
 
-    def __call__(
-        self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
-    ) -> Tensor:
+    def __call__(self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Tensor, decisions: Tensor) -> Tensor:
         """Return the chunks of the actor with noise, clipped to the action bounds."""
         calls = self.actor.policy_calls
         chunk = self.actor(sim, obs, rows, seeds, decisions)
         self.policy_calls += self.actor.policy_calls - calls
-        keys = [decision + _NOISE_KEY_OFFSET for decision in decisions]
         low, high = sim.spec.action_low.to(chunk.device), sim.spec.action_high.to(chunk.device)
-        noise = PerRowGenerator(seeds, keys).normal(chunk.shape).to(chunk.device)
+        noise = row_generator(seeds, decisions + _NOISE_KEY_OFFSET).normal(chunk.shape).to(chunk.device)
         return (chunk + self.noise * (high - low) / 2 * noise).clamp(low, high)
 
 
@@ -182,8 +187,7 @@ class PolicyExpert:
         place = step % action_horizon
         rows = (place == 0).nonzero().flatten()
         if len(rows):
-            seeds, decisions = sim.episode_seed[rows].tolist(), (step[rows] // action_horizon).tolist()
-            chunk = self.actor(sim, self._history, rows, seeds, decisions)
+            chunk = self.actor(sim, self._history, rows, sim.episode_seed[rows], step[rows] // action_horizon)
             if not len(self._chunk):
                 self._chunk = chunk.new_zeros(sim.num_envs, *chunk.shape[1:])
             self._chunk[rows] = chunk
@@ -198,9 +202,8 @@ class RandomExpert:
 
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
         """Sample each row with a generator keyed by its episode seed and the index of the sample."""
-        seeds, draws = sim.episode_seed.tolist(), (sim.episode_step // self.hold).tolist()
         rows = torch.arange(sim.num_envs, device=sim.device)
-        return RandomActor()(sim, obs, rows, seeds, draws)[:, 0]
+        return RandomActor()(sim, obs, rows, sim.episode_seed, sim.episode_step // self.hold)[:, 0]
 
 
 class RandomActor:
@@ -211,12 +214,14 @@ class RandomActor:
     network_calls = 0
     policy_calls = 0
 
-    def __call__(
-        self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
-    ) -> Tensor:
+    def __call__(self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Tensor, decisions: Tensor) -> Tensor:
         """Sample each row with a generator keyed by its episode seed and decision index."""
+        if seeds.device.type != "cpu":
+            low, high = sim.spec.action_low.to(seeds.device), sim.spec.action_high.to(seeds.device)
+            shape = len(seeds), 1, len(low)
+            return low + (high - low) * uniform(shape, row_generator(seeds, decisions), seeds.device)
         low, high = (bound.cpu().numpy() for bound in (sim.spec.action_low, sim.spec.action_high))
-        keys = zip(seeds, decisions, strict=True)
+        keys = zip(seeds.tolist(), decisions.tolist(), strict=True)
         actions = [np.random.default_rng((seed, step)).uniform(low, high) for seed, step in keys]
         return torch.from_numpy(np.stack(actions)).float().unsqueeze(1).to(sim.device)
 

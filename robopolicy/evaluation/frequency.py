@@ -34,9 +34,7 @@ class ActionRepeatActor:
         self.network_calls = actor.network_calls
         self.policy_calls = 0
 
-    def __call__(
-        self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
-    ) -> Tensor:
+    def __call__(self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Tensor, decisions: Tensor) -> Tensor:
         """Return chunks `(R, hold, A)`."""
         before = self._actor.policy_calls
         chunk = self._actor(sim, obs, rows, seeds, decisions)[:, : self.action_horizon]

@@ -1,7 +1,9 @@
 """Evaluation harness of periodic evaluation, `robopolicy eval` and benchmarks.
 
 Episodes are a fixed set of seeds, because "the first n to finish" would favour short episodes. An episode depends only
-on its seed and the policy, so the result is the same for any number of parallel environments.
+on its seed and the policy, so the result is the same for any number of parallel environments; on a GPU up to rounding,
+because the rows of a call are not fixed there. Scores stay on the device of the simulator: a decision waits for it
+twice, for the check of the actions and the number of open episodes.
 """
 
 from __future__ import annotations
@@ -31,38 +33,46 @@ _PROBES, _WARM_UP, _PROBE_SECONDS = 20, 3, 1.0
 
 
 class _Score:
-    """Sums of the control steps per episode seed; steps of other seeds are ignored."""
+    """Sums of the control steps per episode, on the device of the simulator; column 0 is of all other episodes."""
 
-    def __init__(self, seeds: Sequence[int]) -> None:
-        self.slots = {seed: i for i, seed in enumerate(seeds)}
-        self.returns = np.zeros(len(seeds))
-        self.lengths = np.zeros(len(seeds), dtype=np.int64)
-        self.finished = np.zeros(len(seeds), dtype=np.bool_)
-        self.success = np.zeros(len(seeds), dtype=np.bool_)
+    def __init__(self, seeds: Sequence[int], num_envs: int, device: torch.device) -> None:
+        self.seeds = seeds
+        rows = torch.arange(1, len(seeds) + 1, device=device)
+        # Consecutive seeds are found by their first, others in the environment that starts with them.
+        self._own = None if _consecutive(seeds) else (torch.tensor(seeds, device=device), rows)
+        self._sums = torch.zeros(5, len(seeds) + 2, dtype=torch.float64, device=device)
+        self.table = self._sums[:, 1:-1]  # return, steps, ends, steps with success, and divergences of each episode
+        self._sums[2, 0] = self._sums[2, -1] = 1.0  # other episodes are never open
+        self._step = torch.zeros(5, num_envs, dtype=torch.float64, device=device)  # what a control step adds
         self.has_success = False
-        self.diverged = 0
 
-    def open_rows(self, seeds: Sequence[int]) -> list[int]:
-        """Return the rows with an unfinished episode of the set."""
-        slots = [self.slots.get(seed) for seed in seeds]
-        return [row for row, slot in enumerate(slots) if slot is not None and not self.finished[slot]]
+    def columns(self, seeds: Tensor) -> Tensor:
+        """Return the columns `(N,)` of the episodes `seeds`."""
+        if self._own is None:
+            return (seeds + (1 - self.seeds[0])).clamp(0, len(self.seeds) + 1)
+        return torch.where(seeds == self._own[0], self._own[1], 0)
 
-    def add(self, seeds: Sequence[int], moved: Tensor, step: Step) -> None:
-        """Add a control step of the rows `moved` `(N,)` bool; `seeds` are the episodes before it."""
-        rows = moved.nonzero().flatten().tolist()
-        slots = [self.slots[seeds[row]] for row in rows]
-        reward = step.reward.cpu().numpy()[rows]
-        if not np.isfinite(reward).all():
-            bad = seeds[rows[int(np.flatnonzero(~np.isfinite(reward))[0])]]
-            raise UserError(f"The simulator returned a non-finite reward in episode {bad}; fix the environment.")
-        self.returns[slots] += reward  # float32 rewards, float64 sum
-        self.lengths[slots] += 1
-        self.finished[slots] = step.done.cpu().numpy()[rows]
-        if "diverged" in step.info:
-            self.diverged += int(step.info["diverged"].cpu().numpy()[rows].sum())
-        if "success" in step.info:
-            self.has_success = True
-            self.success[slots] |= step.info["success"].bool().cpu().numpy()[rows]
+    def is_open(self, columns: Tensor) -> Tensor:
+        """Return the mask `(N,)` of rows with an unfinished episode of the set."""
+        return self._sums[2][columns] == 0
+
+    def add(self, columns: Tensor, moved: Tensor, step: Step) -> None:
+        """Add a control step of the rows `moved` `(N,)` bool, whose episodes have `columns`."""
+        self.has_success |= "success" in step.info
+        entries = step.reward, moved, step.done, step.info.get("success"), step.info.get("diverged")
+        for row, value in zip(self._step.unbind(), entries, strict=True):
+            row.zero_() if value is None else row.copy_(value)
+        self._sums.index_add_(1, columns * moved, self._step)
+
+    def read(self, is_open: Tensor) -> tuple[int, int]:
+        """Return the numbers of open rows and of finished episodes; a UserError is raised for a non-finite return."""
+        broken = self.table[0] - self.table[0]  # 0 or NaN
+        counts = [value.count_nonzero() for value in (is_open, self.table[2], broken)]
+        num_open, finished, bad = torch.stack(counts).tolist()
+        if bad:
+            seed = self.seeds[int(broken.nonzero()[0, 0])]
+            raise UserError(f"The simulator returned a non-finite reward in episode {seed}; fix the environment.")
+        return num_open, finished
 
 
 class _ScoredSim(VectorSim):
@@ -73,33 +83,46 @@ class _ScoredSim(VectorSim):
         self.spec = sim.spec
         self.num_envs = sim.num_envs
         self.device = sim.device
+        self.open = torch.zeros(sim.num_envs, dtype=torch.bool)  # rows with an unfinished episode of the set
+        self.num_open = self.num_finished = 0  # such rows, and finished episodes, since `read`
         self._score = score
         self._before_step = before_step
         self._on_step = on_step
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
         """Reset the simulator."""
-        return self.sim.reset(seed)
+        obs = self.sim.reset(seed)
+        self._find_open()
+        self.read()
+        return obs
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Step the active rows and add the result to the score."""
         if self._before_step is not None:
             self._before_step()
-        seeds = self.sim.episode_seed.tolist()
-        moving = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        moving[self._score.open_rows(seeds)] = True
-        if active is not None:
-            moving &= active
-        rest = self.spec.supports_masked_step and not bool(moving.all())
+        moving = self.open if active is None else self.open & active
+        rest = self.spec.supports_masked_step and not (active is None and self.num_open == self.num_envs)
         step = self.sim.step(action, moving if rest else active)
-        self._score.add(seeds, moving, step)
+        self._score.add(self._columns, moving, step)
         if self._on_step is not None:
             self._on_step(moving, step)
+        self._find_open()
         return step
 
     def reset_rows(self, ended: Tensor) -> tuple[Observation, dict[str, Tensor]]:
         """Start the next episodes of the rows `ended`."""
-        return self.sim.reset_rows(ended)
+        found = self.sim.reset_rows(ended)
+        self._find_open()
+        return found
+
+    def _find_open(self) -> None:
+        self.seeds = self.sim.episode_seed.to(self.device)
+        self._columns = self._score.columns(self.seeds)
+        self.open = self._score.is_open(self._columns)
+
+    def read(self) -> None:
+        """Update `num_open` and `num_finished`, the only wait of the score per decision."""
+        self.num_open, self.num_finished = self._score.read(self.open)
 
 
 def evaluate(
@@ -120,7 +143,8 @@ def evaluate(
         episodes: Number of episodes; fewer than 100 give wide intervals.
         seed: First episode seed; use seeds that are not used in training.
         deterministic: Disable exploration noise. Noise is a function of episode seed and decision in both cases.
-        policy_batch: Rows per policy call; a fixed number keeps rounding independent of the number of environments.
+        policy_batch: Rows per policy call on the CPU; a fixed number keeps rounding independent of the number of
+            environments. Calls on a device have up to `actors.DEVICE_ROWS` rows.
         progress: Called after every decision with the number of finished episodes.
 
     Raises:
@@ -166,61 +190,63 @@ def run_episodes(
         actor: Actor = PolicyActor(policy, deterministic=deterministic, batch=policy_batch)
     else:
         actor = policy
-    score = _Score(seeds)
-    chunked = ChunkedSim(
-        _ScoredSim(sim, score, before_step, on_step), action_horizon=actor.action_horizon, obs_horizon=actor.obs_horizon
-    )
+    score = _Score(seeds, sim.num_envs, sim.device)
+    scored = _ScoredSim(sim, score, before_step, on_step)
+    chunked = ChunkedSim(scored, action_horizon=actor.action_horizon, obs_horizon=actor.obs_horizon)
     with evaluation_mode(policy) if isinstance(policy, Policy) else nullcontext():
         start, calls = time.perf_counter(), actor.policy_calls
         obs = chunked.reset(seeds[0] if _consecutive(seeds) else list(seeds))
-        decisions, obs = _run(actor, sim, chunked, obs, score, progress)
+        decisions, obs = _run(actor, scored, chunked, obs, len(seeds), progress)
         wall = time.perf_counter() - start
         latency = _probe(policy, obs, deterministic) if probe and isinstance(policy, Policy) else {}
+    returns, lengths, _, success, diverged = score.table.cpu().numpy()
     return EvalResult(
         task=sim.spec.task,
         seeds=np.asarray(seeds, dtype=np.int64),
-        returns=score.returns,
-        lengths=score.lengths,
-        success=score.success if score.has_success else None,
+        returns=returns,
+        lengths=lengths.astype(np.int64),
+        success=success > 0 if score.has_success else None,
         cost=Cost(
             network_calls=actor.network_calls,
             decisions=decisions,
-            steps=int(score.lengths.sum()),
+            steps=int(lengths.sum()),
             policy_calls=actor.policy_calls - calls,
             wall_s=wall,
             **latency,
         ),
         seeded=sim.spec.seeded_episodes,
-        diverged=score.diverged,
+        diverged=int(diverged.sum()),
     )
 
 
 def _run(
     actor: Actor,
-    sim: VectorSim,
+    scored: _ScoredSim,
     chunked: ChunkedSim,
     obs: Observation,
-    score: _Score,
+    episodes: int,
     progress: Callable[[int], None] | None,
 ) -> tuple[int, Observation]:
-    """Run until all episodes have ended; return the number of their decisions and the last observation."""
-    decision = [0] * sim.num_envs  # index of the next decision within each row's episode
+    """Run until all `episodes` have ended; return the number of their decisions and the last observation."""
+    sim, device = scored.sim, scored.device
+    decision = torch.zeros(sim.num_envs, dtype=torch.int64, device=device)  # index of the next one in each episode
+    rows = torch.arange(sim.num_envs, device=device)
     total = 0
-    while not score.finished.all():
-        names = sim.episode_seed.tolist()
-        rows = score.open_rows(names)
-        if not rows:
+    while scored.num_finished < episodes:
+        if not scored.num_open:
             raise RuntimeError(f"The simulator of {sim.spec.task} skipped episode seeds; run `check_simulator` on it.")
-        index = torch.tensor(rows, device=sim.device)
-        part = actor(sim, obs, index, [names[row] for row in rows], [decision[row] for row in rows])
-        chunk = torch.zeros(sim.num_envs, *part.shape[1:], dtype=part.dtype, device=sim.device)
-        chunk[index] = part
+        if device.type == "cpu":  # on a device, selecting rows would wait
+            rows = scored.open.nonzero().flatten()
+        part = actor(sim, obs, rows, scored.seeds[rows], decision[rows])
+        chunk = torch.zeros(sim.num_envs, *part.shape[1:], dtype=part.dtype, device=device)
+        chunk[rows] = part
+        total += scored.num_open
         step = chunked.step(chunk)
-        decision = [0 if done else count + 1 for count, done in zip(decision, step.done.tolist(), strict=True)]
+        decision = torch.where(step.done, 0, decision + 1)
         obs = step.obs
-        total += len(rows)
+        scored.read()
         if progress is not None:
-            progress(int(score.finished.sum()))
+            progress(scored.num_finished)
     return total, obs
 
 

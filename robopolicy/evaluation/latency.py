@@ -41,13 +41,13 @@ class RealTimeChunkingActor(PolicyActor):
         super().__init__(policy)
         self.prefixes: dict[int, NDArray[np.float64]] = {}  # episode seed -> (d, A) that the next chunk continues
 
-    def _chunk(self, obs: Observation, seeds: Sequence[int], streams: PerRowGenerator) -> Tensor:
+    def _chunk(self, obs: Observation, seeds: Tensor, streams: PerRowGenerator) -> Tensor:
         spec = self.policy.spec
         parts = [
             pad_prefix(torch.from_numpy(self.prefixes[seed]).float()[None], spec.horizon)
             if seed in self.prefixes
             else pad_prefix(torch.zeros(1, 0, spec.action_dim), spec.horizon)
-            for seed in seeds
+            for seed in seeds.tolist()
         ]
         reference = next(iter(obs.values()))
         given, weight = (torch.cat(part).to(reference.device) for part in zip(*parts, strict=True))
@@ -74,21 +74,19 @@ class DelayedActor:
         self._buffers: dict[int, ChunkBuffer] = {}  # by episode seed
         self._last: dict[int, NDArray[np.float64]] = {}
 
-    def __call__(
-        self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Sequence[int], decisions: Sequence[int]
-    ) -> Tensor:
+    def __call__(self, sim: VectorSim, obs: Observation, rows: Tensor, seeds: Tensor, decisions: Tensor) -> Tensor:
         """Return the actions `(R, action_horizon, A)` executed during and after the computation of the new chunks."""
-        before = self._actor.policy_calls
+        before, keys = self._actor.policy_calls, list(zip(seeds.tolist(), decisions.tolist(), strict=True))
         if isinstance(self._actor, RealTimeChunkingActor):
             self._actor.prefixes = {
                 seed: self._buffers[seed].committed(decision * self.action_horizon, self._delay)
-                for seed, decision in zip(seeds, decisions, strict=True)
+                for seed, decision in keys
                 if decision and self._delay
             }
         chunks = self._actor(sim, obs, rows, seeds, decisions)
         self.policy_calls += self._actor.policy_calls - before
-        requests = zip(seeds, decisions, chunks.cpu().numpy(), strict=True)
-        actions = np.stack([self._execute(seed, decision, chunk) for seed, decision, chunk in requests])
+        pairs = zip(keys, chunks.cpu().numpy(), strict=True)
+        actions = np.stack([self._execute(*key, chunk) for key, chunk in pairs])
         return torch.from_numpy(actions).to(chunks)
 
     def _execute(self, seed: int, decision: int, chunk: NDArray[Any]) -> NDArray[np.float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,40 @@ class PerRowGenerator:
             raise ValueError(f"{len(self._streams)} streams cannot fill a batch of {shape[0]} rows.")
         rows = [stream.standard_normal(tuple(shape[1:]), dtype=np.float32) for stream in self._streams]
         return torch.from_numpy(np.stack(rows))
+
+
+class DeviceRowGenerator(PerRowGenerator):
+    """Streams of `PerRowGenerator` on the device of `seeds` and `steps` `(B,)` int64, without a wait.
+
+    Number k of row i is a hash of `(seeds[i], steps[i], k)`, the finaliser of SplitMix64 (Steele, Lea and Flood 2014),
+    so the numbers differ from the CPU's. Products wrap at 64 bits.
+    """
+
+    SEED, STEP, INDEX = -0x2ECBDABC217D106B, -0x50DAE50C4F0FDA4B, -0x61C8864680B583EB  # odd multipliers
+
+    def __init__(self, seeds: Tensor, steps: Tensor) -> None:
+        super().__init__([], [])
+        self._keys = (seeds * self.SEED + steps * self.STEP)[:, None]
+        self._drawn = 0  # numbers per row so far
+
+    def normal(self, shape: Sequence[int]) -> Tensor:
+        """Standard normal `(B, ...)` float32 on the device; `shape[0]` must equal the number of rows."""
+        if shape[0] != len(self._keys):
+            raise ValueError(f"{len(self._keys)} streams cannot fill a batch of {shape[0]} rows.")
+        first, self._drawn = self._drawn + 1, self._drawn + math.prod(shape[1:])
+        x = self._keys + torch.arange(first, self._drawn + 1, device=self._keys.device) * self.INDEX
+        x = (x ^ (x >> 30 & (1 << 34) - 1)) * -0x40A7B892E31B1A47
+        x = (x ^ (x >> 27 & (1 << 37) - 1)) * -0x6B2FB644ECCEEE15
+        x = (x ^ (x >> 31 & (1 << 33) - 1)) >> 12
+        probability = torch.add(0.5 + 2.0**-53, x.double(), alpha=2.0**-52)  # inside (0, 1)
+        return torch.special.ndtri(probability).float().view(tuple(shape))
+
+
+def row_generator(seeds: Tensor, steps: Tensor) -> PerRowGenerator:
+    """Create streams keyed by `(seeds[i], steps[i])`, both `(B,)` int64, on their device."""
+    if seeds.device.type == "cpu":
+        return PerRowGenerator(seeds.tolist(), steps.tolist())
+    return DeviceRowGenerator(seeds, steps)
 
 
 class RepeatedRowGenerator(PerRowGenerator):

@@ -31,7 +31,7 @@ def test_action_repeat_truncates_long_chunks_and_repeats_the_last_action(make_si
     actor = PolicyActor(make_policy(horizon=4, action_horizon=3).eval())
     sim = make_sim(2)
     state = sim.reset(0)["state"].unsqueeze(1).repeat(1, 2, 1)
-    call = (sim, {"state": state}, torch.arange(2), [0, 1], [0, 0])
+    call = (sim, {"state": state}, torch.arange(2), torch.arange(2), torch.zeros(2, dtype=torch.int64))
     whole, held = actor(*call), ActionRepeatActor(actor, hold)
     assert torch.equal(held(*call), whole[:, expected])
     assert held.action_horizon == hold and held.obs_horizon == 2 and held.policy_calls == 1

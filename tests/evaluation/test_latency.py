@@ -129,7 +129,9 @@ def test_executed_actions_match_hand_computed_ones() -> None:
 
     def executed(delay: int, join: str = "replace") -> list[int]:
         late = DelayedActor(Numbered(), delay, join)
-        windows = [late(None, {}, torch.arange(1), [7], [k]).flatten().tolist() for k in range(3)]  # type: ignore
+        windows = [
+            late(None, {}, torch.arange(1), torch.tensor([7]), torch.tensor([k])).flatten().tolist() for k in range(3)
+        ]  # type: ignore
         return [int(action) for window in windows for action in window]
 
     assert executed(0) == [0, 1, 10, 11, 20, 21]
@@ -176,11 +178,13 @@ def test_real_time_chunks_start_with_the_committed_actions_for_any_number_of_env
     actor = RealTimeChunkingActor(policy.eval())
     late, sim = DelayedActor(actor, 2, "rtc"), make_sim(1)
     obs = {"state": sim.reset(3)["state"].unsqueeze(1)}
-    first = actor(sim, obs, torch.arange(1), [3], [0])[0]
-    assert torch.equal(late(sim, obs, torch.arange(1), [3], [0])[0], first[:4])
-    assert torch.equal(late(sim, obs, torch.arange(1), [3], [1])[0, :2], first[4:6])  # committed
+    first = actor(sim, obs, torch.arange(1), torch.tensor([3]), torch.tensor([0]))[0]
+    assert torch.equal(late(sim, obs, torch.arange(1), torch.tensor([3]), torch.tensor([0]))[0], first[:4])
+    assert torch.equal(
+        late(sim, obs, torch.arange(1), torch.tensor([3]), torch.tensor([1]))[0, :2], first[4:6]
+    )  # committed
     assert np.allclose(actor.prefixes[3], first[4:6])
-    second = actor(sim, obs, torch.arange(1), [3], [1])[0]
+    second = actor(sim, obs, torch.arange(1), torch.tensor([3]), torch.tensor([1]))[0]
     assert torch.equal(second[:2], first[4:6]) and not torch.equal(second[2:4], first[6:])
     with pytest.raises(UserError, match="choose another blending"):
         latency_curve(actor, sim, [0.1], blending="rtc", episodes=1)

@@ -30,7 +30,7 @@ def test_chunks_of_an_episode_equal_the_chunks_of_an_evaluation(name):
     obs = chunked.reset(5)
     source.reset(5)
     for decision in range(5):
-        expected = actor(sim, obs, torch.tensor([0]), [5], [decision])
+        expected = actor(sim, obs, *(torch.tensor([number]) for number in (0, 5, decision)))
         chunk = source.chunk({key: value[0].numpy() for key, value in obs.items()})
         np.testing.assert_array_equal(chunk, expected[0].numpy())
         obs = chunked.step(expected).obs
