@@ -1,7 +1,8 @@
-"""Devices of networks and simulators, and copies of tensors to a device."""
+"""Devices of networks and simulators, copies of tensors to a device, and random generators on it."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import fields, is_dataclass, replace
 from itertools import chain
 from typing import Any
@@ -32,10 +33,29 @@ def module_device(module: nn.Module) -> torch.device | None:
     return next((tensor.device for tensor in chain(module.parameters(), module.buffers())), None)
 
 
+STAGED_BYTES = 2**16
+"""Largest copy from the CPU to a device that the driver stages; larger ones wait unless the memory is pinned."""
+
+
+def copy_to(value: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to `device`; only copies to the CPU wait."""
+    if device.type == "cpu" or value.device == device:
+        return value.to(device)
+    if value.device.type == "cpu" and value.nbytes > STAGED_BYTES:
+        value = value.pin_memory()
+    return value.to(device, non_blocking=True)
+
+
+def has_memory(device: torch.device, size: int) -> bool:
+    """Whether `size` bytes take at most half of the free memory of a device; True if that is unknown."""
+    free = getattr(torch.get_device_module(device), "mem_get_info", None)
+    return free is None or 2 * size <= free(device)[0]
+
+
 def move(value: Any, device: torch.device) -> Any:
     """Copy a tensor, or a mapping, tuple or dataclass of tensors, to `device`."""
     if isinstance(value, Tensor):
-        return value.to(device)
+        return copy_to(value, device)
     if isinstance(value, dict):
         return {key: move(item, device) for key, item in value.items()}
     if isinstance(value, tuple):
@@ -43,3 +63,12 @@ def move(value: Any, device: torch.device) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{entry.name: move(getattr(value, entry.name), device) for entry in fields(value)})
     return value
+
+
+def restore_generator(generator: torch.Generator, state: Tensor) -> None:
+    """Set the state of `generator`; a state of another type of device, whose numbers differ, becomes its seed."""
+    if state.shape == generator.get_state().shape:
+        generator.set_state(state)
+    else:
+        digest = hashlib.sha256(state.numpy().tobytes()).digest()
+        generator.manual_seed(int.from_bytes(digest[:7], "little"))

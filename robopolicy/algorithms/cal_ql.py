@@ -15,7 +15,7 @@ without a Lagrange multiplier; rewards are the task's (there, on antmaze: 10 r -
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from robopolicy.algorithms.common.offline import ConservativeConfig, Conservativ
 from robopolicy.algorithms.sac import actor_loss, soft_target
 from robopolicy.constraints import Positive, PositiveInt
 from robopolicy.critics.q import CriticConfig, random_subset_min
-from robopolicy.data.batches import Transitions
+from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 
@@ -70,6 +70,11 @@ class CalQL(OffPolicy):
         self.temperature = Temperature(config.temperature)
         self.target_entropy = target_entropy(config, executed_dims(policy))
         self.optimizer = actor_optimizer(policy, self.temperature, config)
+
+    @property
+    def sample_spec(self) -> ReplaySampleSpec:
+        """Windows with returns, which calibrate the penalty."""
+        return replace(super().sample_spec, returns=True)
 
     def sample_candidates(self, obs: Observation) -> Tensor:
         """Sample chunks `(B, C, H, A)` of the policy."""

@@ -18,7 +18,7 @@ gradient of the policy is clipped to norm 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ from robopolicy.algorithms.common.offline import (
 )
 from robopolicy.constraints import NonNegativeInt, Positive, PositiveInt
 from robopolicy.critics.q import CriticConfig
-from robopolicy.data.batches import Transitions
+from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
@@ -114,6 +114,11 @@ class PARL(OffPolicy):
             selection=config.selection,
             temperature=config.temperature,
         )
+
+    @property
+    def sample_spec(self) -> ReplaySampleSpec:
+        """Windows, with returns if they calibrate the penalty."""
+        return replace(super().sample_spec, returns=isinstance(self.objective, ConservativeObjective))
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw the best optimised chunk."""

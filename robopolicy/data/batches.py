@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-
-Floats, Integers = NDArray[np.float64], NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -19,8 +15,8 @@ class ReplaySampleSpec:
 
     Only environment steps have an age; the two functions of the age do not affect steps of a dataset:
 
-    * `age_quantile(uniform)` maps numbers `(B,)` in [0, 1) to positions `(B,)` in [0, 1) of a lane, from its oldest to
-      its newest slot: the inverse cumulative distribution of the positions;
+    * `age_quantile(uniform)` maps numbers `(B,)` float64 in [0, 1) to positions `(B,)` in [0, 1) of a lane, from its
+      oldest to its newest slot: the inverse cumulative distribution of the positions;
     * `weighting(newer, filled)` gives weights `(B,)`, on average 1 over a lane, from the numbers `(B,)` of slots that
       were written later and of slots in use.
     """
@@ -31,8 +27,9 @@ class ReplaySampleSpec:
     gamma: float  # discount per control step
     obs_horizon: int = 1  # To
     chunk_starts_only: bool = False  # windows start only at the first step of a chunk, so that its record is known
-    age_quantile: Callable[[Floats], Floats] | None = None  # distribution of environment steps; None: uniform
-    weighting: Callable[[Integers, Integers], Floats] | None = None  # weights of environment steps; None: all 1
+    returns: bool = False  # whether the algorithm reads `Transitions.returns`
+    age_quantile: Callable[[Tensor], Tensor] | None = None  # distribution of environment steps; None: uniform
+    weighting: Callable[[Tensor, Tensor], Tensor] | None = None  # weights of environment steps; None: all 1
 
 
 @dataclass(frozen=True)

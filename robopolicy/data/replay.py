@@ -7,9 +7,10 @@ n-step return and any history, and windows start at any step, not only at decisi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -17,120 +18,20 @@ from torch import Tensor
 
 from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.episodes import Array, Episodes
-from robopolicy.data.priorities import Priorities
+from robopolicy.data.replay_storage import CPU, DECISION, LAST, STEP, TERMINATED, ReplayStorage, Values
+from robopolicy.device import copy_to
 from robopolicy.errors import UserError
 
 
-class Replay:
-    """Ring buffer with `lanes` lanes; arrays are allocated when the first step arrives."""
+class Replay(ReplayStorage):
+    """Replay buffer of the steps of environments or of a dataset."""
 
-    def __init__(
-        self,
-        capacity: int,  # slots in all lanes together; an episode of T steps takes T + 1
-        lanes: int = 1,  # number of environments
-        *,
-        gamma: float | None = None,  # discount of `Transitions.returns` per control step; None: no returns
-        prioritized: float = 0.0,  # exponent of prioritised sampling (Schaul et al. 2015); 0 samples uniformly
-        online: bool = True,  # value of `Transitions.online`
-    ) -> None:
-        self.lanes, self.length = lanes, capacity // lanes
-        if self.length < 2:
-            raise UserError(f"A replay buffer needs at least 2 slots per environment, got {capacity} for {lanes}.")
-        self.gamma = gamma
-        self.online = online
-        self._arrays: dict[str, Array] = {}  # {"obs.state": (lanes * length, ...), "action": ..., flags}
-        self._head = np.zeros(lanes, np.int64)  # next slot to write
-        self._filled = np.zeros(lanes, np.int64)  # slots ever written, at most `length`
-        self._age = np.zeros(lanes, np.int64)  # steps of the running episodes so far
-        self.priorities = Priorities(lanes * self.length, prioritized) if prioritized else None
-
-    def __len__(self) -> int:
-        """Slots in use."""
-        return int(self._filled.sum())
-
-    # Writing.
-
-    def add(
-        self,
-        lanes: Tensor,  # (K,) int64 distinct environments
-        obs: Mapping[str, Tensor],  # {key: (K, ...)} before the step, without history
-        action: Tensor,  # (K, A) executed
-        reward: Tensor,  # (K,)
-        terminated: Tensor,  # (K,) bool
-        truncated: Tensor,  # (K,) bool
-        final_obs: Mapping[str, Tensor],  # {key: (K, ...)} true successors; used where the episode ended
-        *,
-        decision: bool = True,  # whether a chunk begins here
-        record: Mapping[str, Tensor] | None = None,  # {name: (K, ...)} recorded by the actor; stored at decisions
-    ) -> None:
-        """Append one control step of K environments."""
-        lane, end = _array(lanes), _array(terminated)
-        done = end | _array(truncated)
-        row = {f"obs.{key}": _array(value) for key, value in obs.items()}
-        row |= {f"record.{key}": _array(value) for key, value in (record or {}).items()}
-        row |= {"action": _array(action), "reward": _array(reward), "terminated": end, "last": done}
-        row |= {
-            "step": np.ones_like(done),
-            "decision": np.full_like(done, decision and self._check_record(record or {})),
-            "age": self._age[lane],
-            "returns": np.full(len(lane), np.nan, np.float32),
-        }
-        self._write(lane, row)
-        self._age[lane] += 1
-        if done.any():
-            ended = lane[done]
-            final = {f"obs.{key}": _array(value)[done] for key, value in final_obs.items()}
-            flags = dict.fromkeys(("step", "last", "terminated", "decision"), np.zeros(len(ended), np.bool_))
-            self._write(ended, {**final, **flags, "age": self._age[ended]})
-            if self.gamma is not None:
-                for index in lane[end]:
-                    self._fill_returns(index)
-            self._age[ended] = 0
-
-    def _write(self, lane: Array, row: Mapping[str, Array]) -> None:
-        slot = self._head[lane]
-        place = lane * self.length + slot
-        for key, value in row.items():
-            if key not in self._arrays:
-                self._arrays[key] = np.zeros((self.lanes * self.length, *value.shape[1:]), value.dtype)
-            self._arrays[key][place] = value
-        if self.priorities is not None:
-            self.priorities.add(place, is_start=bool(row["step"].all()))
-        self._head[lane] = (slot + 1) % self.length
-        self._filled[lane] = np.minimum(self._filled[lane] + 1, self.length)
-
-    def _check_record(self, record: Mapping[str, Tensor]) -> bool:
-        """Whether `record` is complete; a new name makes all earlier records incomplete."""
-        stored = {key[7:] for key in self._arrays if key.startswith("record.")}
-        if record.keys() - stored and "decision" in self._arrays:
-            self._arrays["decision"][:] = False
-        return stored <= record.keys()
-
-    def _fill_returns(self, lane: int) -> None:
-        """Write the returns to go of the episode that has just terminated in `lane`."""
-        assert self.gamma is not None
-        count = min(int(self._age[lane]), self.length - 1)
-        place = (self._head[lane] - 2 - np.arange(count)) % self.length + lane * self.length  # newest first
-        total, returns = 0.0, []
-        for reward in self._arrays["reward"][place].tolist():
-            total = reward + self.gamma * total
-            returns.append(total)
-        self._arrays["returns"][place] = returns
-
-    def end_episodes(self) -> None:
-        """End the running episodes; the last step of each one only serves as successor of the previous step."""
-        for lane in self._age.nonzero()[0]:
-            last = (self._head[lane] - 1) % self.length + lane * self.length
-            if self._age[lane] > 1:
-                self._arrays["last"][(self._head[lane] - 2) % self.length + lane * self.length] = True
-            for flag in ("step", "last", "terminated", "decision"):
-                self._arrays[flag][last] = False
-            if self.priorities is not None:
-                self.priorities.add(np.array([last]), is_start=False)
-        self._age[:] = 0
+    _sampled: ReplaySampleSpec | None = None  # on a device, the last windows that are known to exist
 
     @classmethod
-    def from_episodes(cls, episodes: Episodes, *, gamma: float | None = None, prioritized: float = 0.0) -> Replay:
+    def from_episodes(
+        cls, episodes: Episodes, *, gamma: float | None = None, prioritized: float = 0.0, device: torch.device = CPU
+    ) -> Replay:
         """Store a dataset with rewards; the last frame of a non-terminated episode only serves as successor."""
         if "reward" not in episodes.arrays:
             raise UserError("The dataset has no 'reward', which value learning needs; collect it again.")
@@ -145,28 +46,36 @@ class Replay:
         last = first + steps - 1
         age = np.arange(slots.sum()) - np.repeat(first, slots)
         frame = np.minimum(np.repeat(episodes.starts, slots) + age, np.repeat(ends, slots))
-        replay = cls(max(len(frame), 2), gamma=gamma, prioritized=prioritized, online=False)
-        arrays = {f"obs.{key}": _float32(episodes.arrays[key][frame]) for key in episodes.observation_keys}
-        arrays |= {name: _float32(episodes.arrays[name][frame]) for name in ("action", "reward")}
-        arrays |= {name: np.zeros(len(frame), np.bool_) for name in ("last", "terminated", "decision")}
-        arrays["last"][last[steps > 0]] = True
-        arrays["terminated"][last[terminated]] = True
-        arrays["step"] = age < np.repeat(steps, slots)
-        arrays["age"] = age
-        arrays["returns"] = _returns(arrays["reward"], first[terminated], last[terminated], gamma)
-        if not arrays["step"].any():
+        size = max(len(frame), 2)
+        replay = cls(size, gamma=gamma, prioritized=prioritized, online=False, device=device)
+        frame = np.pad(frame, (0, size + 1 - len(frame)))  # to the spare row
+        arrays = {f"obs.{key}": episodes.arrays[key][frame] for key in episodes.observation_keys}
+        arrays |= {name: episodes.arrays[name][frame] for name in ("action", "reward")}
+        flags = np.pad(STEP * (age < np.repeat(steps, slots)), (0, size + 1 - len(age))).astype(np.uint8)
+        if not flags.any():
             raise UserError("The dataset has no step with a successor; its episodes need at least two frames.")
-        replay._arrays = arrays
-        replay._filled[0] = len(frame)
+        flags[last[steps > 0]] |= LAST
+        flags[last[terminated]] |= TERMINATED
+        arrays |= {"flags": flags, "age": np.pad(age, (0, size + 1 - len(age)))}
+        if gamma is not None:
+            arrays["returns"] = _returns(_float32(arrays["reward"]), first[terminated], last[terminated], gamma)
+        replay._columns = {key: replay._array(torch.from_numpy(_float32(array))) for key, array in arrays.items()}
+        replay._written += len(age)
         if replay.priorities is not None:
-            replay.priorities.add(np.flatnonzero(arrays["step"]))
+            replay.priorities.add(replay._array(torch.from_numpy(np.flatnonzero(flags & STEP))))
         return replay
 
-    # Reading.
-
     def sample(self, sample_spec: ReplaySampleSpec, generator: torch.Generator, *, batches: int = 1) -> Transitions:
-        """Draw `batches * batch_size` windows, uniformly, by priority or by age (`UserError` if none)."""
+        """Draw `batches * batch_size` windows, uniformly, by priority or by age (`UserError` if none).
+
+        On a device rows repeat if the buffer has fewer usable windows among the candidates, and only the first batch
+        of a `sample_spec` waits for the device, to see whether there are windows at all.
+        """
         missing = batches * sample_spec.batch_size
+        if not self._columns:
+            raise UserError("The replay buffer is empty; collect steps or pass a dataset first.")
+        if self.device.type != "cpu":
+            return self._windows(self._draw_usable(missing, sample_spec, generator), sample_spec)
         found: list[Array] = []
         drawn = kept = 0
         for _ in range(1000):
@@ -178,148 +87,118 @@ class Replay:
             if not missing:
                 return self._windows(np.concatenate(found), sample_spec)
             drawn, kept = drawn + len(draw), kept + len(usable)
-        raise UserError(f"The replay buffer has no window of {sample_spec.steps} steps yet; collect more steps first.")
+        raise self._no_window(sample_spec)
+
+    def _draw_usable(self, count: int, sample_spec: ReplaySampleSpec, generator: torch.Generator) -> Tensor:
+        """Choose the first `count` usable windows of a draw on a device."""
+        candidates = 2 * count * (sample_spec.steps if sample_spec.chunk_starts_only else 1) + 64
+        draw = self._draw(candidates, sample_spec.age_quantile, generator)
+        number = self._usable(draw, sample_spec).cumsum(0)
+        if self._sampled != sample_spec:
+            if not int(number[-1]):
+                raise self._no_window(sample_spec)
+            self._sampled = sample_spec
+        wanted = torch.arange(count, device=self.device) % number[-1].clamp(min=1) + 1
+        return draw[torch.searchsorted(number, wanted).clamp(max=candidates - 1)]
+
+    def _no_window(self, sample_spec: ReplaySampleSpec) -> UserError:
+        return UserError(f"The replay buffer has no window of {sample_spec.steps} steps yet; collect more steps first.")
 
     def take(self, index: Tensor, sample_spec: ReplaySampleSpec) -> Transitions:
         """Return the windows that start at `index` `(B,)` (lane * length + slot)."""
-        return self._windows(_array(index), sample_spec)
+        return self._windows(self._array(index), sample_spec)
 
-    def _windows(self, index: Array, sample_spec: ReplaySampleSpec) -> Transitions:
-        rows, arrays, reach = len(index), self._arrays, max(sample_spec.horizon, sample_spec.steps)
-        place = self._ahead(index, reach)
-        mask = self._in_episode(index, place)
-        valid = mask[:, : sample_spec.steps]
-        steps = valid.sum(1)
-        rewards = np.where(valid, arrays["reward"][place[:, : sample_spec.steps]], np.float32(0))
-        terminated = (arrays["terminated"][place[:, : sample_spec.steps]] & valid).any(1)
-        powers = sample_spec.gamma ** np.arange(sample_spec.steps + 1)
-        executed = place[:, :1]
-        if sample_spec.horizon > 1:
-            offset = np.minimum(np.arange(sample_spec.horizon), mask.sum(1, keepdims=True) - 1)
-            executed = np.take_along_axis(place, offset, 1)
-        weight = np.ones(rows, np.float32)
+    def _windows(self, index: Values, sample_spec: ReplaySampleSpec) -> Transitions:
+        self._update_returns()
+        n, horizon, columns = sample_spec.steps, sample_spec.horizon, self._columns
+        lane, slot = index // self.length, index % self.length
+        place, newer = self._ahead(lane, slot, max(horizon, n)), self._newer(lane, slot)
+        flags, ahead = columns["flags"][place], self._arange(len(place))[:, None]
+        alive = self._xp.ones_like(slot)  # (B,) steps of the episode in the window
+        if len(place) > 1:
+            alive += self._xp.minimum(self._leading(flags[:-1] & LAST == 0), newer)
+        steps = alive.clip(max=n) if horizon > n else alive
+        played = ahead[:n] < steps  # (n, B)
+        terminated = ((flags[:n] & TERMINATED > 0) & played).any(0)
+        powers = _powers(sample_spec.gamma, n, self.device)
+        discount = self._xp.where(terminated, 0.0, powers[steps])
+        rewards = self._tensor(self._xp.where(played, columns["reward"][place[:n]], 0.0)).T.contiguous()
+        executed = self._place(lane, slot + self._xp.minimum(ahead[:horizon], alive - 1)) if horizon > 1 else place[:1]
+        weight = torch.ones(len(index), device=self.device)
         if self.priorities is not None:
-            weight = self.priorities.weights(index, len(self)).astype(np.float32)
+            weight = self._tensor(self.priorities.weights(index, self._filled().sum())).float()
         elif sample_spec.weighting is not None and self.online:  # a dataset has no age
-            weight = sample_spec.weighting(self._newer(index), self._filled[index // self.length]).astype(np.float32)
+            weight = sample_spec.weighting(self._tensor(newer), self._tensor(self._filled()[lane])).float()
+        returns = (
+            torch.full_like(weight, math.nan) if self.gamma is None else self._tensor(columns["returns"][place[0]])
+        )
         return Transitions(
-            obs=self._history(index, sample_spec.obs_horizon),
-            chunk=torch.from_numpy(arrays["action"][executed]),
-            mask=torch.from_numpy(mask[:, : sample_spec.horizon].astype(np.float32)),
-            rewards=torch.from_numpy(rewards),
-            steps=torch.from_numpy(steps),
-            discount=torch.from_numpy(np.where(terminated, 0.0, powers[steps]).astype(np.float32)),
-            reward=torch.from_numpy((rewards @ powers[:-1]).astype(np.float32)),
-            next_obs=self._history(self._move(index, steps[:, None])[:, 0], sample_spec.obs_horizon),
-            returns=torch.from_numpy(arrays["returns"][index]),
-            record={key[7:]: torch.from_numpy(array[index]) for key, array in arrays.items() if key[:7] == "record."},
-            online=torch.full((rows,), self.online),
-            weight=torch.from_numpy(weight),
-            index=torch.from_numpy(index),
+            obs=self._history(lane, slot, sample_spec.obs_horizon),
+            chunk=self._rows("action", executed.T),
+            mask=self._tensor(ahead[:horizon] < alive).T.float(),
+            rewards=rewards,
+            steps=self._tensor(steps),
+            discount=self._tensor(discount).float(),
+            reward=rewards[:, 0] if n == 1 else (rewards.double() @ self._tensor(powers[:-1])).float(),
+            next_obs=self._history(lane, slot + steps, sample_spec.obs_horizon),
+            returns=returns,
+            record={key[7:]: self._rows(key, place[0]) for key in columns if key[:7] == "record."},
+            online=torch.full((len(index),), self.online, device=self.device),
+            weight=weight,
+            index=self._tensor(index),
         )
 
     def observations(self, length: int, count: int = 4) -> dict[str, Tensor]:
         """Histories of `length` observations `{key: (count, length, ...)}`, spread over the buffer."""
-        return self._history(np.linspace(0, self._filled[0] - 1, count).astype(np.int64), length)
+        slot = np.linspace(0, int(self._filled()[0]) - 1, count).astype(np.int64)
+        return self._history(self._zeros((count,), self._xp.int64), self._array(torch.from_numpy(slot)), length)
 
     def update_priorities(self, batch: Transitions, error: Tensor) -> None:
         """Set the priorities of sampled windows to their absolute errors `(B,)`; no effect without prioritisation."""
         if self.priorities is not None:
-            own = (batch.online == self.online).cpu()
-            index, size = batch.index.cpu()[own], error.detach().abs().cpu()[own]
-            self.priorities.update(index.numpy(), size.double().numpy())
+            own, error = batch.online == self.online, error.abs().double()
+            self.priorities.update(self._array(batch.index), self._array(error), self._array(own))
 
-    def _draw(self, count: int, age_quantile: Callable[[Array], Array] | None, generator: torch.Generator) -> Array:
-        if not self._filled.any():
-            raise UserError("The replay buffer is empty; collect steps or pass a dataset first.")
+    def _draw(self, count: int, age_quantile: Callable[[Tensor], Tensor] | None, generator: torch.Generator) -> Values:
+        def uniform() -> Tensor:
+            return torch.rand(count, generator=generator, dtype=torch.float64, device=self.device)
+
         if self.priorities is not None:
-            return self.priorities.draw(torch.rand(count, generator=generator, dtype=torch.float64).numpy())
-        ends = self._filled.cumsum()
-        flat = torch.randint(int(ends[-1]), (count,), generator=generator).numpy()
+            return self.priorities.draw(self._array(uniform()))
+        filled = self._filled()
+        ends = filled.cumsum(0)
+        if self._xp is np:
+            flat = torch.randint(int(ends[-1]), (count,), generator=generator).numpy()
+        else:  # without reading the number of slots
+            flat = (uniform() * ends[-1]).long()
         if self.lanes == 1 and age_quantile is None:
             return flat
-        lane = np.searchsorted(ends, flat, side="right")
-        filled = self._filled[lane]
+        if self._xp is np and filled[0] == ends[-1] / self.lanes and (filled == filled[0]).all():
+            lane = flat // filled[0]  # many times faster
+        else:
+            lane = self._xp.searchsorted(ends, flat, side="right")
+        filled = filled[lane]
         slot = flat - (ends[lane] - filled)
         if age_quantile is not None and self.online:  # a dataset has no age
-            age = age_quantile(torch.rand(count, generator=generator, dtype=torch.float64).numpy())
-            slot = (self._head[lane] - filled + (age * filled).astype(np.int64)) % self.length
-        return slot + lane * self.length
+            newer = (age_quantile(uniform()) * self._tensor(filled)).long()
+            slot = self._written[lane] - filled + self._array(newer)
+        return slot % self.length + lane * self.length
 
-    def _move(self, index: Array, offset: Array) -> Array:
-        """Indices `(B, n)` that are `offset` slots after `index` `(B,)` in the same lane."""
-        slot = index % self.length
-        return (index - slot)[:, None] + (slot[:, None] + offset) % self.length
-
-    def _ahead(self, index: Array, count: int) -> Array:
-        """Indices `(B, count)` of consecutive slots from `index` `(B,)`."""
-        return index[:, None] if count == 1 else self._move(index, np.arange(count))
-
-    def _newer(self, index: Array) -> Array:
-        """Slots of the lane that were written after `index` `(B,)`."""
-        return (self._head[index // self.length] - 1 - index) % self.length
-
-    def _usable(self, index: Array, sample_spec: ReplaySampleSpec) -> Array:
+    def _usable(self, index: Values, sample_spec: ReplaySampleSpec) -> Values:
         """Mask of complete windows that start at a step: the episode ends in them, or the successor is stored."""
-        newer = self._newer(index)
-        written = np.arange(sample_spec.steps) <= newer[:, None]
-        ended = (self._arrays["last"][self._ahead(index, sample_spec.steps)] & written).any(1)
-        usable = self._arrays["step"][index] & (ended | (newer >= sample_spec.steps))
-        if sample_spec.chunk_starts_only:
-            usable &= self._arrays["decision"][index]
+        lane, slot = index // self.length, index % self.length
+        place, newer = self._ahead(lane, slot, sample_spec.steps), self._newer(lane, slot)
+        flags = self._columns["flags"][place]
+        needed = STEP | DECISION if sample_spec.chunk_starts_only else STEP
+        usable = (flags[0] & needed == needed) & (newer >= self._leading(flags & LAST == 0))
         if sample_spec.obs_horizon > 1:  # the observations of the history must not have been overwritten yet
-            needed = np.minimum(self._arrays["age"][index], sample_spec.obs_horizon - 1)
-            usable &= self._filled[index // self.length] - 1 - newer >= needed
+            history = self._columns["age"][place[0]].clip(max=sample_spec.obs_horizon - 1)
+            usable &= self._filled()[lane] - 1 - newer >= history
         return usable
 
-    def _in_episode(self, index: Array, place: Array) -> Array:
-        """Mask of the steps at `place` `(B, n)` that belong to the episode of `index` and have been written."""
-        if place.shape[1] == 1:
-            return np.ones(place.shape, np.bool_)
-        ended = np.zeros(place.shape, np.bool_)
-        np.logical_or.accumulate(self._arrays["last"][place[:, :-1]], 1, out=ended[:, 1:])
-        return ~ended & (np.arange(place.shape[1]) <= self._newer(index)[:, None])
-
-    def _history(self, index: Array, length: int) -> dict[str, Tensor]:
-        place = index[:, None]
-        if length > 1:
-            back = np.minimum(np.arange(length - 1, -1, -1), self._arrays["age"][place])
-            place = self._move(index, -back)
-        return {key[4:]: torch.from_numpy(array[place]) for key, array in self._arrays.items() if key[:4] == "obs."}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole buffer."""
-        used = int(self._filled.max())
-        state: dict[str, Any] = {
-            "length": self.length,
-            "head": self._head.copy(),
-            "filled": self._filled.copy(),
-            "age": self._age.copy(),
-            "arrays": {key: self._by_lane(value)[:, :used].copy() for key, value in self._arrays.items()},
-        }
-        if self.priorities is not None:
-            state["priorities"] = self.priorities.state_dict()
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict`, also of a smaller buffer; full lanes then begin with their oldest slots."""
-        self._head, self._filled, self._age = (state[key].copy() for key in ("head", "filled", "age"))
-        length, first = state.get("length", self.length), np.zeros(self.lanes, np.int64)
-        if length != self.length:
-            if self.priorities is not None or int(self._filled.max()) > self.length:
-                raise UserError(f"The saved buffer needs replay.capacity={length * self.lanes}; set it to that value.")
-            first[:] = np.where(self._filled == length, self._head, 0)  # oldest slots
-            self._head = self._filled % self.length
-        self._arrays = {}
-        for key, value in state["arrays"].items():
-            self._arrays[key] = np.zeros((self.lanes * self.length, *value.shape[2:]), value.dtype)
-            for lane, rows in enumerate(value):
-                self._by_lane(self._arrays[key])[lane, : len(rows)] = np.roll(rows, -first[lane], 0)
-        if self.priorities is not None:
-            self.priorities.load_state_dict(state["priorities"])
-
-    def _by_lane(self, array: Array) -> Array:
-        return array.reshape(self.lanes, self.length, *array.shape[1:])
+    def _leading(self, mask: Values) -> Values:
+        """Number of set entries `(B,)` at the start of each column of `mask` `(n, B)`."""
+        return mask[0] if len(mask) == 1 else mask.cumprod(0, dtype=self._xp.int8).sum(0)
 
 
 class MixedReplay:
@@ -343,10 +222,10 @@ class MixedReplay:
             source.update_priorities(batch, error)
 
 
-def _returns(reward: Array, first: Array, last: Array, gamma: float | None) -> Array:
+def _returns(reward: Array, first: Array, last: Array, gamma: float) -> Array:
     """Discounted returns to go of the episodes from slot `first` to `last` `(E,)`; NaN elsewhere."""
     returns = np.full(len(reward), np.nan, np.float32)
-    if gamma is None or not len(first):
+    if not len(first):
         return returns
     total = np.zeros(len(first))
     for back in range(int((last - first).max()) + 1):  # all episodes together, from their ends
@@ -357,8 +236,11 @@ def _returns(reward: Array, first: Array, last: Array, gamma: float | None) -> A
     return returns
 
 
-def _array(tensor: Tensor) -> Array:
-    return tensor.detach().cpu().numpy()
+@lru_cache
+def _powers(gamma: float, count: int, device: torch.device) -> Values:
+    """Powers 0 to `count` of `gamma`, copied to the device once."""
+    powers = gamma ** np.arange(count + 1)
+    return powers if device.type == "cpu" else copy_to(torch.from_numpy(powers), device)
 
 
 def _float32(array: Array) -> Array:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.data.replay import Replay
+from robopolicy.device import copy_to, restore_generator
 from robopolicy.policies.base import Observation
 from robopolicy.rollout.on_policy import Act, EpisodeStats
 from robopolicy.sim.chunk import ChunkedSim, StepTrace
@@ -28,6 +29,7 @@ class ReplaySampler:
 
     def collect(self, act: Act, decisions: int = 1) -> None:
         """Run `decisions` chunks per environment and store them; `act(obs, generator=...)` returns a `Sample`."""
+        steps: list[Tensor] = []
         for _ in range(decisions):
             with torch.no_grad():
                 sample = act(self._obs, generator=self._generator)
@@ -39,8 +41,10 @@ class ReplaySampler:
                 add_step(self.replay, self.sim, obs, trace, trace.active, record, decision=number == 0)
                 obs = trace.step.obs
             self._episode_stats.observe(step)
-            self.env_steps += int(step.steps.sum())
+            steps.append(step.steps)
             self._obs = step.obs
+        if steps:
+            self.env_steps += int(torch.stack(steps).sum())
 
     def episode_stats(self) -> dict[str, float]:
         """Mean statistics of the episodes finished since the last call; empty if there are none."""
@@ -60,7 +64,7 @@ class ReplaySampler:
         """Restore `state_dict`; the next steps equal the ones of the uninterrupted run."""
         self._obs = self.sim.load_state_dict(state["sim"])
         self.replay.load_state_dict(state["replay"])
-        self._generator.set_state(state["generator"])
+        restore_generator(self._generator, state["generator"])
         self._episode_stats.load_state_dict(state["tally"])
         self.env_steps = int(state["env_steps"])
 
@@ -80,19 +84,17 @@ def add_step(
     `obs` `{key: (N, ...)}` is before the step, `record` `{key: (N, ...)}` has further data, and `decision` is whether
     a chunk begins here.
     """
-    rows = active.nonzero().flatten()
-    if not len(rows):
-        return
-    spec, step = sim.sim.spec, trace.step
-    low, high = spec.action_low.to(trace.action.device), spec.action_high.to(trace.action.device)
+    spec, step, device = sim.sim.spec, trace.step, trace.action.device
+    low, high = (copy_to(bound, device) for bound in (spec.action_low, spec.action_high))
     replay.add(
-        rows.cpu(),
-        {key: value[rows] for key, value in obs.items()},
-        trace.action.clamp(low, high)[rows],
-        step.reward[rows],
-        step.terminated[rows],
-        step.truncated[rows],
-        {key: value[rows] for key, value in step.final_obs.items()},
+        torch.arange(len(active), device=device),
+        obs,
+        trace.action.clamp(low, high),
+        step.reward,
+        step.terminated,
+        step.truncated,
+        step.final_obs,
         decision=decision,
-        record={key: value[rows.to(value.device)] for key, value in record.items()},
+        record=record,
+        active=active,
     )

@@ -71,6 +71,7 @@ class ReplayConfig(Validated):
     offline_updates: NonNegativeInt = 0  # first updates, of one gradient step each on the dataset only
     offline_fraction: Fraction = 0.5  # fraction of the dataset in every later batch; 0 without a dataset
     prioritized: Fraction = 0.0  # exponent of prioritised sampling; 0 is uniform
+    device: str = "auto"  # of the buffers; auto: the device of the run, or the CPU where they do not fit
 
 
 @dataclass(frozen=True)

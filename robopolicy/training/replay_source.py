@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -12,8 +13,10 @@ import torch
 from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.data.batches import ReplaySampleSpec, Transitions
+from robopolicy.data.episodes import Episodes
 from robopolicy.data.replay import MixedReplay, Replay
-from robopolicy.device import move
+from robopolicy.data.replay_storage import CPU
+from robopolicy.device import has_memory, move, restore_generator, usable_device
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
 from robopolicy.rollout.off_policy import ReplaySampler
@@ -44,6 +47,7 @@ class ReplaySource:
         num_steps: int,
         utd: float,
         seed: int,
+        memory_device: torch.device = CPU,
     ) -> None:
         """Create the source.
 
@@ -56,6 +60,7 @@ class ReplaySource:
             num_steps: Chunk decisions per environment between updates.
             utd: Gradient steps per decision of one environment.
             seed: First episode seed, and seed of exploration and sampling.
+            memory_device: Device of the buffers.
         """
         if (sample_spec.age_quantile or sample_spec.weighting) and settings.prioritized:
             raise UserError("Age weighting does not support prioritised sampling; set replay.prioritized=0.")
@@ -64,7 +69,7 @@ class ReplaySource:
         self.sample_spec, self.settings, self.device = sample_spec, settings, device
         self.offline, self.num_steps = offline, num_steps
         self._seed = seed
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator(memory_device).manual_seed(seed)
         self._offline_left = settings.offline_updates  # remaining batches from the dataset only
         # Buffer, batch and algorithm of the last batch; its errors become priorities after the update.
         self._pending: tuple[Replay | MixedReplay, Transitions, OffPolicy] | None = None
@@ -74,7 +79,7 @@ class ReplaySource:
             self.batches = gradient_steps(utd, envs, num_steps)
             self._warmup = max(settings.learning_starts, envs * (sample_spec.steps + 1))  # at least one full window
             self._first = sim.reset(seed)  # the sampler resets to the same episodes
-            self.sampler = ReplaySampler(sim, make_replay(settings, sample_spec, sim), seed=seed)
+            self.sampler = ReplaySampler(sim, make_replay(settings, sample_spec, sim, memory_device), seed=seed)
         else:
             assert offline is not None
             self._first = offline.observations(sample_spec.obs_horizon)
@@ -92,15 +97,21 @@ class ReplaySource:
         if episodes is not None and not algorithm.needs_reward:  # the buffer requires rewards
             zeros = np.zeros(len(episodes), np.float32)
             episodes = replace(episodes, arrays={"reward": zeros, **episodes.arrays})
+        device, offline = memory_device(context.config.replay, context.device, sim, episodes), None
+        if episodes is not None:
+            offline = Replay.from_episodes(
+                episodes, gamma=spec.gamma if spec.returns else None, prioritized=exponent, device=device
+            )
         return cls(
             sim,
-            Replay.from_episodes(episodes, gamma=spec.gamma, prioritized=exponent) if episodes else None,
+            offline,
             context.device,
             sample_spec=spec,
             settings=context.config.replay,
             num_steps=context.settings.num_steps,
             utd=context.settings.utd,
             seed=context.seed,
+            memory_device=device,
         )
 
     @property
@@ -172,7 +183,7 @@ class ReplaySource:
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
         """Restore `state_dict`, or start new episodes with unused seeds."""
         self._offline_left = int(state["left"])
-        self._generator.set_state(state["generator"])
+        restore_generator(self._generator, state["generator"])
         if self.offline is not None and self.offline.priorities is not None:
             self.offline.priorities.load_state_dict(state["offline"])
         if self.sampler is None:
@@ -203,7 +214,23 @@ def gradient_steps(utd: float, num_envs: int, num_steps: int) -> int:
     return round(steps)
 
 
-def make_replay(settings: ReplayConfig, sample_spec: ReplaySampleSpec, sim: ChunkedSim) -> Replay:
+def memory_device(
+    settings: ReplayConfig, device: torch.device, sim: ChunkedSim | None, episodes: Episodes | None
+) -> torch.device:
+    """Return the device of the buffers of a run on `device`: the setting, or by default `device` if they fit there."""
+    if settings.device != "auto":
+        return usable_device(settings.device)
+    size = 0 if episodes is None else sum(array.nbytes for array in episodes.arrays.values())
+    if sim is not None:
+        spec = sim.sim.spec
+        slot = sum(math.prod(entry.shape) * entry.dtype.itemsize for entry in spec.observation.values())
+        size += settings.capacity * (slot + 4 * spec.action_dim)
+    return device if device.type == "cpu" or has_memory(device, size) else CPU
+
+
+def make_replay(
+    settings: ReplayConfig, sample_spec: ReplaySampleSpec, sim: ChunkedSim, device: torch.device = CPU
+) -> Replay:
     """Create the replay buffer of `sim`; a UserError is raised if it cannot hold a window per environment."""
     envs, steps, chunk = sim.sim.num_envs, sample_spec.steps, sim.action_horizon
     window = steps + chunk if sample_spec.chunk_starts_only else max(steps, chunk)
@@ -213,4 +240,5 @@ def make_replay(settings: ReplayConfig, sample_spec: ReplaySampleSpec, sim: Chun
             f"replay.capacity={settings.capacity} is too small for {envs} environments and windows of "
             f"{sample_spec.steps} steps; it must be at least {least}."
         )
-    return Replay(settings.capacity, envs, gamma=sample_spec.gamma, prioritized=settings.prioritized)
+    gamma = sample_spec.gamma if sample_spec.returns else None
+    return Replay(settings.capacity, envs, gamma=gamma, prioritized=settings.prioritized, device=device)

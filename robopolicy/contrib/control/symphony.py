@@ -20,10 +20,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
@@ -79,12 +79,21 @@ def action_penalty_loss(strength: Tensor, tightness: Tensor) -> Tensor:
     return 2 * early.atanh() + tightness * strength * strength.log() + 2 * tightness.square().atanh()
 
 
-def age_quantile(uniform: NDArray[np.float64]) -> NDArray[np.float64]:
+def age_quantile(uniform: Tensor) -> Tensor:
     """Positions in [0, 1), from the oldest to the newest slot, of density `tanh((pi x) ** e)`, at quantiles `uniform`.
 
     The newer half is drawn almost evenly, the oldest tenth hardly ever, as in Symphony's fading replay.
     """
-    return np.interp(uniform, _FADED / _FADED[-1], _AGES)
+    ages, mass = _age_table(uniform.device)
+    upper = torch.searchsorted(mass, uniform, right=True).clamp(max=len(mass) - 1)
+    age, below = ages[upper - 1], mass[upper - 1]
+    return (ages[upper] - age) / (mass[upper] - below) * (uniform - below) + age
+
+
+@cache
+def _age_table(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Positions and their cumulative distribution, copied to the device once."""
+    return torch.from_numpy(_AGES).to(device), torch.from_numpy(_FADED / _FADED[-1]).to(device)
 
 
 class RewardScaler(nn.Module):

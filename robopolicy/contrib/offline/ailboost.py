@@ -25,9 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
@@ -76,25 +74,25 @@ class LearnerMixture(Validated):
     mixture_rate: OpenFraction  # eta, mass of the newest learner
     block: PositiveInt  # slots of a lane
 
-    def masses(self, learners: int) -> NDArray[np.float64]:
+    def masses(self, learners: int) -> Tensor:
         """Weights `(K,)` of the learners, the newest first; their sum is 1."""
-        return self._mass(np.arange(learners), np.array(learners - 1))
+        return self._mass(torch.arange(learners), torch.tensor(learners - 1))
 
-    def __call__(self, newer: NDArray[np.int64], filled: NDArray[np.int64]) -> NDArray[np.float64]:
+    def __call__(self, newer: Tensor, filled: Tensor) -> Tensor:
         """Weights `(B,)`, on average 1 over a lane.
 
         Args:
             newer: (B,) slots of the lane that were written later.
             filled: (B,) slots of the lane in use.
         """
-        oldest = np.maximum(filled // self.block, 1) - 1
-        age = np.minimum(newer // self.block, oldest)
-        slots = np.where(age == oldest, filled - oldest * self.block, self.block)
+        oldest = (filled // self.block).clamp(min=1) - 1
+        age = torch.minimum(newer // self.block, oldest)
+        slots = torch.where(age == oldest, filled - oldest * self.block, self.block)
         return self._mass(age, oldest) * filled / slots
 
-    def _mass(self, age: NDArray[np.int64], oldest: NDArray[np.int64]) -> NDArray[np.float64]:
-        first = np.where(age == oldest, 1.0, self.mixture_rate)
-        return first * np.power(1.0 - self.mixture_rate, age, dtype=np.float64)
+    def _mass(self, age: Tensor, oldest: Tensor) -> Tensor:
+        mass = torch.pow(1.0 - self.mixture_rate, age.double())
+        return torch.where(age == oldest, mass, self.mixture_rate * mass)
 
 
 def discriminator_loss(

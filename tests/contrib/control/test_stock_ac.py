@@ -144,7 +144,7 @@ def test_recorded_stocks_are_discounted_sums_of_rewards() -> None:
             if arrays["age"][lane, slot] == 0:
                 earned, growth = 0.0, 1.0
             assert arrays[f"obs.{KEY}"][lane, slot].tolist() == pytest.approx([earned, growth], rel=1e-4, abs=1e-5)
-            earned, growth = (earned + arrays["reward"][lane, slot]) / 0.9, growth / 0.9
+            earned, growth = (earned + float(arrays["reward"][lane, slot])) / 0.9, growth / 0.9
 
 
 def test_edits_change_only_the_stock_levels() -> None:

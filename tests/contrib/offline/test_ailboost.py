@@ -193,7 +193,7 @@ def test_a_single_learner_uses_the_current_discriminator_and_uniform_replay() ->
         algorithm.update(mixed())
         assert same(algorithm.reward_discriminator, algorithm.discriminator)
     mixture = algorithm.sample_spec.weighting
-    assert mixture is not None and bool((mixture(np.arange(900), np.full(900, 900)) == 1).all())
+    assert mixture is not None and bool((mixture(torch.arange(900), torch.full((900,), 900)) == 1).all())
 
 
 def test_replay_samples_are_weighted_by_the_learner_mixture() -> None:
