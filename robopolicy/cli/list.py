@@ -177,8 +177,9 @@ def _cited(recipe: Mapping[str, Any]) -> str:
 
 def _remarks(row: Row) -> str:
     parts = ["scripted expert"] if row.get("expert") else []
+    parts += [f"backends: {', '.join(row['backends'])}"] if "backends" in row else []
     parts += [f"data: {row['data'][:1].lower()}{row['data'][1:].rstrip('.')}"] if "data" in row else []
-    return f" ({', '.join(parts)})" if parts else ""
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 def _missing(entry: TaskEntry | TaskFamily) -> str:

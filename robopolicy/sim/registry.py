@@ -254,7 +254,7 @@ def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
     if options.num_envs < 1:
         raise UserError(f"The number of environments must be at least 1, got {options.num_envs}.")
     if options.backend not in ("auto", *entry.backends):
-        raise unknown_name("backend", options.backend, ("auto", *entry.backends), f"of task {entry.name}")
+        raise _unsupported(entry, options.backend)
     if options.world != WorldOptions():
         raise UserError("World-model settings such as a judge need --backend worldmodel:FOLDER.")
     if options.reward not in REWARDS:
@@ -262,3 +262,14 @@ def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
     from robopolicy.sim.wrappers.registry import wrap
 
     return wrap(entry.make(options), options.wrappers)
+
+
+def _unsupported(entry: TaskEntry, backend: str) -> UserError:
+    """Error for a backend that a task does not run on."""
+    if backend not in BACKENDS:
+        return unknown_name("backend", backend, ("auto", *entry.backends), f"of task {entry.name}")
+    reason = BACKENDS[entry.backends[0]].without_warp if backend == "warp" and entry.backends[0] in BACKENDS else ""
+    because = f" because {reason}" if reason else ""
+    return UserError(
+        f"Task {entry.name} does not run on backend '{backend}'{because}; choose {', '.join(entry.backends)}."
+    )

@@ -4,6 +4,7 @@ import pytest
 from lab_rail import Rail
 
 from robopolicy import plugins
+from robopolicy.errors import UserError
 from robopolicy.sim.backends import BACKENDS, Backend
 from robopolicy.sim.backends.isaac_style import IsaacStyleSim
 from robopolicy.sim.contract import SimSpec
@@ -36,3 +37,22 @@ def test_backends_by_id_have_a_task_family():
     assert {name for name, row in BACKENDS.items() if row.by_id} <= families.keys()
     entry = get_task("envpool/Hopper-v5")
     assert (entry.name, entry.backends, entry.requires) == ("envpool/Hopper-v5", ("envpool",), "envpool")
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        ("toy/point_mass", "because it has no MuJoCo model; choose torch."),
+        ("gymnasium/Hopper-v5", "because another library steps its physics on the CPU; choose gymnasium."),
+        ("mjlab/go1_flat", "because mjlab itself runs MuJoCo Warp; choose mjlab."),
+        ("text/grid", "because it has no physics; choose text."),
+    ],
+)
+def test_tasks_say_why_they_do_not_run_on_warp(task: str, reason: str):
+    with pytest.raises(UserError, match=f"Task {task} does not run on backend 'warp' {reason}"):
+        make_sim(task, SimOptions(1, backend="warp"))
+
+
+def test_a_backend_that_a_task_does_not_have_is_refused():
+    with pytest.raises(UserError, match="lift does not run on backend 'envpool'; choose mujoco, mujoco-exact, warp."):
+        make_sim("lift", SimOptions(1, backend="envpool"))

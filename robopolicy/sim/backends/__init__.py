@@ -32,6 +32,7 @@ class Backend:
     extra: str = ""  # extra of robopolicy that installs that package
     argument: str = ""  # argument after a colon in its name, e.g. FOLDER
     repeatable: bool = True  # equal seeds and actions give bit-equal episodes; see `SimSpec.seeded_episodes`
+    without_warp: str = ""  # why its tasks do not run on the backend `warp`, as the end of a sentence
 
     def maker(self) -> Callable[..., VectorSim]:
         """Import and return the function `make`."""
@@ -43,7 +44,11 @@ _MUJOCO = "robopolicy.sim.backends.mujoco.backend:make_native"
 BACKENDS: Registry[Backend] = Registry(
     "backends",
     {
-        "mujoco": Backend("native MuJoCo on all cores, with the engine that the task requires", _MUJOCO),
+        "mujoco": Backend(
+            "native MuJoCo on all cores, with the engine that the task requires",
+            _MUJOCO,
+            without_warp="it is written for numpy",
+        ),
         "mujoco-exact": Backend("native MuJoCo with one persistent MjData per environment", _MUJOCO),
         "warp": Backend(
             "MuJoCo Warp: the same tasks on a GPU, in single precision",
@@ -55,6 +60,7 @@ BACKENDS: Registry[Backend] = Registry(
             "any registered gymnasium environment, stepped sequentially",
             "robopolicy.sim.backends.gymnasium:make_gymnasium",
             by_id=True,
+            without_warp="another library steps its physics on the CPU",
         ),
         "envpool": Backend(
             "EnvPool's compiled environments; fast",
@@ -63,6 +69,7 @@ BACKENDS: Registry[Backend] = Registry(
             module="envpool",
             extra="envpool",
             repeatable=False,
+            without_warp="EnvPool steps its physics on the CPU",
         ),
         "mjlab": Backend(
             "mjlab's environments on a GPU or, slowly, the CPU",
@@ -71,6 +78,7 @@ BACKENDS: Registry[Backend] = Registry(
             module="mjlab",
             extra="mjlab",
             repeatable=False,
+            without_warp="mjlab itself runs MuJoCo Warp",
         ),
         "isaaclab": Backend(
             "Isaac Lab's environments on a GPU or, slowly, the CPU (in a separate Python 3.12 environment)",
@@ -79,9 +87,12 @@ BACKENDS: Registry[Backend] = Registry(
             module="isaaclab",
             extra="isaaclab",
             repeatable=False,
+            without_warp="Isaac Lab has its own physics",
         ),
-        "torch": Backend("tasks written in torch: toys and tasks of known dynamics"),
-        "text": Backend("conversations, in this process"),
+        "torch": Backend(
+            "tasks written in torch: toys and tasks of known dynamics", without_warp="it has no MuJoCo model"
+        ),
+        "text": Backend("conversations, in this process", without_warp="it has no physics"),
         "worldmodel": Backend("a learned world model that replaces the simulator of a task", argument="FOLDER"),
     },
     read=lambda row: Backend(**row),
