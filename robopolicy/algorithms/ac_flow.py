@@ -44,6 +44,7 @@ from robopolicy.algorithms.common.on_policy import OnPolicy
 from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, flatten, normalize
 from robopolicy.constraints import NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.core.decisions import Decisions
+from robopolicy.core.distributed import average_gradients
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.critics.q import copy_statistics
 from robopolicy.data.batches import Rollout
@@ -124,6 +125,7 @@ class ACFlow(OnPolicy):
     data_source = "rollout"
     heads = ("flow", "diffusion", "edm")
     reference = "fan2025acflow"
+    distributed = True
     config: ACFlowConfig
     policy: SampledPolicy
 
@@ -181,6 +183,7 @@ class ACFlow(OnPolicy):
         error = nn.functional.mse_loss(value, rows.record["outcome"].unsqueeze(1).expand_as(value))
         self.intermediate_optimizer.zero_grad(set_to_none=True)
         error.backward()
+        average_gradients(list(self.intermediate.parameters()))
         self.intermediate_optimizer.step()
         return loss
 

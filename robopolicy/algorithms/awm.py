@@ -98,6 +98,7 @@ class AWM(OnPolicy):
     data_source = "rollout"
     heads = ("flow", "diffusion", "edm")
     reference = "xue2025awm"
+    distributed = True
     config: AWMConfig
     policy: SampledPolicy
 

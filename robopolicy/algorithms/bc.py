@@ -18,6 +18,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics
 from robopolicy.constraints import FractionBelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
+from robopolicy.core.distributed import average_gradients
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.nets.augmentation import augmentation_loss, set_augmentation_progress
@@ -53,6 +54,7 @@ class BC(Algorithm):
     data_source = "dataset"
     heads = ("imitation_loss",)
     reference = "chi2023diffusion"
+    distributed = True
 
     def __init__(self, config: BCConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train `policy` for `total_updates` gradient steps."""
@@ -81,6 +83,7 @@ class BC(Algorithm):
         loss, info = self.loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        average_gradients(list(self.policy.parameters()))
         norm = clip_gradients(self.policy.parameters(), self.config.grad_clip)
         self.optimizer.step()
         self.updates += 1

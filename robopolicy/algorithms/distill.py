@@ -92,6 +92,7 @@ class Distill(BC):
     data_source = "dataset"
     heads = ("flow", "shortcut", "meanflow", "diffusion", "edm")
     reference = "song2023consistency"
+    distributed = True
     requires_pretrained = True
     config: DistillConfig
     policy: ConsistencyPolicy

@@ -50,6 +50,7 @@ from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, nor
 from robopolicy.constraints import AtMost, Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt, Range
 from robopolicy.core.advantage import DepthDiscount
 from robopolicy.core.decisions import Decisions
+from robopolicy.core.distributed import all_gather
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import DepthBounds
 from robopolicy.critics.value import ValueConfig
@@ -96,7 +97,7 @@ def step_advantage(advantage: Tensor, decisions: Decisions, config: DPPOConfig) 
     advantage = normalize(advantage)
     if config.advantage_quantile:
         edges = torch.tensor([config.advantage_quantile, 1 - config.advantage_quantile], device=advantage.device)
-        low, high = advantage.quantile(edges)
+        low, high = all_gather(advantage).quantile(edges)
         advantage = advantage.clamp(low, high)
     return advantage[:, None] * DepthDiscount(config.gamma_denoise, decisions.shape[1])(decisions)
 
@@ -130,6 +131,7 @@ class DPPO(OnPolicy):
     data_source = "rollout"
     heads = ("diffusion",)
     reference = "ren2024dppo"
+    distributed = True
     config: DPPOConfig
     policy: DiffusionChain
     base: StagedDiffusion

@@ -35,7 +35,7 @@ from robopolicy.algorithms.common.fine_tuning import (
     cosine_rate,
     kl_exceeded,
 )
-from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, minibatches
+from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, balance, minibatches
 from robopolicy.constraints import AtLeastTwo, NonNegative, Positive, PositiveInt
 from robopolicy.core.advantage import Baseline, ClipAdvantage, Pipeline, Scale, Scope
 from robopolicy.core.decisions import Decisions, by_group
@@ -98,6 +98,7 @@ class FlowGRPO(Algorithm):
     data_source = "group"
     heads = ("flow", "shortcut", "meanflow")
     reference = "liu2025flowgrpo"
+    distributed = True
     config: FlowGRPOConfig
     policy: SDEChain
 
@@ -127,7 +128,7 @@ class FlowGRPO(Algorithm):
         """Run several epochs of clipped updates on a group rollout."""
         config = self.config
         advantage = group_advantage(batch.returns, batch.group, config.advantage_clip)  # (N,)
-        rows = nonzero_advantage_rows(batch, advantage)
+        rows = balance(nonzero_advantage_rows(batch, advantage))
         self.recorder.snapshot()  # weights of the rollout, if only seeds were recorded
         rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
         stats: dict[str, Any] = {"actor/lr": rate, "actor/nonzero_advantage_fraction": (advantage != 0).float().mean()}

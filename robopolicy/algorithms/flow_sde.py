@@ -62,6 +62,7 @@ class FlowSDE(OnPolicy):
     data_source = "rollout"
     heads = ("flow", "shortcut", "meanflow")
     reference = "chen2025pirl"
+    distributed = True
     config: FlowSDEConfig
     policy: SDEChain
 

@@ -72,6 +72,7 @@ class FPO(OnPolicy):
     data_source = "rollout"
     heads = ("flow", "diffusion", "edm")
     reference = "mcallister2025fpo"
+    distributed = True
     config: FPOConfig
     policy: SampledPolicy
 

@@ -93,6 +93,7 @@ class FPOPlusPlus(OnPolicy):
     data_source = "rollout"
     heads = ("flow", "diffusion", "edm")
     reference = "yi2026fpopp"
+    distributed = True
     config: FPOPlusPlusConfig
     policy: SampledPolicy
 

@@ -87,6 +87,7 @@ class PolicyFlow(OnPolicy):
     data_source = "rollout"
     heads = ("flow", "diffusion", "edm")
     reference = "yang2026policyflow"
+    distributed = True
     config: PolicyFlowConfig
     policy: EndpointNoisePolicy
 

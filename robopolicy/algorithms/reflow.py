@@ -63,6 +63,7 @@ class Reflow(BC):
     data_source = "dataset"
     heads = ("flow",)
     reference = "liu2022rectified"
+    distributed = True
     requires_pretrained = True
     config: ReflowConfig
     policy: GenerativePolicy

@@ -99,6 +99,7 @@ class ReinFlow(OnPolicy):
     data_source = "rollout"
     heads = ("flow", "shortcut", "meanflow")
     reference = "zhang2025reinflow"
+    distributed = True
     config: ReinFlowConfig
     policy: StochasticFlow
 

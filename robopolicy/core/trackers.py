@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.constraints import Fraction, Positive
+from robopolicy.core.distributed import all_gather_moments
 from robopolicy.plugins import Registry
 
 
@@ -77,15 +78,17 @@ class RunningMoments:
         self.count, self.mean, self.square = 0.0, 0.0, 0.0
 
     def observe(self, values: Tensor) -> None:
-        """Add values of any shape."""
+        """Add values of any shape, of all processes."""
         if values.numel() == 0:
             return
         batch = values.detach().double()
-        count, mean = float(batch.numel()), float(batch.mean())
-        delta, total = mean - self.mean, self.count + count
-        self.square += float(((batch - mean) ** 2).sum()) + delta**2 * self.count * count / total
-        self.mean += delta * count / total
-        self.count = total
+        own = batch.mean()
+        for moments in all_gather_moments(batch.numel(), own, ((batch - own) ** 2).sum()):
+            count, mean, square = map(float, moments)
+            delta, total = mean - self.mean, self.count + count
+            self.square += square + delta**2 * self.count * count / total
+            self.mean += delta * count / total
+            self.count = total
 
     @property
     def std(self) -> float:

@@ -51,11 +51,13 @@ class ChunkSampler:
         seed: int = 0,
         weight: np.ndarray | None = None,
         lookahead_steps: int = 0,
+        part: slice = slice(None),
     ) -> None:
         """Precompute the index tables; the arrays of `episodes` are shared, not copied.
 
         `horizon` is H, `obs_horizon` is To. `weight` `(F,)` is an optional importance of each frame, copied to the
-        batches. With `lookahead_steps` > 0, batches contain `next_obs`, that many steps after each observation.
+        batches. With `lookahead_steps` > 0, batches contain `next_obs`, that many steps after each observation. `part`
+        selects the rows of each minibatch, for distributed training.
         """
         if min(horizon, obs_horizon, batch_size) < 1:
             raise UserError(
@@ -63,7 +65,7 @@ class ChunkSampler:
             )
         if weight is not None and len(weight) != len(episodes):
             raise UserError(f"weight needs one number per frame ({len(episodes)}), got {len(weight)}.")
-        self.batch_size = batch_size
+        self.batch_size, self._part = batch_size, part
         self.seed = seed
         self._obs = {key: _tensor(episodes.arrays[key]) for key in episodes.observation_keys}
         self._action = _tensor(episodes.arrays["action"])  # (F, A)
@@ -97,7 +99,7 @@ class ChunkSampler:
             if self._position == len(self._order):
                 self._epoch, self._position = self._epoch + 1, 0
                 self._order = self._permutation(self._epoch)
-        return self.take(torch.cat(parts))
+        return self.take(torch.cat(parts)[self._part])
 
     def __len__(self) -> int:
         """Chunks per epoch (= frames)."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robopolicy.core.distributed import all_gather_moments
 from robopolicy.errors import UserError, unknown_name
 
 Statistics = Mapping[str, Mapping[str, Any]]
@@ -123,16 +124,17 @@ class RunningNormalizer(Normalizer):
 
     @torch.no_grad()
     def update(self, x: Tensor) -> None:
-        """Update the statistics with the rows of `x` `(..., D)`."""
+        """Update the statistics with the rows of `x` `(..., D)`, of all processes."""
         rows = x.reshape(-1, x.shape[-1]).double()
         if not bool(rows.isfinite().all()):
             raise UserError("An observation is not finite; the simulation has diverged.")
-        batch_mean = rows.mean(0)
-        total = self.count + rows.shape[0]
-        delta = batch_mean - self.mean
-        self.squares += (rows - batch_mean).square().sum(0) + delta.square() * self.count * rows.shape[0] / total
-        self.mean += delta * rows.shape[0] / total
-        self.count.copy_(total)
+        own = rows.mean(0)
+        for count, mean, squares in all_gather_moments(rows.shape[0], own, (rows - own).square().sum(0)):
+            total = self.count + count
+            delta = mean - self.mean
+            self.squares += squares + delta.square() * self.count * count / total
+            self.mean += delta * count / total
+            self.count.copy_(total)
         self._refresh()
 
     def normalize(self, x: Tensor) -> Tensor:

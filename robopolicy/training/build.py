@@ -31,7 +31,7 @@ from robopolicy.text.sft import TextLearner
 from robopolicy.training.config import TaskConfig, TrainConfig, section
 from robopolicy.training.distributed import check_distributed
 from robopolicy.training.learner import build_learner, eval_simulator, simulator
-from robopolicy.training.make_source import DataSource, make_source
+from robopolicy.training.make_source import SEEDS_PER_RANK, DataSource, make_source
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.world_sims import is_world
 
@@ -167,6 +167,8 @@ def build(config: TrainConfig, start: Path | None = None) -> RunComponents:
     if episodes is not None and sim is not None:
         _check_dataset(episodes, sim, config.dataset)
     policy, algorithm, updates = build_learner(config, episodes, sim, device, start)
+    if rank():  # weights are equal in all processes, and the noise of losses is not
+        torch.manual_seed(config.seed + SEEDS_PER_RANK * rank())
     if episodes is not None:
         check_dataset_for_policy(episodes, policy.spec, f"dataset {config.dataset}")
     if sim is not None:

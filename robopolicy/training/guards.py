@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ class TrainingDiverged(UserError):
 
 
 MIN_EPISODES = 10  # episodes required for a bootstrap interval of returns
+RUN_FILES = ("config.yaml", "metrics.jsonl", "metrics.csv", "tensorboard", "wandb", "checkpoints")
 MAX_DIVERGED = 0.1  # tolerated fraction of episodes in which the simulation diverges
 
 
@@ -164,3 +166,16 @@ def _difference(first: EvalResult, second: EvalResult) -> PairedDifference:
     if first.success is None or second.success is None:
         return paired_difference(first.returns, second.returns)
     return paired_difference(first.success, second.success)
+
+
+def describe_restore(best: Mapping[str, Any]) -> str:
+    """Format the restoring of the best state after a collapse."""
+    return f"{'return' if best['success'] is None else 'success'} collapsed; restored update {best['update']}"
+
+
+def delete_run(folder: Path) -> None:
+    """Delete the files of a run; files of other origin are kept."""
+    with suppress(OSError):
+        for path in (folder / name for name in RUN_FILES):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        folder.rmdir()

@@ -12,6 +12,7 @@ import torch
 
 from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
+from robopolicy.core.distributed import rank
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.statistics import dataset_statistics
 from robopolicy.errors import UserError, unknown_name
@@ -25,7 +26,7 @@ from robopolicy.sim.registry import SimOptions, WorldOptions
 from robopolicy.sim.wrappers.registry import evaluation_wrappers
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TrainConfig, section
-from robopolicy.training.make_source import SOURCES
+from robopolicy.training.make_source import SEEDS_PER_RANK, SOURCES
 from robopolicy.training.world_sims import is_world, make_env
 
 
@@ -65,7 +66,8 @@ def build_learner(
         _check_bounds(policy, sim, name)
     updates = _total_updates(config, algorithm_config, data_source)
     if any(entry.name == "seed" for entry in fields(algorithm_config)):
-        algorithm_config = replace(algorithm_config, seed=algorithm_config.seed + config.seed)
+        seed = algorithm_config.seed + config.seed + SEEDS_PER_RANK * rank()  # of noise and minibatches
+        algorithm_config = replace(algorithm_config, seed=seed)
     with torch.device(device):
         try:
             algorithm = make_algorithm(name, algorithm_config, policy, total_updates=updates)

@@ -10,7 +10,6 @@ import json
 import shutil
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from robopolicy.atomic import restore_partial, write_text
-from robopolicy.core.distributed import all_reduce_max, rank
+from robopolicy.core.distributed import all_reduce_max, rank, world_size
 from robopolicy.errors import SimulatorFailed, UserError, cannot_write
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.intervals import PairedDifference
@@ -31,14 +30,13 @@ from robopolicy.training.build import RunComponents, build, resolve_config
 from robopolicy.training.checkpoint import load_policy, load_training_state, save_checkpoint
 from robopolicy.training.compose import config_file, config_text, read_config
 from robopolicy.training.config import TrainConfig
-from robopolicy.training.distributed import check_distributed
+from robopolicy.training.distributed import check_distributed, gather_states, state_of_process, with_own_generator
 from robopolicy.training.guards import Summary, TrainingDiverged, check_metrics, check_parameters
 from robopolicy.training.loggers import RunConsole, describe_evaluation, describe_vs_base, make_loggers
 from robopolicy.training.resume import Interrupted, load_random_state, lock_run, random_state, restore, run_exists_error
 from robopolicy.versions import versions
 
 Report = dict[str, Any]
-RUN_FILES = ("config.yaml", "metrics.jsonl", "metrics.csv", "tensorboard", "wandb", "checkpoints")
 
 
 def start_run(config: TrainConfig) -> Trainer:
@@ -89,7 +87,9 @@ def resume_run(folder: Path) -> Trainer:
         raise UserError(f"Run {folder} has ended; start a new one with init_from={folder}/checkpoints/last.")
     check_distributed(config)
     last = folder / "checkpoints" / "last"
-    restore_partial(last)
+    if rank() == 0:
+        restore_partial(last)
+    all_reduce_max(0)  # the other processes read afterwards
     if not last.exists():
         # The run was killed before its first resume point. It depends only on its configuration, so it restarts.
         trainer = Trainer(build(config), folder)
@@ -160,12 +160,12 @@ class Trainer:
                     self.base = self._evaluate_base()
                 while self.update < self.total:
                     self._iterate()
-                    if all_reduce_max(self._signal or 0):
+                    if signum := all_reduce_max(self._signal or 0):
                         self._save_last()
-                        self._stop_if_requested()
+                        raise Interrupted(signum, self.folder)
                 return self._finish()
         except SimulatorFailed:
-            if self.update:  # between two updates, so the state is consistent
+            if self.update and world_size() == 1:  # between two updates, so the state is consistent
                 self._save_last()
             raise
         finally:
@@ -186,12 +186,8 @@ class Trainer:
 
     def _cleanup(self) -> None:
         """Remove the files of a new run whose only checkpoint, if any, is a copy of its base."""
-        if not self.is_new or self._checkpoint("last").exists() or (self.best or {}).get("update", 0) > 0:
-            return
-        with suppress(OSError):  # files of other origin are kept
-            for path in (self.folder / name for name in RUN_FILES):
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-            self.folder.rmdir()
+        if self.is_new and not self._checkpoint("last").exists() and not (self.best or {}).get("update"):
+            guards.delete_run(self.folder)
 
     def _remaining(self) -> str:
         saved = self.saved_checkpoints()
@@ -239,27 +235,30 @@ class Trainer:
     def _evaluate(self) -> Summary | None:
         """Evaluate the policy, save a new best checkpoint, and restore the best one after a collapse."""
         self.latest = summary = self._evaluate_policy(self.algorithm.inference_policy())
-        if summary is None:
-            return None
-        self._log({f"eval/{key}": value for key, value in summary.items() if value is not None})
-        self.console.note(f"{self.config.name}  update {self.update}/{self.total}  {describe_evaluation(summary)}")
-        if guards.is_better(summary, self.best):
-            self.best = {**summary, "update": self.update}
-            self._save("best", {"algorithm": self.algorithm.state_dict()})
-        elif self.best is not None and guards.has_collapsed(summary, self.best):
-            self._restore(self.best)
+        collapsed = False
+        if summary is not None:
+            self._log({f"eval/{key}": value for key, value in summary.items() if value is not None})
+            self.console.note(f"{self.config.name}  update {self.update}/{self.total}  {describe_evaluation(summary)}")
+            if guards.is_better(summary, self.best):
+                self.best = {**summary, "update": self.update}
+                self._save("best", {"algorithm": self.algorithm.state_dict()})
+            else:
+                collapsed = self.best is not None and guards.has_collapsed(summary, self.best)
+        if all_reduce_max(int(collapsed)):  # process 0 evaluates for all
+            self._restore()
         return summary
 
-    def _restore(self, best: Summary) -> None:
+    def _restore(self) -> None:
         if not self._is_rl or (self.algorithm.may_regress and self.update < self.total):
             return
-        self.algorithm.load_state_dict(load_training_state(self._checkpoint("best"))["algorithm"])
+        state = load_training_state(self._checkpoint("best"))["algorithm"]
+        self.algorithm.load_state_dict(with_own_generator(state, self.algorithm))
         self.algorithm.reset_episodes()  # the restored episode state belongs to earlier episodes
-        self.latest = best
         self.num_restores += 1
+        self.latest = self.best
         self._log({"train/restores": float(self.num_restores)})
-        what = "return" if best["success"] is None else "success"
-        self.console.note(f"{self.config.name}  {what} collapsed; restored update {best['update']}")
+        if self.best is not None:  # process 0
+            self.console.note(f"{self.config.name}  {guards.describe_restore(self.best)}")
 
     @property
     def _is_rl(self) -> bool:
@@ -292,9 +291,9 @@ class Trainer:
         return reverted
 
     def _stop_if_requested(self) -> None:
-        """Raise Interrupted after a stop signal; called when the resume point has been saved."""
-        if signum := all_reduce_max(self._signal or 0):
-            raise Interrupted(signum, self.folder)
+        """Raise Interrupted after a stop signal; called by process 0 when the resume point has been saved."""
+        if self._signal is not None:
+            raise Interrupted(self._signal, self.folder)
 
     def _log(self, row: Mapping[str, float]) -> None:
         for logger in self.loggers:
@@ -360,7 +359,7 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the resume point."""
-        return {
+        state = {
             "config": config_text(self.config),  # to report later changes
             "update": self.update,
             "seconds": self._elapsed(),
@@ -373,9 +372,11 @@ class Trainer:
             "source": self.source.state_dict(),
             "random": random_state(),
         }
+        return gather_states(state, self.algorithm)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict` exactly."""
+        state = state_of_process(state)
         self.update, self._seconds = int(state["update"]), float(state["seconds"])
         self._updating = float(state["seconds_updating"])
         self.console.seconds_before = self._seconds

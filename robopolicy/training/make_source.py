@@ -120,8 +120,10 @@ def make_source(
     device: torch.device,
 ) -> DataSource:
     """Build the source that `algorithm` names, from a dataset, a simulator or both."""
-    from robopolicy.core.distributed import rank
+    from robopolicy.core.distributed import rank, world_size
+    from robopolicy.training.distributed import DistributedSource
 
     seed = FIRST_EPISODE * (1 + config.seed) + SEEDS_PER_RANK * rank()
     context = SourceContext(config, spec, algorithm, settings, episodes, train_sim, device, seed)
-    return SOURCES[algorithm.data_source].build(context)
+    source = SOURCES[algorithm.data_source].build(context)
+    return source if world_size() == 1 else DistributedSource(source)

@@ -12,7 +12,7 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
 from robopolicy.errors import UserError
@@ -141,6 +141,19 @@ def load_tree(folder: Path) -> Any:
     """Read the tree that `save_tree` wrote, with tensors on the CPU."""
     tensors = load_file(folder / TENSORS)
     return _decode(json.loads((folder / TREE).read_text(encoding="utf-8")), tensors)
+
+
+def pack_tree(tree: Any) -> bytes:
+    """Return what `save_tree` would write, as bytes for another process."""
+    tensors: dict[str, Tensor] = {}
+    text = json.dumps(_encode(tree, "", tensors)).encode()
+    return save({**tensors, TREE: torch.frombuffer(bytearray(text), dtype=torch.uint8)})
+
+
+def unpack_tree(data: bytes) -> Any:
+    """Inverse of `pack_tree`."""
+    tensors = load(data)
+    return _decode(json.loads(bytes(tensors.pop(TREE).numpy())), tensors)
 
 
 def portable(tensor: Tensor) -> Tensor:

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from robopolicy.algorithms.common.algorithm import Algorithm
-from robopolicy.core.distributed import world_size
-from robopolicy.data.batches import Rollout
+from robopolicy.core.distributed import rank, world_size
 from robopolicy.data.chunks import ChunkBatch, ChunkSampler
 from robopolicy.device import move
 from robopolicy.policies.base import Observation, Sample
@@ -18,7 +17,6 @@ from robopolicy.policies.noise import Randomness
 from robopolicy.rollout.groups import GroupSampler
 from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
-from robopolicy.training.distributed import gather_rollouts
 from robopolicy.training.make_source import DataSource, SourceContext
 
 
@@ -43,6 +41,7 @@ class DatasetSource:
             batch_size=context.settings.batch_size,
             seed=context.config.seed,
             lookahead_steps=context.algorithm.lookahead_steps,
+            part=slice(rank(), None, world_size()),
         )
         return cls(sampler, context.device)
 
@@ -120,10 +119,9 @@ class RolloutSource(SimSource):
 
     @classmethod
     def build(cls, context: SourceContext) -> DataSource:
-        """Create the source for a run; several processes gather their rollouts."""
+        """Create the source for a run."""
         decisions, memory = context.settings.num_steps, context.spec.hidden_dim
-        source = cls(context.chunked_sim(), context.device, decisions=decisions, seed=context.seed, memory=memory)
-        return source if world_size() == 1 else SharedRollouts(source)
+        return cls(context.chunked_sim(), context.device, decisions=decisions, seed=context.seed, memory=memory)
 
     def _make_sampler(self, seed: int) -> RolloutSampler:
         return RolloutSampler(self.sim, decisions=self._decisions, seed=seed, memory=self._memory)
@@ -144,41 +142,6 @@ class RolloutSource(SimSource):
         self.sampler = self._make_sampler(self._seed + steps)
         self.sampler.env_steps = steps
         return False
-
-
-class SharedRollouts:
-    """Rollouts gathered from all processes; a resumed run starts new episodes."""
-
-    def __init__(self, local: RolloutSource) -> None:
-        self.local = local
-        self.env_steps = 0  # of all processes
-
-    def next(self, algorithm: Algorithm) -> Rollout:
-        """Collect one rollout and gather the rollouts of all processes."""
-        rollout = gather_rollouts(self.local.next(algorithm))
-        self.env_steps += int(rollout.steps.sum())
-        return rollout
-
-    def metrics(self) -> dict[str, float]:
-        """Return means over the episodes of this process."""
-        return self.local.metrics()
-
-    def observations(self) -> Observation:
-        """Return the first observations of this process."""
-        return self.local.observations()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the step count; the states of the simulators of other processes are not available."""
-        return {"env_steps": self.env_steps}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Start new episodes with unused seeds."""
-        self.env_steps = int(state["env_steps"])
-        return self.local.load_state_dict(state)
-
-    def close(self) -> None:
-        """Stop the simulator."""
-        self.local.close()
 
 
 class GroupSource(SimSource):

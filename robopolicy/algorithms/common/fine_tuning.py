@@ -17,6 +17,7 @@ from torch import Tensor
 from robopolicy.algorithms.common.on_policy import OnPolicyConfig, parameters_of, prefixed
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch
 from robopolicy.constraints import AtMost, NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
+from robopolicy.core.distributed import all_reduce_mean, average_gradients
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.core.returns import DISCOUNT_UNITS
 from robopolicy.critics.value import ValueConfig, ValueNet
@@ -104,14 +105,16 @@ def cosine_rate(
 
 def kl_exceeded(info: Info, limit: float | None) -> bool:
     """Whether to stop the epochs before this step."""
-    return limit is not None and float(info["approx_kl"]) > limit
+    return limit is not None and float(all_reduce_mean(info["approx_kl"])) > limit
 
 
 def clipped_step(optimizer: torch.optim.Optimizer, loss: Tensor, info: Info, grad_clip: float) -> Info:
-    """Take a gradient step on `loss`; returns `info` and the gradient norm under `actor/`."""
+    """Take a gradient step on `loss`, averaged over processes; returns `info` and the gradient norm under `actor/`."""
+    parameters = parameters_of(optimizer)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
-    norm = clip_gradients(parameters_of(optimizer), grad_clip)
+    average_gradients(parameters)
+    norm = clip_gradients(parameters, grad_clip)
     optimizer.step()
     return {key: value.detach() for key, value in prefixed("actor", info | {"grad_norm": norm}).items()}
 

@@ -28,7 +28,7 @@ from robopolicy.algorithms.common.rollout_batch import (
 )
 from robopolicy.algorithms.common.symmetry import SymmetryConfig
 from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
-from robopolicy.core.distributed import all_reduce_mean, average_gradients
+from robopolicy.core.distributed import all_reduce_mean, average_gradients, world_size
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.critics.q import copy_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
@@ -137,6 +137,7 @@ class OnPolicy(Algorithm):
         loss = self.critic_loss(rows)
         self.critic_optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        average_gradients(parameters_of(self.critic_optimizer))
         self.critic_optimizer.step()
         return loss.detach()
 
@@ -249,7 +250,7 @@ class BackgroundWorker:
 
     def start(self, function: Callable[..., Tensor], rows: RolloutBatch, *more: Any) -> None:
         """Start `function(rows, *more)`; `wait` must follow."""
-        if len(rows) < self._min_rows:
+        if len(rows) < self._min_rows or world_size() > 1:  # collectives need the same order in all processes
             self._results.put(function(rows, *more))
         else:
             self._calls.put((function, (rows, *more)))

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from robopolicy.core.distributed import all_reduce_mean, rank, world_size
+from robopolicy.core.distributed import all_gather, all_reduce_mean, local_size, rank, world_size
 from robopolicy.core.returns import chunk_discount, gae, successor_values
 from robopolicy.core.trackers import RunningMoments
 from robopolicy.data.batches import Rollout
@@ -88,12 +88,11 @@ def compute_advantages(
 def minibatches(rows: RolloutBatch, size: int, generator: torch.Generator) -> Iterator[tuple[RolloutBatch, bool]]:
     """Yield minibatches of `size` shuffled rows, and whether it is the last, which may be smaller.
 
-    In distributed training all processes have the same rows, and each gets its part of every minibatch.
+    In distributed training each process shuffles its own rows and yields its share of `size`.
     """
-    shuffled = rows[torch.randperm(len(rows), generator=generator)]  # one gather, then views
+    shuffled, size = rows[torch.randperm(len(rows), generator=generator)], local_size(size)  # one gather, then views
     for start in range(0, len(rows), size):
-        end = min(start + size, len(rows))
-        yield shuffled[slice(start + rank(), end, world_size())], end == len(rows)
+        yield shuffled[slice(start, start + size)], start + size >= len(rows)
 
 
 def recurrent_minibatches(
@@ -101,11 +100,22 @@ def recurrent_minibatches(
 ) -> Iterator[tuple[RolloutBatch, bool]]:
     """Yield minibatches of about `size` rows, whole columns of a rollout of `shape` (T, N), time first."""
     steps, envs = shape
-    indices, columns = torch.arange(steps * envs).view(shape), max(1, size // steps)
+    indices, columns = torch.arange(steps * envs).view(shape), max(1, local_size(size) // steps)
     order = torch.randperm(envs, generator=generator)
     for start in range(0, envs, columns):
         chosen = indices[:, order[start : start + columns]]
         yield rows[chosen.flatten()], start + columns >= envs
+
+
+def balance(rows: RolloutBatch) -> RolloutBatch:
+    """Redistribute rows so that all processes have equally many; fewer rows than processes may be dropped."""
+    if world_size() == 1:
+        return rows
+    gather = lambda tree: {key: all_gather(value) for key, value in tree.items()}  # noqa: E731
+    vectors = (all_gather(value) for value in (rows.logp, rows.advantage, rows.value_target, rows.value))
+    whole = RolloutBatch(gather(rows.obs), gather(rows.record), *vectors)
+    share = len(whole) // world_size()
+    return whole[slice(rank() * share, (rank() + 1) * share)]
 
 
 Batch = TypeVar("Batch")

@@ -109,6 +109,10 @@ class Visited:
         self.places[torch.arange(len(place), device=place.device), self.count] = place
         self.count = self.count + 1
 
+    def reset_episodes(self) -> None:
+        """Discard the running episodes, whose remaining steps will not be collected."""
+        self.places, self.count = self.places[:0], self.count[:0]
+
     def state_dict(self) -> dict[str, Any]:
         """Places and counts."""
         return {"places": self.places.clone(), "count": self.count}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from ranks import check_learns_as_one, play_both
+from ranks import Case, check_learns_as_one, play_both
 
-CASES: list[tuple[str, dict[str, Any]]] = [
-    ("bpo", {"target_kl": 0.5}),
-    ("mdpo", {}),
-    ("subpo", {}),
-    ("ta_lpo", {"entropy_coef": 0.01}),
+CASES: list[Case] = [
+    ("bpo", "gaussian", {"target_kl": 0.5}),
+    ("mdpo", "gaussian", {}),
+    ("subpo", "gaussian", {}),
+    ("ta_lpo", "gaussian", {"entropy_coef": 0.01}),
 ]
 
 
