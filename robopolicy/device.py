@@ -3,18 +3,63 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import fields, is_dataclass, replace
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.errors import UserError
+from robopolicy.errors import UserError, unknown_name
+
+COMPILE_MODES = ("", "default", "reduce-overhead", "max-autotune")
+
+
+@dataclass(frozen=True)
+class GPUConfig:
+    """Precision and speed of the networks on a GPU; without effect on the CPU."""
+
+    deterministic: bool = False  # updates that repeat to the last bit, which are slower
+    tf32: bool = False  # matrix products with a mantissa of 10 bits, which are faster for large networks
+    compile: str = ""  # mode of torch.compile: default | reduce-overhead | max-autotune; empty: not compiled
+
+    def __post_init__(self) -> None:
+        if self.compile not in COMPILE_MODES:
+            raise unknown_name("mode of torch.compile", self.compile, COMPILE_MODES[1:])
+
+    def apply(self) -> None:
+        """Apply the global settings, before the first matrix product."""
+        if self.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.tf32
+
+    def compile_networks(self, module: nn.Module) -> None:
+        """Compile the outermost parts of `module` from `robopolicy.nets` in place, without new names of weights."""
+        if type(module).__module__.startswith("robopolicy.nets."):
+            if self.compile and next(module.parameters(), None) is not None:
+                module.compile(mode=self.compile)
+            return
+        for part in module.children():
+            self.compile_networks(part)
+
+
+AUTO = "auto"
+"""Name of the GPU, if there is one, and otherwise of the CPU."""
+
+
+def device_name(name: str) -> str:
+    """Return the device that `name` stands for: "cuda" or "cpu" for `AUTO`."""
+    if name != AUTO:
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def usable_device(name: str | torch.device) -> torch.device:
     """Return the named device after a test allocation; an unavailable device raises a UserError."""
+    name = device_name(name) if isinstance(name, str) else name
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -23,7 +68,7 @@ def usable_device(name: str | torch.device) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         if reason.startswith("Expected one of"):  # torch lists all its backends
-            reason = "it is not a device such as cpu, cuda or cuda:0"
+            reason = "it is not a device such as auto, cpu, cuda or cuda:0"
         raise UserError(f"Device '{name}' cannot be used: {reason}; use device cpu.") from error
     return device
 
@@ -65,6 +110,11 @@ def move(value: Any, device: torch.device) -> Any:
     return value
 
 
+def random_order(count: int, generator: torch.Generator) -> Tensor:
+    """Return a random permutation `(count,)` on the device of `generator`."""
+    return torch.randperm(count, generator=generator, device=generator.device)
+
+
 def restore_generator(generator: torch.Generator, state: Tensor) -> None:
     """Set the state of `generator`; a state of another type of device, whose numbers differ, becomes its seed."""
     if state.shape == generator.get_state().shape:
@@ -72,3 +122,17 @@ def restore_generator(generator: torch.Generator, state: Tensor) -> None:
     else:
         digest = hashlib.sha256(state.numpy().tobytes()).digest()
         generator.manual_seed(int.from_bytes(digest[:7], "little"))
+
+
+@contextmanager
+def deterministic_kernels(enabled: bool) -> Iterator[None]:
+    """Use kernels whose results repeat to the last bit, where they exist."""
+    if not enabled:
+        yield
+        return
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics
+from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics, make_metrics
 from robopolicy.constraints import FractionBelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.core.distributed import average_gradients
 from robopolicy.core.gradients import clip_gradients
@@ -89,8 +89,8 @@ class BC(Algorithm):
         self.updates += 1
         if self.ema is not None:
             self.ema.update(self.policy)
-        metrics = {"actor/loss": loss.item(), "actor/grad_norm": norm.item(), "actor/lr": rate}
-        return metrics | {f"actor/{key}": value.mean().item() for key, value in info.items()}
+        stats = {"loss": loss, "grad_norm": norm, "lr": rate, **{key: value.mean() for key, value in info.items()}}
+        return make_metrics({f"actor/{key}": value for key, value in stats.items()})
 
     def inference_policy(self) -> Policy:
         """The averaged policy, or the trained one without averaging."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -60,8 +61,8 @@ def distillation_loss(
 ) -> tuple[Tensor, Info]:
     """Squared distance of student and `target` at adjacent levels, divided by the interval between the levels."""
     config, data = student.config, student.action_normalizer.normalize(batch.chunk)
-    sigmas = karras_sigmas(levels, config.sigma_min, config.sigma_max, config.rho)[:-1].float().to(data.device)
-    index = torch.randint(levels - 1, (len(data),), generator=generator).to(data.device)
+    sigmas = _sigmas(levels, config.sigma_min, config.sigma_max, config.rho, data.device)
+    index = torch.randint(levels - 1, (len(data),), generator=generator, device=data.device)
     high, low = sigmas[index][:, None, None], sigmas[index + 1][:, None, None]
     x = data + high * normal(data.shape, generator, data.device)
     with torch.no_grad():
@@ -72,6 +73,12 @@ def distillation_loss(
     loss = chunk_mean(((predicted - desired).square() / (high - low)).mean(-1), batch.mask)
     info = {"distillation": loss.detach().mean()}
     return (loss if batch.weight is None else loss * batch.weight).mean(), info
+
+
+@lru_cache
+def _sigmas(levels: int, low: float, high: float, rho: float, device: torch.device) -> Tensor:
+    """Noise levels `(levels,)` on a device, which is waited for once."""
+    return karras_sigmas(levels, low, high, rho)[:-1].float().to(device)
 
 
 def make_student(teacher: GenerativePolicy, config: DistillConfig) -> ConsistencyPolicy:

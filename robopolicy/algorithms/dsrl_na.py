@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer, make_metrics
 from robopolicy.algorithms.common.max_entropy import (
     SteeringConfig,
     Temperature,
@@ -114,7 +114,7 @@ class DSRLNA(OffPolicy):
         info: Info = {}
         for step in range(max(1, round(self.config.distill * len(minibatches)))):
             info = self.distill_step(minibatches[step % len(minibatches)].obs)
-        return metrics | {f"critic/{key}": float(value) for key, value in info.items()}
+        return metrics | make_metrics({f"critic/{key}": value for key, value in info.items()})
 
     def distill_step(self, obs: Observation) -> Info:
         """Take a step of Q_W on newly drawn noise."""

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics, frozen_copy, make_metrics
 from robopolicy.algorithms.common.fine_tuning import (
     ChainConfig,
     ChainRecorder,
@@ -33,7 +33,6 @@ from robopolicy.algorithms.common.fine_tuning import (
     actor_adam,
     clipped_step,
     cosine_rate,
-    kl_exceeded,
 )
 from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, balance, minibatches
 from robopolicy.constraints import AtLeastTwo, NonNegative, Positive, PositiveInt
@@ -132,15 +131,16 @@ class FlowGRPO(Algorithm):
         self.recorder.snapshot()  # weights of the rollout, if only seeds were recorded
         rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
         stats: dict[str, Any] = {"actor/lr": rate, "actor/nonzero_advantage_fraction": (advantage != 0).float().mean()}
-        epochs = Epochs(partial(minibatches, rows, config.batch_size, self.generator), config.epochs)
+        draw = partial(minibatches, rows, config.batch_size, self.generator)
+        epochs = Epochs(draw, config.epochs, self.actor_optimizer)
         for part, _ in epochs:
             loss, info = self.loss(self.recorder.resample(part))
-            if kl_exceeded(info, config.target_kl):
+            if epochs.stop(info["approx_kl"], config.target_kl):
                 break
             stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
         self.policy.update_stats({key: value[batch.valid] for key, value in batch.obs.items()})
         self.updates += 1
-        return {key: float(value) for key, value in stats.items()} | {"actor/epochs": float(epochs.completed)}
+        return make_metrics({**stats, "actor/epochs": epochs.completed})
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Policy, frozen base and optimiser."""
@@ -150,7 +150,7 @@ class FlowGRPO(Algorithm):
 def nonzero_advantage_rows(batch: GroupRollout, advantage: Tensor) -> RolloutBatch:
     """The B decisions whose episode `(N,)` has a nonzero advantage, with that advantage."""
     per_step = advantage.expand(batch.shape)
-    chosen = batch.valid & (per_step != 0)
+    chosen = (batch.valid & (per_step != 0)).nonzero(as_tuple=True)
     returns = batch.returns.expand(batch.shape)[chosen]
     obs = {key: value[chosen] for key, value in batch.obs.items()}
     record = {key: value[chosen] for key, value in batch.record.items()}

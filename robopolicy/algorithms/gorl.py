@@ -172,13 +172,15 @@ class EpisodeReturns:
         start = torch.zeros_like(rollout.reward[0])
         running = start if self.running is None else self.running.to(start.device)
         fresh = torch.ones_like(start, dtype=torch.bool) if self.fresh is None else self.fresh.to(start.device)
+        returns: list[Tensor] = []
         finished: list[Tensor] = []
         for reward, end in zip(rollout.reward, rollout.terminated | rollout.truncated, strict=True):
             running = running + reward
-            finished.append(running[end & fresh])
+            returns.append(running)
+            finished.append(end & fresh)
             running, fresh = torch.where(end, 0.0, running), fresh | end
         self.running, self.fresh = running, fresh
-        return float(torch.cat(finished).mean())
+        return float(torch.stack(returns)[torch.stack(finished)].mean())
 
     def state_dict(self) -> dict[str, Any]:
         """Running returns and their mask."""

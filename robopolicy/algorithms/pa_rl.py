@@ -96,6 +96,7 @@ class PARL(OffPolicy):
         """Prepare to fine-tune `policy` in place."""
         policy = require_imitation(policy, self.name)
         super().__init__(config, policy.eval(), total_updates=total_updates)
+        self.learns_online = False  # since the first batch with online data, all batches have some
         self.critic.eval()  # dropout is active only in its own loss
         self.objective: CriticObjective
         if config.critic_objective == "iql":
@@ -153,19 +154,19 @@ class PARL(OffPolicy):
         return {"loss": loss, "best_value": found.values.max(1).values.mean(), "mean_value": found.values.mean()}
 
     def update(self, batch: Transitions) -> Metrics:
-        """Take critic steps on minibatches, with delayed imitation steps if a minibatch has online data."""
+        """Take critic steps on minibatches, with delayed imitation steps once there is online data."""
         stats = UpdateStats()
+        self.learns_online = self.learns_online or bool(batch.online.any())
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))
-            if self.policy_due() and bool(part.online.any()):
+            if self.policy_due() and self.learns_online:
                 stats.actor(**self.imitation_step(part))
         return self.finish(batch, stats)
 
     def observe(self, batch: Transitions) -> None:
         """Update running normalisers; the policy's only while it is trained."""
-        online = bool(batch.online.any())
         for network in self.observers():
-            if online or network is not self.policy:
+            if self.learns_online or network is not self.policy:
                 network.update_stats(batch.obs)
 
     def observers(self) -> tuple[Observer, ...]:

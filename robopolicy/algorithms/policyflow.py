@@ -35,7 +35,6 @@ from robopolicy.algorithms.common.fine_tuning import (
     clipped_step,
     cosine_rate,
     critic_adam,
-    kl_exceeded,
 )
 from robopolicy.algorithms.common.on_policy import OnPolicy
 from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, normalize
@@ -134,13 +133,13 @@ class PolicyFlow(OnPolicy):
         rows = self.flow_loss.complete(self.process_rollout(batch))  # scaled rewards, GAE on V(s), stored points
         rate = cosine_rate(self.actor_optimizer, config, self.updates, self.total_updates)
         stats: dict[str, Any] = {"actor/lr": rate}
-        epochs = Epochs(partial(self.minibatches, rows, batch.shape), config.epochs)
+        epochs = Epochs(partial(self.minibatches, rows, batch.shape), config.epochs, self.actor_optimizer)
         for part, _ in epochs:
             with self.critic_in_background(part, stats):
                 if self.updates < config.critic_warmup:
                     continue
                 loss, info = self.loss(part)
-                if kl_exceeded(info, config.target_kl):
+                if epochs.stop(info["approx_kl"], config.target_kl):
                     break
                 stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
         return self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})

@@ -24,8 +24,8 @@ from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.on_policy import (
     ActorCriticConfig,
     OnPolicy,
+    adapt_rate,
     joint_step,
-    kl_too_large,
     learning_rate,
     prefixed,
     schedule_rate,
@@ -35,6 +35,7 @@ from robopolicy.algorithms.common.rollout_batch import Epochs, RolloutBatch, nor
 from robopolicy.algorithms.common.symmetry import Symmetry, with_image
 from robopolicy.constraints import Positive
 from robopolicy.core.decisions import Decisions
+from robopolicy.core.distributed import all_reduce_mean
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.data.batches import Rollout
@@ -153,7 +154,7 @@ class PPO(OnPolicy):
         rows = self.process_rollout(batch)  # scaled rewards, GAE on V(s), rows (B, ...)
         schedule_rate(self.optimizer, config, self.progress)
         stats: dict[str, Any] = {}
-        epochs = Epochs(partial(self.minibatches, rows, batch.shape), config.epochs)
+        epochs = Epochs(partial(self.minibatches, rows, batch.shape), config.epochs, self.optimizer)
         for part, last in epochs:
             image = None if self.symmetry is None else self.symmetry.image(part)
             self.optimizer.zero_grad(set_to_none=True)
@@ -162,8 +163,12 @@ class PPO(OnPolicy):
             loss, info = self.minibatch_loss(part, image, batch.shape[0], log_stats=log_stats)
             loss.backward()
             stats |= {"critic/loss": self.worker.wait(), **prefixed("actor", info)}
-            if kl_too_large(self.optimizer, config, info):
-                break
+            if config.target_kl is not None:
+                kl = all_reduce_mean(info["approx_kl"])
+                if config.lr_schedule == "adaptive":
+                    adapt_rate(self.optimizer, kl, config.target_kl)
+                elif epochs.stop(kl, 1.5 * config.target_kl):
+                    break
             joint_step(self.optimizer, config.grad_clip)  # mean over processes, joint clip, Adam
         stats |= {"actor/epochs": epochs.completed, "actor/lr": learning_rate(self.optimizer)}
         return self.finish(batch, rows, stats)

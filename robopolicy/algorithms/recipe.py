@@ -25,19 +25,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics, frozen_copy, make_metrics
 from robopolicy.algorithms.common.fine_tuning import (
     PolicyGradientConfig,
     actor_adam,
     clipped_step,
     cosine_rate,
-    kl_exceeded,
 )
 from robopolicy.algorithms.common.rollout_batch import Epochs
 from robopolicy.constraints import Positive, PositiveInt
 from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.core.recipe import Recipe
 from robopolicy.data.batches import GroupRollout
+from robopolicy.device import random_order
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.exploration.chain import StochasticSampler, require_family
@@ -106,15 +106,15 @@ def subtree(prefix: str, tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def group_minibatches(group: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield the row indices of whole groups `(B,)` in random order, at least `size` at a time except the last."""
-    names = group.unique()
-    chosen: list[Tensor] = []
-    for name in names[torch.randperm(len(names), generator=generator)]:
-        chosen.append(torch.nonzero(group == name).squeeze(1))
-        if sum(map(len, chosen)) >= size:
-            yield torch.cat(chosen)
-            chosen = []
-    if chosen:
-        yield torch.cat(chosen)
+    _, index, counts = group.unique(return_inverse=True, return_counts=True)
+    order = random_order(len(counts), generator)
+    rows = order.argsort()[index].argsort(stable=True)  # (B,) the rows of the first group, of the second, ...
+    start = end = 0
+    for count in counts[order].tolist():
+        end += count
+        if end - start >= size or end == len(rows):
+            yield rows[start:end]
+            start = end
 
 
 class RecipeFineTuner(Algorithm):
@@ -173,7 +173,7 @@ class RecipeFineTuner(Algorithm):
         self.policy.update_stats(subtree("obs", every.extra))
         self.updates += 1
         stats |= info | {"actor/row_fraction": len(decisions) / len(every), "actor/lr": rate}
-        return {key: float(value) for key, value in stats.items()}
+        return make_metrics(stats)
 
     def _train(self, rows: ScoredBatch) -> tuple[Info, int]:
         """Run the epochs; returns metrics of the last step and the number of completed epochs."""
@@ -182,7 +182,7 @@ class RecipeFineTuner(Algorithm):
         epochs = Epochs(partial(group_minibatches, group, config.batch_size, self.generator), self.epochs)
         for index in epochs:
             loss, found = self.loss(ScoredBatch(rows.decisions.select(index), rows.advantage[index]))
-            if kl_exceeded(found, config.target_kl):
+            if epochs.stop(found["approx_kl"], config.target_kl):
                 break
             info |= clipped_step(self.actor_optimizer, loss, found, config.grad_clip)
         return info, epochs.completed

@@ -98,7 +98,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
     parser.add_argument("--stochastic", action="store_true", help="act with exploration noise")
-    parser.add_argument("--device", default="cpu", help="device of policies and GPU physics (default: cpu)")
+    parser.add_argument(
+        "--device", default="auto", help="device of policies and GPU physics (default: the GPU, if any)"
+    )
     add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -46,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--backend", default="auto", help="with --play: simulator backend (default: the task's own)")
     parser.add_argument("--reward", default="sparse", help="with --play: sparse or shaped, as in the logs")
     parser.add_argument("--num-envs", type=int, default=16, help="with --play: environments together (default: 16)")
-    parser.add_argument("--device", default="cpu", help="device of policies and critics (default: cpu)")
+    parser.add_argument("--device", default="auto", help="device of policies and critics (default: the GPU, if any)")
     parser.add_argument("--seed", type=int, default=0, help="seed of critics, resamples and decisions (default: 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -24,7 +24,9 @@ def add_rollout_options(parser: argparse.ArgumentParser) -> None:
     add_judge_option(parser)
     parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
     parser.add_argument("--stochastic", action="store_true", help="act with exploration noise")
-    parser.add_argument("--device", default="cpu", help="device of policies and GPU physics (default: cpu)")
+    parser.add_argument(
+        "--device", default="auto", help="device of policies and GPU physics (default: the GPU, if any)"
+    )
     parser.add_argument("--camera", help="camera of the video (default: the task's own)")
     text = "world model that scores candidate chunks; the best one is executed (default: none)"
     parser.add_argument("--plan-with", default="", metavar="FOLDER[,FOLDER]", help=text)
@@ -62,7 +64,9 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", default="auto", help="simulator, or worldmodel:FOLDER (default: the task's own)")
     parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
-    parser.add_argument("--device", default="cpu", help="device of policies and GPU physics (default: cpu)")
+    parser.add_argument(
+        "--device", default="auto", help="device of policies and GPU physics (default: the GPU, if any)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -76,7 +80,7 @@ def add_model_options(parser: argparse.ArgumentParser, data: str, data_help: str
     text = f"overrides of settings, e.g. {example}"
     parser.add_argument("--override", nargs="+", default=[], metavar="KEY=VALUE", help=text)
     parser.add_argument("--seed", type=int, default=0, help="seed (default: 0)")
-    parser.add_argument("--device", default="cpu", help="device (default: cpu)")
+    parser.add_argument("--device", default="auto", help="device (default: the GPU, if any)")
     parser.add_argument("--out", default="runs", help="parent folder (default: runs)")
     parser.add_argument("--name", default="", help="run folder (default: composed)")
 

@@ -44,7 +44,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--max-clients", type=int, default=64, help="maximum number of connections (default: 64)")
     parser.add_argument("--max-message-mib", type=int, default=64, help="maximum message size in MiB (default: 64)")
     parser.add_argument("--log-every", type=float, default=60.0, metavar="S", help="seconds between statistics (60)")
-    parser.add_argument("--device", default="cpu", help="device of a checkpoint (default: cpu)")
+    parser.add_argument("--device", default="auto", help="device of a checkpoint (default: the GPU, if any)")
     parser.add_argument("--stochastic", action="store_true", help="act with exploration noise (checkpoints)")
 
 
@@ -96,7 +96,7 @@ def _load(args: argparse.Namespace) -> BatchedPolicy:
     if (args.policy / MANIFEST).is_file():
         from robopolicy.deploy.batching import ServedChunkPolicy
 
-        if args.stochastic or args.device != "cpu":
+        if args.stochastic or args.device not in ("auto", "cpu"):
             raise UserError("A bundle is served as it was exported; --device and --stochastic are for checkpoints.")
         bundle = open_bundle(args.policy)
         if bundle.manifest.policy_spec.hidden_dim:

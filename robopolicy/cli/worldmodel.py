@@ -93,7 +93,7 @@ def add_parser(subparsers: Any) -> None:
         add_judge_option(action)
     for action in (tests, judge, rank, play):
         add_overwrite_option(action)
-        action.add_argument("--device", default="cpu", help="device (default: cpu)")
+        action.add_argument("--device", default="auto", help="device (default: the GPU, if any)")
     for action in (tests, judge, rank):
         action.add_argument("--json", action="store_true", help="print one JSON object")
     for action in (rank, play):

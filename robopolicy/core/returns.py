@@ -31,12 +31,9 @@ def successor_values(value: Tensor, last_value: Tensor, bootstrap: Tensor, final
     `last_value` (N,) is of the observations after the last decisions, `final_value` (M,) of the last observations of
     the M entries where `bootstrap` (truncated and not terminated) is on, row-major.
     """
-    count = int(bootstrap.sum())
-    if final_value.shape != (count,):
+    if bootstrap.device.type == "cpu" and final_value.shape != (count := int(bootstrap.sum()),):  # a device would wait
         raise ValueError(f"{count} entries to bootstrap need final_value of shape ({count},), got {final_value.shape}.")
-    successor = torch.cat([value[1:], last_value.unsqueeze(0)])
-    successor[bootstrap] = final_value
-    return successor
+    return torch.cat([value[1:], last_value.unsqueeze(0)]).masked_scatter(bootstrap, final_value)
 
 
 def gae(

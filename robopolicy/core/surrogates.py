@@ -42,9 +42,10 @@ def importance_sampling(log_ratio: Tensor, advantage: Tensor, low: Bound, high: 
 def clip(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> SurrogateOut:
     """PPO's clipped objective: minus the smaller of `A ratio` and `A clamp(ratio, low, high)`."""
     ratio = log_ratio.exp()
-    free = -advantage * ratio
-    bounded = -advantage * clamp_ratio(ratio, low, high)
-    return SurrogateOut(torch.maximum(free, bounded), bounded > free)
+    negative = -advantage
+    free, bounded = negative * ratio, negative * clamp_ratio(ratio, low, high)
+    clipped = bounded > free
+    return SurrogateOut(torch.where(clipped, bounded, free), clipped)
 
 
 def dual_clip(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound, cap: Positive = 3.0) -> SurrogateOut:

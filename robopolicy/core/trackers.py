@@ -72,10 +72,11 @@ class BetaTracker(Tracker):
 
 
 class RunningMoments:
-    """Running mean and population standard deviation, updated per batch (Chan et al.)."""
+    """Running mean and population standard deviation, updated per batch on its device (Chan et al.)."""
 
     def __init__(self) -> None:
-        self.count, self.mean, self.square = 0.0, 0.0, 0.0
+        self.count = 0.0
+        self.mean = self.square = torch.zeros((), dtype=torch.float64)  # (); sum of squared deviations
 
     def observe(self, values: Tensor) -> None:
         """Add values of any shape, of all processes."""
@@ -83,25 +84,26 @@ class RunningMoments:
             return
         batch = values.detach().double()
         own = batch.mean()
-        for moments in all_gather_moments(batch.numel(), own, ((batch - own) ** 2).sum()):
-            count, mean, square = map(float, moments)
-            delta, total = mean - self.mean, self.count + count
-            self.square += square + delta**2 * self.count * count / total
-            self.mean += delta * count / total
+        for rows, mean, square in all_gather_moments(batch.numel(), own, ((batch - own) ** 2).sum()):
+            count, before = float(rows), self.mean.to(mean.device)
+            delta, total = mean - before, self.count + count
+            self.square = self.square.to(mean.device) + (square + delta**2 * self.count * count / total)
+            self.mean = before + delta * count / total
             self.count = total
 
     @property
-    def std(self) -> float:
-        """Standard deviation; 1 for fewer than two values."""
-        return (self.square / self.count) ** 0.5 if self.count > 1 else 1.0
+    def std(self) -> Tensor:
+        """Standard deviation `()`; 1 for fewer than two values."""
+        return (self.square / self.count).sqrt() if self.count > 1 else torch.ones_like(self.square)
 
     def state_dict(self) -> dict[str, Any]:
         """Count, mean and sum of squared deviations."""
-        return {"count": self.count, "mean": self.mean, "square": self.square}
+        return {"count": self.count, "mean": float(self.mean), "square": float(self.square)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict`."""
-        self.count, self.mean, self.square = (float(state[key]) for key in ("count", "mean", "square"))
+        self.count = float(state["count"])
+        self.mean, self.square = (torch.tensor(state[key], dtype=torch.float64) for key in ("mean", "square"))
 
 
 TRACKERS: Registry[Callable[..., Tracker]] = Registry("parts.tracker", {"beta": BetaTracker})

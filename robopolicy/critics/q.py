@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robopolicy.constraints import Finite, FractionBelowOne, NonNegativeInt, PositiveInt, Validated
+from robopolicy.device import random_order
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.inverted_residual import InvertedResidual
@@ -227,13 +228,13 @@ class QEnsemble(nn.Module):
 
 def random_members(count: int, size: int, generator: torch.Generator) -> Tensor | None:
     """Draw `size` of `count` members (REDQ); None stands for all members."""
-    return None if size >= count else torch.randperm(count, generator=generator)[:size]
+    return None if size >= count else random_order(count, generator)[:size]
 
 
 def random_subset_min(values: Tensor, size: int, generator: torch.Generator) -> Tensor:
     """Minimum `(...)` over `size` randomly chosen members of `values` `(M, ...)`."""
     members = random_members(len(values), size, generator)
-    return (values if members is None else values[members.to(values.device)]).amin(0)
+    return (values if members is None else values[members]).amin(0)
 
 
 class TargetUpdate:

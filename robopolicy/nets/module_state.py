@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ class EMA(nn.Module, Generic[Module]):
         self.module: Module = copy.deepcopy(network).eval().requires_grad_(False)
         self.max_decay = max_decay
         self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self._count = 0  # `updates`, without a wait for the device
 
     def decay(self, n: int) -> float:
         """Weight of the old average in update `n` (counted from 0)."""
@@ -35,12 +36,16 @@ class EMA(nn.Module, Generic[Module]):
     @torch.no_grad()
     def update(self, network: Module) -> None:
         """Update the average with the weights of `network`."""
-        weight = 1.0 - self.decay(int(self.updates))
-        for average, value in zip(self.module.parameters(), network.parameters(), strict=True):
-            average.lerp_(value, weight)
-        for average, value in zip(self.module.buffers(), network.buffers(), strict=True):
-            average.copy_(value)
+        weight = 1.0 - self.decay(self._count)
+        torch._foreach_lerp_(list(self.module.parameters()), list(network.parameters()), weight)
+        if buffers := list(self.module.buffers()):
+            torch._foreach_copy_(buffers, list(network.buffers()))
         self.updates += 1
+        self._count += 1
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._count = int(self.updates)
 
 
 @contextmanager

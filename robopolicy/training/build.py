@@ -18,7 +18,7 @@ from robopolicy.core.distributed import rank, world_size
 from robopolicy.critics.value import ValueNet
 from robopolicy.data.episodes import Episodes, is_cloud, is_image
 from robopolicy.data.formats.lerobot import read_lerobot
-from robopolicy.device import usable_device
+from robopolicy.device import device_name, usable_device
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES
@@ -62,6 +62,7 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
     Raises:
         UserError: Settings are missing or incompatible.
     """
+    config = replace(config, device=device_name(config.device))
     algorithm, settings = section("algorithm", config.algorithm)
     if (config.budget.updates > 0) == (config.budget.env_steps > 0):
         raise UserError(
@@ -136,9 +137,7 @@ def seed_everything(config: TrainConfig) -> None:
     np.random.seed(config.seed % 2**32)
     torch.manual_seed(config.seed)
     torch.set_num_threads(config.threads)
-    if config.device != "cpu":  # on the CPU a fixed number of threads suffices
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    config.gpu.apply()
 
 
 def build(config: TrainConfig, start: Path | None = None) -> RunComponents:
@@ -160,7 +159,7 @@ def build(config: TrainConfig, start: Path | None = None) -> RunComponents:
     evaluates = config.evaluation.episodes > 0 and rank() == 0
     needs_simulator = _needs_simulator(config, data_source)
     # Initial weights are equal in all processes, independent of the draws of their simulators.
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with torch.random.fork_rng([device] if device.type != "cpu" else [], device_type=device.type):
         eval_sim = eval_simulator(config) if evaluates else None
         train_sim = simulator(config, config.sim.num_envs // world_size()) if needs_simulator else None
     sim = _spec(config, train_sim or eval_sim, data_source)

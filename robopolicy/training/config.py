@@ -12,6 +12,7 @@ from typing import Any
 
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.constraints import Fraction, NonNegativeInt, PositiveInt, Validated
+from robopolicy.device import GPUConfig
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import from_dict
@@ -122,7 +123,8 @@ class TrainConfig(Validated):
     init_from: str = ""  # initial checkpoint; sets policy, chunk size and the task unless named
     checkpoint_every: NonNegativeInt = 0  # updates between resume points; 0 is a tenth of the budget
     seed: NonNegativeInt = 0  # seed of weights, minibatches, exploration and episodes
-    device: str = "cpu"  # device of the networks, and of the physics in GPU backends
+    device: str = "auto"  # device of the networks, and of the physics in GPU backends; auto: the GPU if there is one
+    gpu: GPUConfig = field(default_factory=GPUConfig)
     threads: PositiveInt = 1  # torch threads; small networks are fastest with one, and results depend on it
     out: str = "runs"  # parent folder
     name: str = ""  # run folder; empty: composed of task, policy, algorithm and seed

@@ -52,7 +52,9 @@ def processes() -> Iterator[None]:
         if not _is_first_failure(group):
             raise SystemExit(2) from error
         if isinstance(error, RuntimeError) and "onnection" in str(error):
-            raise UserError("Another process of this run has ended without an error message; resume the run.") from error
+            raise UserError(
+                "Another process of this run has ended without an error message; resume the run."
+            ) from error
         raise
     finally:
         dist.destroy_process_group()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.common.algorithm import Algorithm, Metrics
+from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.atomic import atomic_folder, restore_partial
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import run_episodes
@@ -35,10 +35,13 @@ RUN_FILES = ("config.yaml", "metrics.jsonl", "metrics.csv", "tensorboard", "wand
 MAX_DIVERGED = 0.1  # tolerated fraction of episodes in which the simulation diverges
 
 
-def check_metrics(metrics: Metrics, algorithm: Algorithm, update: int) -> None:
-    """Raise TrainingDiverged for a non-finite metric; the message names a non-finite tensor if there is one."""
+def check_metrics(metrics: Mapping[str, float | Tensor], algorithm: Algorithm, update: int) -> None:
+    """Raise TrainingDiverged for a non-finite metric; the message names a non-finite tensor if there is one.
+
+    Metrics that are still on a device are not checked, because that would wait for it in every update.
+    """
     for name, value in metrics.items():
-        if not math.isfinite(value):
+        if not isinstance(value, Tensor) and not math.isfinite(value):
             check_parameters(algorithm, update)
             raise TrainingDiverged(_message(f"metric '{name}'", value, update))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
@@ -74,6 +75,10 @@ def build_learner(
         except ValueError as error:  # an optimizer rejects a setting
             raise UserError(f"Settings of algorithm '{name}' do not fit: {error}.") from error
     _check_policy(algorithm.policy, name, data_source)
+    if device.type != "cpu":
+        for network in algorithm.checkpoint_items().values():
+            if isinstance(network, nn.Module):
+                config.gpu.compile_networks(network)
     return policy, algorithm, updates
 
 

@@ -16,8 +16,10 @@ from typing import Any
 
 from rich.console import Console
 
+from robopolicy.algorithms.common.algorithm import read_metrics
 from robopolicy.atomic import restore_partial, write_text
 from robopolicy.core.distributed import all_reduce_max, rank, world_size
+from robopolicy.device import deterministic_kernels
 from robopolicy.errors import SimulatorFailed, UserError, cannot_write
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.intervals import PairedDifference
@@ -199,19 +201,22 @@ class Trainer:
     def _iterate(self) -> None:
         batch = self.source.next(self.algorithm)
         start = time.monotonic()
-        metrics = self.algorithm.update(batch)
+        with deterministic_kernels(self.config.gpu.deterministic):  # playing needs none
+            metrics = self.algorithm.update(batch)
         self._updating += time.monotonic() - start
         self.update += 1
         self.latest = None
+        last = self.update == self.total
+        logging = self.update % self.log_every == 0 or last
+        metrics = read_metrics(metrics) if logging else metrics
         if self.config.guards.finite:
             check_metrics(metrics, self.algorithm, self.update)
-        last = self.update == self.total
         evaluating = self.update % self.evaluate_every == 0 or last
         saving = self.update % self.checkpoint_every == 0 or last
         if self.config.guards.finite and (evaluating or saving):
             check_parameters(self.algorithm, self.update)
-        if self.update % self.log_every == 0 or last:
-            row = {**metrics, **self.source.metrics(), "train/env_steps": self.source.env_steps}
+        if logging:
+            row = {**read_metrics(metrics), **self.source.metrics(), "train/env_steps": self.source.env_steps}
             self._log(row)
             self.console.row(self.update, row)
         self.console.advance(self.update)

@@ -16,7 +16,7 @@ import torch
 from robopolicy.atomic import restore_partial
 from robopolicy.constraints import NonNegativeInt, OpenFraction, PositiveInt, Validated
 from robopolicy.data.formats.lerobot import read_lerobot
-from robopolicy.device import usable_device
+from robopolicy.device import GPUConfig, usable_device
 from robopolicy.errors import UserError, cannot_write, did_you_mean, unknown_name
 from robopolicy.files import parse_yaml
 from robopolicy.schema import from_dict, to_dict
@@ -53,7 +53,8 @@ class ModelRunConfig(Validated):
     guards: GuardConfig = field(default_factory=GuardConfig)
     checkpoint_every: NonNegativeInt = 0  # updates between resume points; 0 is a tenth of the budget
     seed: NonNegativeInt = 0  # seed of weights, batches, noise and the split
-    device: str = "cpu"
+    device: str = "auto"
+    gpu: GPUConfig = field(default_factory=GPUConfig)
     threads: PositiveInt = 1  # torch threads
     out: str = "runs"  # parent folder
     name: str = ""  # run folder; empty: composed of dataset and seed

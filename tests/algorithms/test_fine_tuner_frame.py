@@ -214,7 +214,7 @@ def test_scaled_rewards_are_clipped_at_ten_deviations_and_unscaled_rewards_are_n
     scale = RewardNormalizer()
     assert scale(torch.tensor([300.0])).item() == 300.0
     scale.moments.observe(torch.tensor([0.0, 0.2]))
-    expected = torch.tensor([0.5 * scale.factor, 10.0, -10.0])
+    expected = torch.tensor([float(0.5 * scale.factor), 10.0, -10.0])
     torch.testing.assert_close(scale(torch.tensor([0.5, 300.0, -300.0])), expected)
 
 

@@ -178,13 +178,13 @@ def test_reward_normalizer_merges_rollouts_and_discounts_like_the_advantages(uni
     observe(whole, slice(None))
     observe(parts, slice(13))
     observe(parts, slice(13, None))
-    assert whole.factor == pytest.approx(parts.factor, rel=1e-9)
+    assert float(whole.factor) == pytest.approx(float(parts.factor), rel=1e-9)
     running, seen = torch.zeros(3), []
     for row, end in zip(reward, done, strict=True):
         running = running * discount + row
         seen.append(running)
         running = torch.where(end, 0.0, running)
-    assert whole.factor == pytest.approx(1 / float(torch.stack(seen).double().std(unbiased=False)), rel=1e-6)
+    assert float(whole.factor) == pytest.approx(1 / float(torch.stack(seen).double().std(unbiased=False)), rel=1e-6)
 
 
 def test_reward_scale_is_one_until_returns_vary() -> None:
@@ -194,9 +194,9 @@ def test_reward_scale_is_one_until_returns_vary() -> None:
     scale.moments.observe(torch.full((4,), 7.0))
     assert scale.factor == 1.0
     scale.moments.observe(torch.tensor([9.0, 9.0, 9.0, 9.0]))  # four 7s and four 9s: standard deviation 1
-    assert scale.factor == pytest.approx(1.0)
+    assert float(scale.factor) == pytest.approx(1.0)
     scale.moments.observe(torch.tensor([4.0, 12.0]))  # variance (8 * 1 + 2 * 16) / 10 = 4
-    assert scale.factor == pytest.approx(0.5)
+    assert float(scale.factor) == pytest.approx(0.5)
     torch.testing.assert_close(scale(reward), torch.tensor([1.5, -10.0]))  # clipped to 10
 
 

@@ -17,14 +17,16 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from robopolicy.device import module_device, restore_generator
 from robopolicy.errors import UserError
 from robopolicy.mirror_symmetry import MirrorSymmetry
 from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
-Metrics = dict[str, float]
+Metrics = dict[str, float | Tensor]
+"""Metrics of an update: numbers, or on a device scalars `()` that `read_metrics` copies to the host together."""
 
 
 class Checkpointable(Protocol):
@@ -77,11 +79,11 @@ class Algorithm(ABC):
     step_discount: float = 1.0  # discount per control step inside a chunk, for `ChunkedSim(gamma=...)`
 
     def __init__(self, policy: Policy, *, total_updates: int, seed: int = 0) -> None:
-        """Set the policy and seed the generator of minibatches and losses."""
+        """Set the policy and seed the generator of minibatches and losses, which is on the device of the policy."""
         self.policy = policy
         self.total_updates = total_updates
         self.updates = 0  # calls of `update` so far
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator(module_device(policy) or "cpu").manual_seed(seed)
 
     @property
     def progress(self) -> float:
@@ -150,7 +152,21 @@ class Algorithm(ABC):
         for name, item in self.checkpoint_items().items():
             item.load_state_dict(state[name])
         self.updates = int(state["updates"])
-        self.generator.set_state(state["generator"])
+        restore_generator(self.generator, state["generator"])
+
+
+def make_metrics(stats: Mapping[str, Any]) -> Metrics:
+    """Metrics of an update from numbers and scalars `()`; scalars on the CPU become numbers."""
+    detached = {key: value.detach() if isinstance(value, Tensor) else value for key, value in stats.items()}
+    here = {key for key, value in detached.items() if not isinstance(value, Tensor) or value.device.type == "cpu"}
+    return {key: float(value) if key in here else value for key, value in detached.items()}
+
+
+def read_metrics(metrics: Mapping[str, float | Tensor]) -> dict[str, float]:
+    """Numbers of all metrics; waits for the device once."""
+    waiting = {key: value for key, value in metrics.items() if isinstance(value, Tensor)}
+    read = torch.stack(tuple(waiting.values())).tolist() if waiting else ()
+    return {**metrics, **dict(zip(waiting, read, strict=True))}  # type: ignore[dict-item]
 
 
 def frozen_copy(module: Any) -> Any:

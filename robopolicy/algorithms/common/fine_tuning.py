@@ -17,7 +17,7 @@ from torch import Tensor
 from robopolicy.algorithms.common.on_policy import OnPolicyConfig, parameters_of, prefixed
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch
 from robopolicy.constraints import AtMost, NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
-from robopolicy.core.distributed import all_reduce_mean, average_gradients
+from robopolicy.core.distributed import average_gradients
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.core.returns import DISCOUNT_UNITS
 from robopolicy.critics.value import ValueConfig, ValueNet
@@ -101,11 +101,6 @@ def cosine_rate(
     rate = config.lr_final + (config.lr - config.lr_final) * fraction
     optimizer.param_groups[0]["lr"] = rate
     return rate
-
-
-def kl_exceeded(info: Info, limit: float | None) -> bool:
-    """Whether to stop the epochs before this step."""
-    return limit is not None and float(all_reduce_mean(info["approx_kl"])) > limit
 
 
 def clipped_step(optimizer: torch.optim.Optimizer, loss: Tensor, info: Info, grad_clip: float) -> Info:

@@ -16,7 +16,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics, Observer, frozen_copy
+from robopolicy.algorithms.common.algorithm import (
+    Algorithm,
+    Checkpointable,
+    Metrics,
+    Observer,
+    frozen_copy,
+    make_metrics,
+)
 from robopolicy.constraints import Fraction, NonNegativeInt, Positive, PositiveFraction, PositiveInt, Ratio, Validated
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate, random_members, random_subset_min
@@ -141,7 +148,7 @@ class OffPolicy(Algorithm):
         """`reward + discount * min Q'(next_obs, chunk)` `(B,)` over a random subset of the target ensemble."""
         critic, obs = self.target_critic, batch.next_obs
         members = random_members(self.config.critic.members, self.config.num_min_qs, self.generator)
-        values = critic(obs, chunk) if members is None else critic(obs, chunk, members.to(chunk.device))
+        values = critic(obs, chunk) if members is None else critic(obs, chunk, members)
         return batch.reward + batch.discount * values.amin(0)
 
     @torch.no_grad()
@@ -180,7 +187,7 @@ class OffPolicy(Algorithm):
         self.observe(batch)
         self._target_update.copy_buffers()
         self.updates += 1
-        return {key: float(value.detach()) for key, value in stats.values.items()}
+        return make_metrics(stats.values)
 
     def observers(self) -> tuple[Observer, ...]:
         """Networks with running normalisers to update."""

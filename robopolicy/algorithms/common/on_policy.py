@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics
+from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics, make_metrics
 from robopolicy.algorithms.common.rollout_batch import (
     RewardNormalizer,
     RolloutBatch,
@@ -28,7 +28,7 @@ from robopolicy.algorithms.common.rollout_batch import (
 )
 from robopolicy.algorithms.common.symmetry import SymmetryConfig
 from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
-from robopolicy.core.distributed import all_reduce_mean, average_gradients, world_size
+from robopolicy.core.distributed import average_gradients, world_size
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.critics.q import copy_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
@@ -155,12 +155,11 @@ class OnPolicy(Algorithm):
 
         Normalisers change after the gradient steps, so that the first ratios of the next update are exactly 1.
         """
-        metrics = {key: float(value) for key, value in stats.items()}
         obs = flatten(batch.obs)
         for network in (self.policy, *self.critics().values()):
             network.update_stats(obs)
         self.updates += 1
-        return metrics | {"critic/explained_variance": explained_variance(rows)}
+        return make_metrics({**stats, "critic/explained_variance": explained_variance(rows)})
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Policy, critics and the running scale of the rewards."""
@@ -176,8 +175,8 @@ def value_loss(value: Tensor, rows: RolloutBatch, clip: float = 0.0) -> Tensor:
     error = (value - rows.value_target).square()
     if not clip:
         return error.mean()
-    bounded = rows.value + (value - rows.value).clamp(-clip, clip)
-    return torch.maximum(error, (bounded - rows.value_target).square()).mean()
+    bounded = (rows.value + (value - rows.value).clamp(-clip, clip) - rows.value_target).square()
+    return torch.where(bounded > error, bounded, error).mean()
 
 
 def prefixed(prefix: str, info: Info) -> Info:
@@ -186,8 +185,10 @@ def prefixed(prefix: str, info: Info) -> Info:
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float:
-    """Learning rate of the first parameter group."""
-    return optimizer.param_groups[0]["lr"]
+    """Learning rate of the first parameter group, as a number from now on."""
+    group = optimizer.param_groups[0]
+    group["lr"] = float(group["lr"])
+    return group["lr"]
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -201,27 +202,20 @@ def schedule_rate(optimizer: torch.optim.Optimizer, config: ActorCriticConfig, p
         optimizer.param_groups[0]["lr"] = config.lr * (1.0 - progress)
 
 
-def adapt_rate(optimizer: torch.optim.Optimizer, kl: float, target: float) -> None:
-    """Adapt the learning rate to keep the KL of a step between half and twice its target, as in rsl_rl.
+def adapt_rate(optimizer: torch.optim.Optimizer, kl: Tensor, target: float) -> None:
+    """Adapt the learning rate to keep the KL `()` of a step between half and twice its target, as in rsl_rl.
 
-    A KL below `KL_EPS`, before the first step, is a rounding error and has no effect.
+    A KL below `KL_EPS`, before the first step, is a rounding error and has no effect. On a device the rate becomes a
+    tensor there, so that no step waits; `learning_rate` converts it back.
     """
-    group = optimizer.param_groups[0]
-    if kl > 2 * target:
-        group["lr"] = max(group["lr"] / LR_FACTOR, LR_RANGE[0])
-    elif KL_EPS < kl < target / 2:
-        group["lr"] = min(group["lr"] * LR_FACTOR, LR_RANGE[1])
-
-
-def kl_too_large(optimizer: torch.optim.Optimizer, config: ActorCriticConfig, info: Info) -> bool:
-    """Whether to stop the epochs before this step; the adaptive schedule changes the learning rate instead."""
-    if config.target_kl is None:
-        return False
-    kl = float(all_reduce_mean(info["approx_kl"]))
-    if config.lr_schedule == "adaptive":
-        adapt_rate(optimizer, kl, config.target_kl)
-        return False
-    return kl > 1.5 * config.target_kl
+    group, kl = optimizer.param_groups[0], kl.double()
+    on_cpu = kl.device.type == "cpu"
+    rate = group["lr"]
+    if not isinstance(rate, Tensor):
+        rate = torch.full_like(kl, rate, dtype=torch.float64 if on_cpu else torch.float32)
+    slower, faster = (rate / LR_FACTOR).clamp(min=LR_RANGE[0]), (rate * LR_FACTOR).clamp(max=LR_RANGE[1])
+    rate = torch.where(kl > 2 * target, slower, torch.where((kl > KL_EPS) & (kl < target / 2), faster, rate))
+    group["lr"] = float(rate) if on_cpu else rate
 
 
 def joint_step(optimizer: torch.optim.Optimizer, grad_clip: float) -> None:
@@ -235,8 +229,8 @@ def joint_step(optimizer: torch.optim.Optimizer, grad_clip: float) -> None:
 class BackgroundWorker:
     """Second thread for the gradient of the critic during the actor's; `networks` are trained by the function.
 
-    Actor and critic share no weights, so the result does not depend on timing. Small minibatches, for which the
-    thread would cost more than it saves, are computed by the caller.
+    Actor and critic share no weights, so the result does not depend on timing. The caller computes small minibatches,
+    for which the thread would cost more than it saves, and all minibatches on a device, whose kernels it queues faster.
     """
 
     MIN_PARALLEL_WORK = 2_000_000  # rows times weights; measured with two hidden layers of 64
@@ -250,7 +244,8 @@ class BackgroundWorker:
 
     def start(self, function: Callable[..., Tensor], rows: RolloutBatch, *more: Any) -> None:
         """Start `function(rows, *more)`; `wait` must follow."""
-        if len(rows) < self._min_rows or world_size() > 1:  # collectives need the same order in all processes
+        inline = rows.advantage.device.type != "cpu" or world_size() > 1  # collectives need one order in all processes
+        if inline or len(rows) < self._min_rows:
             self._results.put(function(rows, *more))
         else:
             self._calls.put((function, (rows, *more)))

@@ -13,6 +13,7 @@ from robopolicy.core.distributed import all_gather, all_reduce_mean, local_size,
 from robopolicy.core.returns import chunk_discount, gae, successor_values
 from robopolicy.core.trackers import RunningMoments
 from robopolicy.data.batches import Rollout
+from robopolicy.device import random_order
 
 Value = Callable[[dict[str, Tensor]], Tensor]
 
@@ -90,7 +91,7 @@ def minibatches(rows: RolloutBatch, size: int, generator: torch.Generator) -> It
 
     In distributed training each process shuffles its own rows and yields its share of `size`.
     """
-    shuffled, size = rows[torch.randperm(len(rows), generator=generator)], local_size(size)  # one gather, then views
+    shuffled, size = rows[random_order(len(rows), generator)], local_size(size)  # one gather, then views
     for start in range(0, len(rows), size):
         yield shuffled[slice(start, start + size)], start + size >= len(rows)
 
@@ -100,8 +101,9 @@ def recurrent_minibatches(
 ) -> Iterator[tuple[RolloutBatch, bool]]:
     """Yield minibatches of about `size` rows, whole columns of a rollout of `shape` (T, N), time first."""
     steps, envs = shape
-    indices, columns = torch.arange(steps * envs).view(shape), max(1, local_size(size) // steps)
-    order = torch.randperm(envs, generator=generator)
+    indices = torch.arange(steps * envs, device=generator.device).view(shape)
+    columns = max(1, local_size(size) // steps)
+    order = random_order(envs, generator)
     for start in range(0, envs, columns):
         chosen = indices[:, order[start : start + columns]]
         yield rows[chosen.flatten()], start + columns >= envs
@@ -124,15 +126,37 @@ Batch = TypeVar("Batch")
 class Epochs(Generic[Batch]):
     """Several passes over the same data; `draw` starts a pass, and the loop may stop early."""
 
-    def __init__(self, draw: Callable[[], Iterator[Batch]], count: int) -> None:
+    def __init__(
+        self, draw: Callable[[], Iterator[Batch]], count: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        """Prepare `count` passes; `optimizer`, of which `stop` suppresses further steps, is fused."""
         self._draw = draw
         self._count = count
+        self._optimizer = optimizer
+        self._stopped: Tensor | None = None
         self.completed = 0  # passes whose last minibatch has been used
 
     def __iter__(self) -> Iterator[Batch]:
         for _ in range(self._count):
             yield from self._draw()
+            if self._stopped is not None and bool(self._stopped):
+                break
             self.completed += 1
+        if self._stopped is not None:
+            self._optimizer.found_inf = None  # type: ignore[union-attr]
+
+    def stop(self, kl: Tensor, limit: float | None) -> bool:
+        """Whether to leave the loop before this step, because its `kl` `()` exceeds `limit`.
+
+        On a device the loop goes on to the end of the pass, where the host waits once: the optimiser skips its steps.
+        """
+        if limit is None:
+            return False
+        if kl.device.type == "cpu":
+            return float(kl) > limit
+        self._stopped = kl > limit if self._stopped is None else self._stopped | (kl > limit)
+        self._optimizer.found_inf = self._stopped.float()  # type: ignore[union-attr]
+        return False
 
 
 def normalize(advantage: Tensor) -> Tensor:
@@ -151,10 +175,10 @@ def normalize(advantage: Tensor) -> Tensor:
     return ((exact - exact.mean()) / (exact.std() + 1e-8)).to(advantage.dtype)
 
 
-def explained_variance(rows: RolloutBatch) -> float:
-    """Fraction of the variance of the value targets explained by the critic before the update."""
+def explained_variance(rows: RolloutBatch) -> Tensor:
+    """Fraction `()` of the variance of the value targets explained by the critic before the update."""
     variance = rows.value_target.var(0, correction=0).sum().clamp_min(1e-12)
-    return float(1 - (rows.value_target - rows.value).var(0, correction=0).sum() / variance)
+    return 1 - (rows.value_target - rows.value).var(0, correction=0).sum() / variance
 
 
 class RewardNormalizer:
@@ -189,13 +213,14 @@ class RewardNormalizer:
 
     def __call__(self, reward: Tensor) -> Tensor:
         """Scale rewards of any shape."""
-        factor = self.factor
-        return reward if factor == 1.0 else (reward * factor).clamp(-self.MAX_REWARD, self.MAX_REWARD)
+        factor = self.factor.to(reward.device)
+        return torch.where(factor == 1.0, reward, (reward * factor).clamp(-self.MAX_REWARD, self.MAX_REWARD))
 
     @property
-    def factor(self) -> float:
-        """1 / standard deviation; 1 before the first rollout and for constant rewards."""
-        return 1.0 / self.moments.std if self.moments.std > 1e-8 else 1.0
+    def factor(self) -> Tensor:
+        """1 / standard deviation `()`; 1 before the first rollout and for constant rewards."""
+        std = self.moments.std
+        return torch.where(std > 1e-8, 1.0 / std, 1.0)
 
     def state_dict(self) -> dict[str, Any]:
         """Running returns and their moments."""

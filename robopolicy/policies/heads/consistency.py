@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -72,6 +72,8 @@ class ConsistencyPolicy(GenerativePolicy):
         sigmas = self._karras(config.steps).float().to(torch.get_default_device())
         self.register_buffer("sigmas", sigmas, persistent=False)
         self.register_buffer("levels", torch.tensor(config.levels_first))
+        self._count = config.levels_first  # `levels`, without a wait for the device
+        self._grid: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
     def _karras(self, intervals: int) -> Tensor:
         """Noise levels `(intervals + 1,)` from sigma_max to sigma_min."""
@@ -119,18 +121,30 @@ class ConsistencyPolicy(GenerativePolicy):
 
     def sample_times(self, batch: int, generator: Randomness) -> Tensor:
         """Times of the grid levels above the lowest, lognormal in sigma."""
-        sigmas = self._karras(int(self.levels)).flip(0)  # rising
+        uniform = torch.special.ndtr(normal((batch, 1), generator, self.sigmas.device).squeeze(1))
+        key = self._count, uniform.device
+        if key not in self._grid:
+            self._grid = {key: self._training_grid(*key)}
+        edges, times = self._grid[key]
+        return times[torch.searchsorted(edges, uniform).clamp(1, len(times) - 1)]
+
+    def _training_grid(self, levels: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cumulative probabilities and times `(levels + 1,)` of the levels of the training grid, rising in sigma."""
+        sigmas = self._karras(levels).flip(0)
         scores = torch.erf((sigmas.log() - self.config.sigma_log_mean) / (math.sqrt(2) * self.config.sigma_log_std))
         edges = (scores - scores[0]) / (scores[-1] - scores[0])
-        uniform = torch.special.ndtr(normal((batch, 1), generator, self.sigmas.device).squeeze(1))
-        index = torch.searchsorted(edges.float().to(uniform.device), uniform).clamp(1, len(sigmas) - 1)
-        return (1 / (1 + sigmas)).float().to(uniform.device)[index]
+        return edges.float().to(device), (1 / (1 + sigmas)).float().to(device)
 
     def set_progress(self, progress: float) -> None:
         """Double the training grid at equal intervals of progress; the grid never shrinks, e.g. in fine-tuning."""
         config = self.config
         stages = int(math.log2(config.levels_last / config.levels_first)) + 1
-        self.levels.clamp_(min=min(config.levels_first * 2 ** int(progress * stages), config.levels_last))
+        self._count = max(self._count, min(config.levels_first * 2 ** int(progress * stages), config.levels_last))
+        self.levels.fill_(self._count)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._count = int(self.levels)
 
     def init_sample(self, noise: Tensor) -> Tensor:
         """Noise of the highest level."""
