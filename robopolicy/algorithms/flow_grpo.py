@@ -135,7 +135,7 @@ class FlowGRPO(Algorithm):
         epochs = Epochs(draw, config.epochs, self.actor_optimizer)
         for part, _ in epochs:
             loss, info = self.loss(self.recorder.resample(part))
-            if epochs.stop(info["approx_kl"], config.target_kl):
+            if epochs.stop(info, config.target_kl):
                 break
             stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
         self.policy.update_stats({key: value[batch.valid] for key, value in batch.obs.items()})

@@ -139,7 +139,7 @@ class PolicyFlow(OnPolicy):
                 if self.updates < config.critic_warmup:
                     continue
                 loss, info = self.loss(part)
-                if epochs.stop(info["approx_kl"], config.target_kl):
+                if epochs.stop(info, config.target_kl):
                     break
                 stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
         return self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})

@@ -164,10 +164,9 @@ class PPO(OnPolicy):
             loss.backward()
             stats |= {"critic/loss": self.worker.wait(), **prefixed("actor", info)}
             if config.target_kl is not None:
-                kl = all_reduce_mean(info["approx_kl"])
                 if config.lr_schedule == "adaptive":
-                    adapt_rate(self.optimizer, kl, config.target_kl)
-                elif epochs.stop(kl, 1.5 * config.target_kl):
+                    adapt_rate(self.optimizer, all_reduce_mean(info["approx_kl"]), config.target_kl)
+                elif epochs.stop(info, 1.5 * config.target_kl):
                     break
             joint_step(self.optimizer, config.grad_clip)  # mean over processes, joint clip, Adam
         stats |= {"actor/epochs": epochs.completed, "actor/lr": learning_rate(self.optimizer)}

@@ -179,10 +179,12 @@ class RecipeFineTuner(Algorithm):
         """Run the epochs; returns metrics of the last step and the number of completed epochs."""
         config, info = self.config, dict[str, Tensor]()
         group = rows.decisions.require("group")
-        epochs = Epochs(partial(group_minibatches, group, config.batch_size, self.generator), self.epochs)
+        epochs = Epochs(
+            partial(group_minibatches, group, config.batch_size, self.generator), self.epochs, self.actor_optimizer
+        )
         for index in epochs:
             loss, found = self.loss(ScoredBatch(rows.decisions.select(index), rows.advantage[index]))
-            if epochs.stop(found["approx_kl"], config.target_kl):
+            if epochs.stop(found, config.target_kl):
                 break
             info |= clipped_step(self.actor_optimizer, loss, found, config.grad_clip)
         return info, epochs.completed

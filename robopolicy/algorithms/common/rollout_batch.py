@@ -145,13 +145,14 @@ class Epochs(Generic[Batch]):
         if self._stopped is not None:
             self._optimizer.found_inf = None  # type: ignore[union-attr]
 
-    def stop(self, kl: Tensor, limit: float | None) -> bool:
-        """Whether to leave the loop before this step, because its `kl` `()` exceeds `limit`.
+    def stop(self, info: Mapping[str, Tensor], limit: float | None) -> bool:
+        """Whether to leave the loop before this step, because its KL, the mean over all processes, exceeds `limit`.
 
         On a device the loop goes on to the end of the pass, where the host waits once: the optimiser skips its steps.
         """
         if limit is None:
             return False
+        kl = all_reduce_mean(info["approx_kl"])
         if kl.device.type == "cpu":
             return float(kl) > limit
         self._stopped = kl > limit if self._stopped is None else self._stopped | (kl > limit)
