@@ -53,7 +53,7 @@ def processes() -> Iterator[None]:
             raise SystemExit(2) from error
         if isinstance(error, RuntimeError) and "onnection" in str(error):
             raise UserError(
-                "Another process of this run has ended without an error message; resume the run."
+                "Another process of this run ended without an error message; resume the run."
             ) from error
         raise
     finally:
