@@ -131,6 +131,7 @@ class DPPO(OnPolicy):
     heads = ("diffusion",)
     reference = "ren2024dppo"
     distributed = True
+    supports_overlap = True
     config: DPPOConfig
     policy: DiffusionChain
     base: StagedDiffusion

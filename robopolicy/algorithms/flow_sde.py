@@ -62,6 +62,7 @@ class FlowSDE(OnPolicy):
     heads = ("flow", "shortcut", "meanflow")
     reference = "chen2025pirl"
     distributed = True
+    supports_overlap = True
     config: FlowSDEConfig
     policy: SDEChain
 

@@ -99,6 +99,7 @@ class ReinFlow(OnPolicy):
     heads = ("flow", "shortcut", "meanflow")
     reference = "zhang2025reinflow"
     distributed = True
+    supports_overlap = True
     config: ReinFlowConfig
     policy: StochasticFlow
 

@@ -15,6 +15,24 @@ from robopolicy.rollout.on_policy import Act, EpisodeStats
 from robopolicy.sim.chunk import ChunkedSim, StepTrace
 
 
+class StepLog:
+    """Control steps to write to a replay buffer later."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []  # arguments of `Replay.add`
+        self._written = 0
+
+    def add(self, *arguments: Any, **keywords: Any) -> None:
+        """Store the arguments of `Replay.add`."""
+        self._calls.append((arguments, keywords))
+
+    def write(self, replay: Replay) -> None:
+        """Write the steps to `replay` that have not been written."""
+        for arguments, keywords in self._calls[self._written :]:
+            replay.add(*arguments, **keywords)
+        self._written = len(self._calls)
+
+
 class ReplaySampler:
     """Sampler whose episodes continue across calls; episode seeds follow the seed rule."""
 
@@ -27,8 +45,12 @@ class ReplaySampler:
         self._episode_stats = EpisodeStats(sim.sim)
         self.env_steps = 0  # control steps executed since the start
 
-    def collect(self, act: Act, decisions: int = 1) -> None:
-        """Run `decisions` chunks per environment and store them; `act(obs, generator=...)` returns a `Sample`."""
+    def collect(self, act: Act, decisions: int = 1, log: StepLog | None = None) -> None:
+        """Run `decisions` chunks per environment and store them in the buffer, or in `log` if it is given.
+
+        `act(obs, generator=...)` returns a `Sample`.
+        """
+        target = self.replay if log is None else log
         steps: list[Tensor] = []
         for _ in range(decisions):
             with torch.no_grad():
@@ -38,7 +60,7 @@ class ReplaySampler:
             step = self.sim.step(sample.chunk, traces)
             for number, trace in enumerate(traces):
                 record = sample.record if number == 0 else {}
-                add_step(self.replay, self.sim, obs, trace, trace.active, record, decision=number == 0)
+                add_step(target, self.sim, obs, trace, trace.active, record, decision=number == 0)
                 obs = trace.step.obs
             self._episode_stats.observe(step)
             steps.append(step.steps)
@@ -70,7 +92,7 @@ class ReplaySampler:
 
 
 def add_step(
-    replay: Replay,
+    replay: Replay | StepLog,
     sim: ChunkedSim,
     obs: Observation,
     trace: StepTrace,

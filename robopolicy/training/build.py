@@ -33,6 +33,7 @@ from robopolicy.training.distributed import check_distributed
 from robopolicy.training.learner import build_learner, eval_simulator, simulator
 from robopolicy.training.make_source import SEEDS_PER_RANK, DataSource, make_source
 from robopolicy.training.manifest import read_manifest
+from robopolicy.training.overlap import check_overlap
 from robopolicy.training.world_sims import is_world
 
 OUT_OF_BOUNDS_WARN = 0.05  # fraction of actions outside the bounds above which a dataset causes a warning
@@ -87,6 +88,7 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
         dataset=config.dataset, env_steps=budget.env_steps, offline_updates=replay.offline_updates
     )
     check_distributed(config)
+    check_overlap(config)
     if config.dataset:
         task = task or load_episodes(config.dataset).tasks[0]
     if not task:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from robopolicy.algorithms.registry import ALGORITHMS
-from robopolicy.constraints import Fraction, NonNegativeInt, PositiveInt, Validated
+from robopolicy.constraints import Fraction, NonNegativeInt, PositiveInt, Range, Validated
 from robopolicy.device import GPUConfig
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.registry import POLICIES
@@ -44,6 +44,7 @@ class SimConfig(Validated):
     backend: str = "auto"  # auto | mujoco | mujoco-exact | warp | envpool | gymnasium | worldmodel:FOLDER | ...
     threads: NonNegativeInt = 0  # physics threads; 0 is one per core
     final_obs: str = "auto"  # last observations in mjlab, Isaac Lab: auto | exact | previous (faster on a device)
+    overlap: Annotated[int, Range(0, 1)] = 0  # 1: collect the next data during an update, with the weights before it
 
 
 @dataclass(frozen=True)

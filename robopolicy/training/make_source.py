@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from robopolicy.sim.chunk import ChunkedSim
     from robopolicy.sim.contract import VectorSim
     from robopolicy.training.config import TrainConfig
+    from robopolicy.training.overlap import CollectingSource
 
 FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above the seeds of demonstrations and evaluation
 SEEDS_PER_RANK = 10_000_000  # between the first episodes of two processes
@@ -79,6 +80,12 @@ class SourceContext:
 
         spec, gamma = self.spec, self.algorithm.step_discount
         return ChunkedSim(self.sim(), action_horizon=spec.action_horizon, obs_horizon=spec.obs_horizon, gamma=gamma)
+
+    def overlapped(self, source: CollectingSource) -> DataSource:
+        """Return `source`, which collects during the updates if `sim.overlap` is set."""
+        from robopolicy.training.overlap import OverlapSource
+
+        return OverlapSource(source, self.device) if self.config.sim.overlap else source
 
     def dataset(self) -> Episodes:
         """Return the dataset, which exists for every algorithm that requires one."""

@@ -19,7 +19,7 @@ from robopolicy.data.replay_storage import CPU
 from robopolicy.device import has_memory, move, restore_generator, usable_device
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
-from robopolicy.rollout.off_policy import ReplaySampler
+from robopolicy.rollout.off_policy import ReplaySampler, StepLog
 from robopolicy.rollout.on_policy import Act
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.training.config import ReplayConfig
@@ -73,6 +73,7 @@ class ReplaySource:
         self._offline_left = settings.offline_updates  # remaining batches from the dataset only
         # Buffer, batch and algorithm of the last batch; its errors become priorities after the update.
         self._pending: tuple[Replay | MixedReplay, Transitions, OffPolicy] | None = None
+        self._log = StepLog()  # steps of the last `collect`
         self.sampler: ReplaySampler | None = None
         if sim is not None:
             envs = sim.sim.num_envs
@@ -102,7 +103,7 @@ class ReplaySource:
             offline = Replay.from_episodes(
                 episodes, gamma=spec.gamma if spec.returns else None, prioritized=exponent, device=device
             )
-        return cls(
+        source = cls(
             sim,
             offline,
             context.device,
@@ -113,14 +114,26 @@ class ReplaySource:
             seed=context.seed,
             memory_device=device,
         )
+        return context.overlapped(source)
 
     @property
     def env_steps(self) -> int:
         """Number of control steps so far."""
         return 0 if self.sampler is None else self.sampler.env_steps
 
-    def next(self, algorithm: Algorithm) -> Transitions:
-        """Collect a few steps, then sample the windows of the next gradient steps."""
+    def collects_next(self) -> bool:
+        """Whether the next batch has further steps of the algorithm, after offline updates and warm-up."""
+        return not self._offline_left and self.sampler is not None and self.sampler.env_steps >= self._warmup
+
+    def collect(self, act: Act) -> StepLog:
+        """Run a few decisions; `next` or `state_dict` writes their steps to the buffer."""
+        assert self.sampler is not None
+        self._log = StepLog()
+        self.sampler.collect(self._acting(self.sampler.sim, act), self.num_steps, self._log)
+        return self._log
+
+    def next(self, algorithm: Algorithm, collected: StepLog | None = None) -> Transitions:
+        """Collect a few steps, or write the `collected` ones; then sample the windows of the next gradient steps."""
         assert isinstance(algorithm, OffPolicy)
         self._update_priorities()
         if self.sampler is None or self._offline_left:
@@ -128,7 +141,10 @@ class ReplaySource:
             self._offline_left = max(self._offline_left - 1, 0)
             memory, batches = self.offline, 1
         else:
-            self._collect(algorithm, self.sampler)
+            if collected is None:
+                self._collect(algorithm, self.sampler)
+            else:
+                collected.write(self.sampler.replay)
             memory, batches = self.sampler.replay, self.batches
             if self.offline is not None:
                 memory = MixedReplay(self.offline, memory, self.settings.offline_fraction)
@@ -170,6 +186,8 @@ class ReplaySource:
     def state_dict(self) -> dict[str, Any]:
         """Return simulator, buffer and generator; without the simulator if the backend cannot save its state."""
         self._update_priorities()
+        if self.sampler is not None:
+            self._log.write(self.sampler.replay)
         state: dict[str, Any] = {"left": self._offline_left, "generator": self._generator.get_state()}
         if self.offline is not None and self.offline.priorities is not None:
             state["offline"] = self.offline.priorities.state_dict()  # the other data are in the dataset

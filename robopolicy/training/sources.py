@@ -10,12 +10,13 @@ import torch
 
 from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.core.distributed import rank, world_size
+from robopolicy.data.batches import Rollout
 from robopolicy.data.chunks import ChunkBatch, ChunkSampler
 from robopolicy.device import move
 from robopolicy.policies.base import Observation, Sample
 from robopolicy.policies.noise import Randomness
 from robopolicy.rollout.groups import GroupSampler
-from robopolicy.rollout.on_policy import RolloutSampler
+from robopolicy.rollout.on_policy import Act, RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.training.make_source import DataSource, SourceContext
 
@@ -88,7 +89,11 @@ class SimSource:
 
     def next(self, algorithm: Algorithm) -> Any:
         """Collect a batch with the current policy."""
-        return move(self.sampler.collect(on_device(self.sim, self.device, algorithm.act)), self.device)
+        return self.collect(algorithm.act)
+
+    def collect(self, act: Act) -> Any:
+        """Collect a batch with the actions of `act`."""
+        return move(self.sampler.collect(on_device(self.sim, self.device, act)), self.device)
 
     def metrics(self) -> dict[str, float]:
         """Return means over the episodes that have ended since the last call."""
@@ -121,7 +126,16 @@ class RolloutSource(SimSource):
     def build(cls, context: SourceContext) -> DataSource:
         """Create the source for a run."""
         decisions, memory = context.settings.num_steps, context.spec.hidden_dim
-        return cls(context.chunked_sim(), context.device, decisions=decisions, seed=context.seed, memory=memory)
+        source = cls(context.chunked_sim(), context.device, decisions=decisions, seed=context.seed, memory=memory)
+        return context.overlapped(source)
+
+    def collects_next(self) -> bool:
+        """Every batch is a rollout."""
+        return True
+
+    def next(self, algorithm: Algorithm, collected: Rollout | None = None) -> Rollout:
+        """Return the rollout `collected`, or collect one."""
+        return self.collect(algorithm.act) if collected is None else collected
 
     def _make_sampler(self, seed: int) -> RolloutSampler:
         return RolloutSampler(self.sim, decisions=self._decisions, seed=seed, memory=self._memory)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from algorithm_rules import (
+    check_acts_by_a_copy,
     check_deploys_exactly,
     check_resumes_exactly,
     check_stays_finite_under_autocast_and_shows_a_nan,
@@ -37,6 +38,11 @@ def test_a_resumed_algorithm_ends_with_the_same_weights(name: str, place: Path, 
 @pytest.mark.parametrize("head", sorted(allowed("bc")))
 def test_resumed_imitation_of_every_head_ends_with_the_same_weights(head: str, place: Path, tmp_path: Path) -> None:
     check_resumes_exactly("bc", place, tmp_path, head)
+
+
+@of_robots
+def test_a_copy_acts_with_the_weights_of_its_last_update(name: str, place: Path) -> None:
+    check_acts_by_a_copy(name, place)
 
 
 @of_robots

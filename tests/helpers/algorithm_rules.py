@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from docs.compatibility import Outcome, all_heads, allowed, opened, try_pair
 from docs.references import references
@@ -15,6 +15,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 from robopolicy.training.make_source import SOURCES
+from robopolicy.training.overlap import ActingCopy
 from robopolicy.training.resume import load_tree, save_tree
 
 
@@ -64,6 +65,25 @@ def check_resumes_exactly(name: str, place: Path, folder: Path, head: str = "") 
             for _ in range(2):
                 run.algorithm.update(run.source.next(run.algorithm))
         assert differences(saved.algorithm.state_dict(), restored.algorithm.state_dict()) == []
+
+
+def check_acts_by_a_copy(name: str, place: Path) -> None:
+    """The copy of an algorithm for `sim.overlap` acts with the weights of its last update during later ones."""
+    if not ALGORITHMS[name].supports_overlap:
+        return
+    with opened(place, name, min(allowed(name))) as run:
+        algorithm, source = run.algorithm, run.source
+        acting = ActingCopy(algorithm)
+        for _ in range(2):
+            algorithm.update(source.next(algorithm))
+            acting.update(algorithm)
+            expected = _chunk(algorithm, source.observations())
+            algorithm.update(source.next(algorithm))
+            assert torch.equal(_chunk(acting, source.observations()), expected)
+
+
+def _chunk(actor: Any, obs: dict[str, Tensor]) -> Tensor:
+    return actor.act(obs, generator=torch.Generator().manual_seed(3)).chunk
 
 
 def check_deploys_exactly(name: str, place: Path, folder: Path) -> None:

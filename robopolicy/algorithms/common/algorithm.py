@@ -71,6 +71,7 @@ class Algorithm(ABC):
     config: Any  # frozen dataclass
     policy: Policy  # the trainable policy, including exploration
     supports_recurrent: ClassVar[bool] = False  # trains recurrent policies by backpropagation through time
+    supports_overlap: ClassVar[bool] = False  # learns from data of earlier weights (`training/overlap.py`)
     requires_pretrained: ClassVar[bool] = False  # needs a pretrained policy
     needs_dataset: ClassVar[bool] = False  # needs a dataset in addition to its rollouts
     constrained: bool = False  # trades success for constraints: a lower success rate is expected

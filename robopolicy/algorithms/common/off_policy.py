@@ -77,6 +77,7 @@ class UpdateStats:
 class OffPolicy(Algorithm):
     """A critic ensemble with target network and optimiser; subclasses define `target` and `update`."""
 
+    supports_overlap = True
     may_regress = True  # the actor leaves the pretrained behaviour while the critic is still inaccurate
     config: OffPolicyConfig
     chunk_starts_only: ClassVar[bool] = False  # sample only windows that begin with a decision, which have a record

@@ -56,6 +56,7 @@ class HNPG(PPO):
     distributed = False
     needs_dataset = True
     supports_recurrent = False  # a dataset holds no hidden states
+    supports_overlap = False  # its source adds data of a dataset to every rollout
     config: HNPGConfig
 
     def __init__(self, config: HNPGConfig, policy: Policy, *, total_updates: int) -> None:

@@ -94,6 +94,7 @@ class Polychromic(PPO):
     reference = "hamid2025polychromic"
     distributed = False
     supports_recurrent = False  # vines begin without hidden states
+    supports_overlap = False  # its source adds vines to every rollout
     config: PolychromicConfig
 
     def __init__(self, config: PolychromicConfig, policy: Policy, *, total_updates: int) -> None:

@@ -84,6 +84,7 @@ class PROPS(PPO):
     reference = "corrado2023props"
     distributed = False
     supports_recurrent = False  # kept rollouts have no order in time
+    supports_overlap = False  # `act` trains the behavior policy
     config: PROPSConfig
 
     def __init__(self, config: PROPSConfig, policy: Policy, *, total_updates: int) -> None:

@@ -119,6 +119,7 @@ class DCGMAPElites(TD3):
     data_source = "population"
     heads = ("squashed_gaussian",)
     reference = "faldor2023dcgmapelites"
+    supports_overlap = False
     config: DCGMAPElitesConfig
     chunk_starts_only: ClassVar[bool] = True  # records contain the descriptors of a window's episode
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import io
 import random
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from typing import Any
@@ -237,8 +238,11 @@ class _RandomStream:
     """Separate state of the global random generators for one environment.
 
     Both libraries draw from these generators and seed them on construction and reset. Training uses them as well: it
-    must not repeat its numbers after every evaluation, and an episode must not depend on other draws.
+    must not repeat its numbers after every evaluation, and an episode must not depend on other draws. The generators
+    belong to one environment at a time, since an evaluation may run during a rollout (`sim.overlap`).
     """
+
+    _lock = threading.RLock()
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -253,6 +257,7 @@ class _RandomStream:
             self._numpy.state = state
 
     def __enter__(self) -> None:
+        self._lock.acquire()
         self._outer = self._states()
         self._swap_numpy()
         if self._inner is not None:
@@ -262,6 +267,7 @@ class _RandomStream:
         self._inner = self._states()
         self._swap_numpy()
         self._set(self._outer)
+        self._lock.release()
 
     def _swap_numpy(self) -> None:
         own, self._numpy = self._numpy, mtrand.get_bit_generator()

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from algorithm_rules import (
+    check_acts_by_a_copy,
     check_resumes_exactly,
     check_source_says_what_it_provides,
     check_states_what_it_is,
@@ -111,6 +112,9 @@ class AlgorithmRules(Rules):
 
     def test_a_resumed_algorithm_ends_with_the_same_weights(self, of_robots: str, place: Path, tmp_path: Path) -> None:
         check_resumes_exactly(of_robots, place, tmp_path)
+
+    def test_a_copy_acts_with_the_weights_of_its_last_update(self, of_robots: str, place: Path) -> None:
+        check_acts_by_a_copy(of_robots, place)
 
     @pytest.mark.slow
     def test_an_algorithm_learns_on_a_device_resumes_and_acts(

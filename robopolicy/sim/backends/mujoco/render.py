@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -22,8 +22,8 @@ class Renderer:
         self.data = mujoco.MjData(model)  # set its state, then call `frame`
         self._model = model
         self._context: Any = _gl_context(width, height)
-        self._context.make_current()
-        self._draw = _draw_context(model, height, width)
+        with self._bound():
+            self._draw = _draw_context(model, height, width)
         self._draw.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR  # accurate at large distances
         self._scene = mujoco.MjvScene(model, maxgeom=10_000)
         self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
@@ -37,8 +37,9 @@ class Renderer:
 
     def frame(self, camera: str | None = None) -> NDArray[np.uint8]:
         """Render `data` from `camera` (free camera if None): `(height, width, 3)`, valid until the next call."""
-        self._render(camera)
-        mujoco.mjr_readPixels(self._pixels, None, self._rect, self._draw)
+        with self._bound():
+            self._render(camera)
+            mujoco.mjr_readPixels(self._pixels, None, self._rect, self._draw)
         return self._pixels[::-1]  # OpenGL starts with the bottom row
 
     def depth(self, camera: str) -> NDArray[np.float64]:
@@ -47,16 +48,26 @@ class Renderer:
             mujoco.mjtRndFlag.mjRND_SEGMENT,
             mujoco.mjtRndFlag.mjRND_IDCOLOR,
         )  # no sky and no lights: only the depth is used
-        for flag in flat:
-            self._scene.flags[flag] = True
-        self._render(camera)
-        for flag in flat:
-            self._scene.flags[flag] = False
-        mujoco.mjr_readPixels(None, self._depth, self._rect, self._draw)
+        with self._bound():
+            for flag in flat:
+                self._scene.flags[flag] = True
+            self._render(camera)
+            for flag in flat:
+                self._scene.flags[flag] = False
+            mujoco.mjr_readPixels(None, self._depth, self._rect, self._draw)
         buffer = self._depth[::-1].astype(np.float64)
         near, far = (value * self._model.stat.extent for value in (self._model.vis.map.znear, self._model.vis.map.zfar))
         # Undo the perspective: the buffer runs from 1 at the near plane to 0 at the far plane.
         return np.where(buffer > 0.0, near * far / (near + (far - near) * buffer), np.inf)
+
+    @contextmanager
+    def _bound(self) -> Iterator[None]:
+        """Bind the GL context to this thread, and unbind it afterwards, since another thread may render next."""
+        self._context.make_current()
+        try:
+            yield
+        finally:
+            _unbind_context()
 
     def _render(self, camera: str | None) -> None:
         view = mujoco.MjvCamera()
@@ -64,7 +75,6 @@ class Renderer:
         if camera is not None:
             view.type = mujoco.mjtCamera.mjCAMERA_FIXED
             view.fixedcamid = self._model.camera(camera).id
-        self._context.make_current()
         mujoco.mjv_updateScene(
             self._model, self.data, self._option, None, view, mujoco.mjtCatBit.mjCAT_ALL, self._scene
         )
@@ -81,6 +91,15 @@ class Renderer:
     def __del__(self) -> None:
         with suppress(Exception):  # at interpreter exit the GL library may be unloaded
             self.close()
+
+
+def _unbind_context() -> None:
+    library: Any = import_module(f"mujoco.{gl_backend()}")
+    if hasattr(library, "EGL"):
+        egl = library.EGL
+        egl.eglMakeCurrent(library.EGL_DISPLAY, egl.EGL_NO_SURFACE, egl.EGL_NO_SURFACE, egl.EGL_NO_CONTEXT)
+    elif hasattr(library, "glfw"):
+        library.glfw.make_context_current(None)  # OSMesa draws into memory and needs no call
 
 
 def _gl_context(width: int, height: int) -> Any:
