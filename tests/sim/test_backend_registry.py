@@ -54,5 +54,5 @@ def test_tasks_say_why_they_do_not_run_on_warp(task: str, reason: str):
 
 
 def test_a_backend_that_a_task_does_not_have_is_refused():
-    with pytest.raises(UserError, match="lift does not run on backend 'envpool'; choose mujoco, mujoco-exact, warp."):
+    with pytest.raises(UserError, match=r"lift does not run on backend 'envpool'; choose mujoco, mujoco-exact, warp\."):
         make_sim("lift", SimOptions(1, backend="envpool"))
