@@ -52,9 +52,7 @@ def processes() -> Iterator[None]:
         if not _is_first_failure(group):
             raise SystemExit(2) from error
         if isinstance(error, RuntimeError) and "onnection" in str(error):
-            raise UserError(
-                "Another process of this run ended without an error message; resume the run."
-            ) from error
+            raise UserError("Another process of this run ended without an error message; resume the run.") from error
         raise
     finally:
         dist.destroy_process_group()
