@@ -1,10 +1,14 @@
 """Soft actor-critic (Haarnoja et al. 2018) with a tanh-Gaussian policy and a learned temperature.
 
 Use it to learn from scratch with dense rewards, or through RLPD with demonstrations in every batch. For a pretrained
-diffusion or flow policy use a fine-tuner: SAC's policy cannot represent several modes.
+diffusion or flow policy use a fine-tuner: SAC's policy cannot represent several modes. FlashSAC (Kim et al. 2026) is
+for thousands of environments on a GPU: inverted residual networks (`critic.backbone`, `policy.backbone`),
+distributional critics (`critic.histogram=c51`), scaled rewards (`replay.return_max`), and noise that is held for
+several steps (`noise_repeat`).
 
-Deviations from the paper: the critics may be an ensemble with subsampled minimum (REDQ) and LayerNorm, actions are
-chunks if the policy has a horizon, and truncated episodes bootstrap from their last observation.
+Deviations from the papers: the critics may be an ensemble with subsampled minimum (REDQ) and LayerNorm, actions are
+chunks if the policy has a horizon, and truncated episodes bootstrap from their last observation. Unlike in FlashSAC's
+code, the critic steps before the actor, and the temperature's loss is in its logarithm.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
@@ -22,17 +27,28 @@ from robopolicy.algorithms.common.max_entropy import (
     executed_dims,
     target_entropy,
 )
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, require_squashed
+from robopolicy.algorithms.common.off_policy import (
+    OffPolicy,
+    UpdateStats,
+    optimizer_step,
+    regression_loss,
+    require_squashed,
+)
+from robopolicy.constraints import PositiveInt
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.batches import Transitions
+from robopolicy.nets.inverted_residual import batch_norms, batch_statistics
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianPolicy
-from robopolicy.policies.noise import Randomness
+from robopolicy.policies.noise import Randomness, RepeatedNoise
 
 
 @dataclass(frozen=True)
 class SACConfig(MaxEntropyConfig):
     """Settings of SAC."""
+
+    average_members: bool = False  # target of every member from itself, actor by the mean (FastSAC); false: minimum
+    noise_repeat: PositiveInt = 1  # most decisions with the same exploration noise; FlashSAC: 16
 
 
 def soft_target(batch: Transitions, value: Tensor, logp: Tensor, alpha: Tensor, config: MaxEntropyConfig) -> Tensor:
@@ -48,6 +64,11 @@ def actor_loss(
     return (alpha.detach() * logp - critic.min_q(obs, chunk)).mean(), logp
 
 
+def joined(first: Observation, second: Observation) -> Observation:
+    """Rows of both observations."""
+    return {key: torch.cat([value, second[key]]) for key, value in first.items()}
+
+
 class SAC(OffPolicy):
     """Soft actor-critic on chunks."""
 
@@ -56,6 +77,7 @@ class SAC(OffPolicy):
     data_source = "replay"
     heads = ("squashed_gaussian",)
     reference = "haarnoja2018sac"
+    joint_batches = True
     config: SACConfig
     policy: GaussianPolicy
 
@@ -65,20 +87,56 @@ class SAC(OffPolicy):
         self.temperature = Temperature(config.temperature)
         self.target_entropy = target_entropy(config, executed_dims(policy))
         self.optimizer = actor_optimizer(policy, self.temperature, config)
+        self.averages_members = config.average_members
+        self.noise = RepeatedNoise(config.noise_repeat)
+        self._critic_norms = batch_norms(self.critic, self.target_critic)
+        self._actor_norms = batch_norms(self.policy)
+
+    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Draw a chunk, with noise that may be held over several decisions."""
+        if self.config.noise_repeat == 1:
+            return super().act(obs, generator=generator)
+        mean, log_std = self.policy.distribution(obs)
+        noise = self.noise.draw(mean.shape, generator, mean.device)
+        return Sample.unscored(self.policy.rsample_from(mean, log_std, noise)[0])
 
     def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk uniformly from the action bounds."""
         return self.policy.sample_uniform(obs, generator=generator)
 
+    def next_chunk(self, batch: Transitions) -> tuple[Tensor, Tensor | None]:
+        """Chunk at the next observation, and the discounted cost `alpha log pi` `(B,)` if `backup_entropy`."""
+        chunk, logp = self.policy.rsample(batch.next_obs, generator=self.generator)
+        return chunk, batch.discount * self.temperature.value * logp if self.config.backup_entropy else None
+
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation."""
-        chunk, logp = self.policy.rsample(batch.next_obs, generator=self.generator)
-        value = self.bootstrap(batch, chunk)
-        return soft_target(batch, value, logp, self.temperature.value, self.config)
+        return self.backup(batch, *self.next_chunk(batch))
+
+    def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
+        """Temporal-difference loss; batch normalisation sees the next chunks in the same batch, as in FlashSAC."""
+        if not self._critic_norms:
+            return super().critic_loss(batch)
+        with torch.no_grad():
+            chunk, cost = self.next_chunk(batch)
+        rows, obs, chunks = len(batch), joined(batch.obs, batch.next_obs), torch.cat([batch.chunk, chunk])
+        with batch_statistics(self._critic_norms):
+            output, lagged = (each.output(each.encode(obs), chunks) for each in (self.critic, self.target_critic))
+        with torch.no_grad():
+            targets = self.backup_outputs(batch, lagged[:, rows:], cost)
+        return regression_loss(self.critic, batch, output[:, :rows], targets)
 
     def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
         """Loss of the actor, log-probabilities `(B,)` of its chunks, and further metrics; a hook."""
-        return *actor_loss(self.policy, self.critic, batch.obs, alpha, self.generator), {}
+        if self._actor_norms:
+            with batch_statistics(self._actor_norms):
+                both = self.policy.rsample(joined(batch.obs, batch.next_obs), generator=self.generator)
+            chunk, logp = (each[: len(batch)] for each in both)
+        else:
+            chunk, logp = self.policy.rsample(batch.obs, generator=self.generator)
+        critic = self.critic
+        value = critic(batch.obs, chunk).mean(0) if self.averages_members else critic.min_q(batch.obs, chunk)
+        return (alpha.detach() * logp - value).mean(), logp, {}
 
     def update(self, batch: Transitions) -> Metrics:
         """Take critic steps on consecutive minibatches, with delayed steps of actor and temperature."""
@@ -93,5 +151,6 @@ class SAC(OffPolicy):
         return self.finish(batch, stats)  # TD errors, normalisers, counter
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Items of the base class, temperature and actor optimiser."""
-        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}
+        """Items of the base class, temperature, actor optimiser and exploration noise."""
+        own = {"temperature": self.temperature, "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), **own, **({"noise": self.noise} if self.config.noise_repeat > 1 else {})}

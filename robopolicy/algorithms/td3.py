@@ -2,15 +2,16 @@
 
 The actor is the mode of a squashed Gaussian; its standard deviation is unused. Exploration adds Gaussian noise, targets
 add clipped noise, and the actor steps once per `policy_delay` critic steps. FastTD3 (Seo et al. 2025) is for simulators
-on a GPU: batches of tens of thousands of rows, a distributional critic (`critic.bins`), and different noise scales per
-environment (`exploration_noise_max`).
+on a GPU: batches of tens of thousands of rows, a distributional critic (`critic.histogram=c51`), different noise scales
+per environment (`exploration_noise_max`), no target policy (`policy_tau=1`) and weight decay.
 
 Use it from scratch with dense rewards, for a deterministic policy, especially with thousands of environments. For one
 environment SAC explores better. It does not support pretrained diffusion or flow policies.
 
 Deviations from the papers: the target is the minimum of the ensemble, which may have more than two members; FastTD3's
-histogram is smoothed by a Gaussian (HL-Gauss), and its noise scales are spread evenly over the environments instead of
-drawn per episode; actions are chunks as in SAC.
+noise scales are spread evenly over the environments instead of drawn per episode, its target follows the member with
+the least mean before instead of after the projection, and actions are clipped to their bounds; actions are chunks as in
+SAC.
 """
 
 from __future__ import annotations
@@ -26,15 +27,19 @@ from robopolicy.algorithms.common.off_policy import (
     OffPolicy,
     OffPolicyConfig,
     UpdateStats,
+    make_adam,
     optimizer_step,
     require_squashed,
 )
-from robopolicy.constraints import NonNegative, PositiveInt
+from robopolicy.constraints import Fraction, NonNegative, PositiveInt
 from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate
 from robopolicy.data.batches import Transitions
+from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness, normal
+
+VALUE_REDUCTIONS = ("first", "min", "mean")
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,13 @@ class TD3Config(OffPolicyConfig):
     exploration_noise_max: NonNegative = 0.0  # of the last environment, with interpolation in between; 0: all equal
     target_noise: NonNegative = 0.2  # standard deviation of the target's action noise, normalised
     target_noise_clip: NonNegative = 0.5  # largest magnitude of that noise
+    policy_tau: Fraction = 0.0  # weight of the policy in the update of its target; 1: no target policy; 0: equal to tau
+    value_reduction: str = "first"  # of the members, for the actor: first | min (FastTD3) | mean, also in the target
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.value_reduction not in VALUE_REDUCTIONS:
+            raise unknown_name("value_reduction", self.value_reduction, VALUE_REDUCTIONS)
 
 
 def add_noise(policy: GaussianPolicy, chunk: Tensor, noise: Tensor) -> Tensor:
@@ -77,9 +89,12 @@ def q1(critic: QEnsemble, obs: Observation, chunk: Tensor) -> Tensor:
     return critic(obs, chunk, torch.zeros(1, dtype=torch.int64, device=chunk.device))[0]
 
 
-def actor_loss(policy: GaussianPolicy, critic: QEnsemble, obs: Observation) -> Tensor:
-    """`-Q_1` at the policy's chunks."""
-    return -q1(critic, obs, policy.mode(obs)).mean()
+def actor_loss(policy: GaussianPolicy, critic: QEnsemble, obs: Observation, reduction: str = "first") -> Tensor:
+    """Negative value at the policy's chunks: of the first member, the least or the mean."""
+    chunk = policy.mode(obs)
+    if reduction == "first":
+        return -q1(critic, obs, chunk).mean()
+    return -(critic.min_q(obs, chunk) if reduction == "min" else critic(obs, chunk)).mean()
 
 
 class TD3(OffPolicy):
@@ -98,7 +113,8 @@ class TD3(OffPolicy):
         super().__init__(config, require_squashed(policy, self.name), total_updates=total_updates)
         self.target_policy: GaussianPolicy = frozen_copy(policy)
         self._policy_update = TargetUpdate(self.target_policy, policy)
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
+        self.optimizer = make_adam(policy, config.lr, config.weight_decay)
+        self.averages_members = config.value_reduction == "mean"
 
     def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk uniformly from the action bounds."""
@@ -110,11 +126,11 @@ class TD3(OffPolicy):
 
     def target(self, batch: Transitions) -> Tensor:
         """Value of the target policy's next chunk with clipped noise."""
-        return self.bootstrap(batch, smoothed_chunk(self.target_policy, batch.next_obs, self.config, self.generator))
+        return self.backup(batch, smoothed_chunk(self.target_policy, batch.next_obs, self.config, self.generator))
 
     def actor_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Loss of the actor, and further metrics; a hook."""
-        return actor_loss(self.policy, self.critic, batch.obs), {}
+        return actor_loss(self.policy, self.critic, batch.obs, self.config.value_reduction), {}
 
     def update(self, batch: Transitions) -> Metrics:
         """Take critic steps on consecutive minibatches, with delayed actor steps."""
@@ -124,7 +140,7 @@ class TD3(OffPolicy):
             if self.policy_due():
                 loss, info = self.actor_loss(part)
                 optimizer_step(self.optimizer, loss)
-                self._policy_update.step(self.config.tau)
+                self._policy_update.step(self.config.policy_tau or self.config.tau)
                 self._policy_update.copy_buffers()
                 stats.actor(loss=loss, **info)
         return self.finish(batch, stats)  # TD errors, normalisers, counter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,6 +88,43 @@ def normal(shape: Sequence[int], generator: Randomness, device: torch.device) ->
     if generator is not None and generator.device != device:
         return torch.randn(tuple(shape), generator=generator, device=generator.device).to(device)
     return torch.randn(tuple(shape), generator=generator, device=device)
+
+
+class RepeatedNoise:
+    """Standard normal noise that all rows hold for n draws, with probability proportional to 1 / n^2 (Kim et al. 2026).
+
+    n is at most `longest`. The noise differs between rows and elements.
+    """
+
+    def __init__(self, longest: int) -> None:
+        weights = torch.arange(1, longest + 1).double() ** -2
+        self._below = (weights.cumsum(0) / weights.sum()).float()  # probability of at most n draws
+        self._noise: Tensor | None = None
+        self._left: Tensor | None = None  # () remaining draws of the noise
+
+    def draw(self, shape: Sequence[int], generator: Randomness, device: torch.device) -> Tensor:
+        """Return the held noise, or new noise of `shape` on `device`."""
+        fresh = normal(shape, generator, device)
+        self._below = self._below.to(device)
+        length = 1 + (uniform((1,), generator, device) > self._below).sum()
+        if self._noise is None or self._left is None or self._noise.shape != fresh.shape:
+            self._noise, self._left = fresh, torch.zeros_like(length)
+        done = self._left == 0
+        self._noise = torch.where(done, fresh, self._noise.to(device))
+        self._left = torch.where(done, length, self._left.to(device)) - 1
+        return self._noise
+
+    def reset_episodes(self) -> None:
+        """Discard the noise; the next draw is new."""
+        self._noise = self._left = None
+
+    def state_dict(self) -> dict[str, Tensor | None]:
+        """Held noise and remaining draws."""
+        return {"noise": self._noise, "left": self._left}
+
+    def load_state_dict(self, state: Mapping[str, Tensor | None]) -> None:
+        """Restore `state_dict`."""
+        self._noise, self._left = state["noise"], state["left"]
 
 
 @dataclass(frozen=True)

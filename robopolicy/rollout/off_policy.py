@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.data.replay import Replay
+from robopolicy.data.return_scale import ReturnScale
 from robopolicy.device import copy_to, restore_generator
 from robopolicy.policies.base import Observation
 from robopolicy.rollout.on_policy import Act, EpisodeStats
@@ -36,9 +37,14 @@ class StepLog:
 class ReplaySampler:
     """Sampler whose episodes continue across calls; episode seeds follow the seed rule."""
 
-    def __init__(self, sim: ChunkedSim, replay: Replay, *, seed: int = 0) -> None:
-        """Reset `sim` to the first episode seed, and end the running episodes of `replay`; `seed` also seeds noise."""
-        self.sim, self.replay = sim, replay
+    def __init__(
+        self, sim: ChunkedSim, replay: Replay, *, seed: int = 0, return_scale: ReturnScale | None = None
+    ) -> None:
+        """Reset `sim` to the first episode seed, and end the running episodes of `replay`; `seed` also seeds noise.
+
+        `return_scale` receives the rewards in the order of the steps.
+        """
+        self.sim, self.replay, self.return_scale = sim, replay, return_scale
         replay.end_episodes()
         self._generator = torch.Generator(sim.sim.device).manual_seed(seed)
         self._obs = sim.reset(seed)
@@ -62,6 +68,9 @@ class ReplaySampler:
                 record = sample.record if number == 0 else {}
                 add_step(target, self.sim, obs, trace, trace.active, record, decision=number == 0)
                 obs = trace.step.obs
+                if self.return_scale is not None:
+                    done = trace.step.terminated | trace.step.truncated
+                    self.return_scale.observe(trace.step.reward, done, trace.active)
             self._episode_stats.observe(step)
             steps.append(step.steps)
             self._obs = step.obs
@@ -80,6 +89,7 @@ class ReplaySampler:
             "generator": self._generator.get_state(),
             "tally": self._episode_stats.state_dict(),
             "env_steps": self.env_steps,
+            **({"return_scale": self.return_scale.state_dict()} if self.return_scale is not None else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -88,6 +98,8 @@ class ReplaySampler:
         self.replay.load_state_dict(state["replay"])
         restore_generator(self._generator, state["generator"])
         self._episode_stats.load_state_dict(state["tally"])
+        if self.return_scale is not None:
+            self.return_scale.load_state_dict(state["return_scale"])
         self.env_steps = int(state["env_steps"])
 
 

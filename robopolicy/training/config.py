@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from robopolicy.algorithms.registry import ALGORITHMS
-from robopolicy.constraints import Fraction, NonNegativeInt, PositiveInt, Range, Validated
+from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, PositiveInt, Range, Validated
 from robopolicy.device import GPUConfig
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.registry import POLICIES
@@ -74,6 +74,7 @@ class ReplayConfig(Validated):
     offline_fraction: Fraction = 0.5  # fraction of the dataset in every later batch; 0 without a dataset
     prioritized: Fraction = 0.0  # exponent of prioritised sampling; 0 is uniform
     device: str = "auto"  # of the buffers; auto: the device of the run, or the CPU where they do not fit
+    return_max: NonNegative = 0.0  # scale rewards so that returns stay within it (FlashSAC, without dataset); 0: off
 
 
 @dataclass(frozen=True)

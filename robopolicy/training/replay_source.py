@@ -16,6 +16,7 @@ from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.replay import MixedReplay, Replay
 from robopolicy.data.replay_storage import CPU
+from robopolicy.data.return_scale import ReturnScale
 from robopolicy.device import has_memory, move, restore_generator, usable_device
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
@@ -48,6 +49,7 @@ class ReplaySource:
         utd: float,
         seed: int,
         memory_device: torch.device = CPU,
+        updates: int = 0,
     ) -> None:
         """Create the source.
 
@@ -61,11 +63,14 @@ class ReplaySource:
             utd: Gradient steps per decision of one environment.
             seed: First episode seed, and seed of exploration and sampling.
             memory_device: Device of the buffers.
+            updates: Gradient steps per batch in place of `utd`; 0: unused.
         """
         if (sample_spec.age_quantile or sample_spec.weighting) and settings.prioritized:
             raise UserError("Age weighting does not support prioritised sampling; set replay.prioritized=0.")
         if sample_spec.chunk_starts_only and settings.prioritized:
             raise UserError("Sampling of whole decisions does not support priorities; set replay.prioritized=0.")
+        if settings.return_max and offline is not None:
+            raise UserError("replay.return_max scales rewards of environment steps; set it to 0, or drop dataset=.")
         self.sample_spec, self.settings, self.device = sample_spec, settings, device
         self.offline, self.num_steps = offline, num_steps
         self._seed = seed
@@ -77,10 +82,13 @@ class ReplaySource:
         self.sampler: ReplaySampler | None = None
         if sim is not None:
             envs = sim.sim.num_envs
-            self.batches = gradient_steps(utd, envs, num_steps)
+            self.batches = updates or gradient_steps(utd, envs, num_steps)
             self._warmup = max(settings.learning_starts, envs * (sample_spec.steps + 1))  # at least one full window
             self._first = sim.reset(seed)  # the sampler resets to the same episodes
-            self.sampler = ReplaySampler(sim, make_replay(settings, sample_spec, sim, memory_device), seed=seed)
+            replay, scale = make_replay(settings, sample_spec, sim, memory_device), None
+            if settings.return_max:
+                scale = ReturnScale(settings.return_max, sample_spec.gamma, envs, sim.sim.device)
+            self.sampler = ReplaySampler(sim, replay, seed=seed, return_scale=scale)
         else:
             assert offline is not None
             self._first = offline.observations(sample_spec.obs_horizon)
@@ -111,6 +119,7 @@ class ReplaySource:
             settings=context.config.replay,
             num_steps=context.settings.num_steps,
             utd=context.settings.utd,
+            updates=context.settings.gradient_steps,
             seed=context.seed,
             memory_device=device,
         )
@@ -149,6 +158,8 @@ class ReplaySource:
             if self.offline is not None:
                 memory = MixedReplay(self.offline, memory, self.settings.offline_fraction)
         batch = memory.sample(self.sample_spec, self._generator, batches=batches)
+        if self.sampler is not None and self.sampler.return_scale is not None:
+            batch = self.sampler.return_scale.apply(batch)
         if self.settings.prioritized:
             self._pending = memory, batch, algorithm
         return move(batch, self.device)
@@ -196,6 +207,8 @@ class ReplaySource:
                 state["sampler"] = self.sampler.state_dict()
             except RuntimeError:
                 state |= {"replay": self.sampler.replay.state_dict(), "env_steps": self.env_steps}
+                if self.sampler.return_scale is not None:
+                    state["return_scale"] = self.sampler.return_scale.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -211,7 +224,11 @@ class ReplaySource:
             return True
         replay, steps = self.sampler.replay, int(state["env_steps"])
         replay.load_state_dict(state["replay"])
-        self.sampler = ReplaySampler(self.sampler.sim, replay, seed=self._seed + steps)
+        scale = self.sampler.return_scale
+        if scale is not None:
+            scale.load_state_dict(state["return_scale"])
+            scale.reset_episodes()
+        self.sampler = ReplaySampler(self.sampler.sim, replay, seed=self._seed + steps, return_scale=scale)
         self.sampler.env_steps = steps
         return False
 

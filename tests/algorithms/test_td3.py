@@ -7,7 +7,7 @@ import torch
 from chunk_bandit import SMALL, batch, first_actions, flow, gaussian
 from torch import Tensor
 
-from robopolicy.algorithms.td3 import TD3, TD3Config, noisy_chunk
+from robopolicy.algorithms.td3 import TD3, TD3Config, noisy_chunk, smoothed_chunk
 from robopolicy.critics.q import CriticConfig
 from robopolicy.errors import UserError
 
@@ -89,10 +89,45 @@ def test_actions_stay_within_their_bounds() -> None:
     assert algorithm.act({"state": torch.zeros(64, 1, 2)}).chunk.abs().max() <= 1.0
 
 
-@pytest.mark.parametrize("bins", [0, 31])
-def test_it_finds_the_best_action_of_a_bandit(bins: int) -> None:
-    critic = CriticConfig(members=2, hidden=(32, 32), activation="relu", bins=bins, value_min=-2.0, value_max=2.0)
-    algorithm = td3(critic=critic)
+def test_a_policy_tau_of_one_removes_the_target_policy() -> None:
+    algorithm = td3(policy_tau=1.0, policy_delay=1)
+    algorithm.update(random_batch())
+    for mine, slow in zip(algorithm.policy.parameters(), algorithm.target_policy.parameters(), strict=True):
+        assert torch.equal(mine, slow)
+    critics = zip(algorithm.critic.parameters(), algorithm.target_critic.parameters(), strict=True)
+    assert not any(torch.equal(mine, slow) for mine, slow in critics)
+
+
+@pytest.mark.parametrize("reduction", ["min", "mean"])
+def test_the_actor_maximises_the_least_or_the_mean_value(reduction: str) -> None:
+    algorithm, data = td3(value_reduction=reduction), random_batch(16, discount=0.9)
+    values = algorithm.critic(data.obs, algorithm.policy.mode(data.obs))
+    expected = values.amin(0) if reduction == "min" else values
+    torch.testing.assert_close(algorithm.actor_loss(data)[0], -expected.mean())
+    assert algorithm.target(data).shape == ((16,) if reduction == "min" else (2, 16))
+    with pytest.raises(UserError, match="value_reduction"):
+        td3(value_reduction="sum")
+
+
+def test_a_c51_target_is_a_distribution_with_the_mean_of_the_target_critic() -> None:
+    algorithm = td3(critic=CriticConfig(hidden=(8,), bins=41, histogram="c51", value_min=-4.0, value_max=4.0))
+    data = random_batch(16, discount=0.9)
+    algorithm.generator.manual_seed(0)
+    found = algorithm.target(data)
+    algorithm.generator.manual_seed(0)
+    expected = algorithm.bootstrap(
+        data, smoothed_chunk(algorithm.target_policy, data.next_obs, algorithm.config, algorithm.generator)
+    )
+    assert found.shape == (1, 16, 41) and algorithm.critic.histogram is not None
+    torch.testing.assert_close(algorithm.critic.histogram.expected(found[0]), expected, atol=0.05, rtol=0)
+    _, info = algorithm.critic_loss(data)
+    assert float(info["target"]) == pytest.approx(float(expected.mean()), abs=0.05)
+
+
+@pytest.mark.parametrize("critic", [{}, {"bins": 31}, {"bins": 31, "histogram": "c51"}])
+def test_it_finds_the_best_action_of_a_bandit(critic: dict[str, Any]) -> None:
+    settings = {"members": 2, "hidden": (32, 32), "activation": "relu", "value_min": -2.0, "value_max": 2.0}
+    algorithm = td3(critic=CriticConfig(**(settings | critic)))  # type: ignore[arg-type]
     for _ in range(400):
         algorithm.update(random_batch())
     assert (first_actions(algorithm.inference_policy()) - 0.4).abs().mean() < 0.1

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replay_runs import COMMON, assert_interruption_changes_nothing, assert_refused, spy, trainer
+import torch
+from replay_runs import COMMON, QUICK, assert_interruption_changes_nothing, assert_refused, spy, trainer
 from resumed_runs import assert_identical, kill_and_resume
 
 from robopolicy.cli.main import main
@@ -21,10 +22,30 @@ SAC_RUN = [*COMMON, "algorithm=sac"]
 RAW_FLOW = ["policy=flow", "policy.normalization=identity", "policy.action_normalization=identity"]
 
 
+FLASH_RUN = ["task=point_mass", "task.reward=shaped", *QUICK, "chunk.horizon=1", "chunk.action_horizon=1"]
+FLASH_RUN += ["policy=flash_sac", "policy.hidden=[16]", "algorithm=flash_sac", "algorithm.batch_size=16"]
+FLASH_RUN += ["algorithm.critic.hidden=[16]", "algorithm.critic.bins=11", "replay.return_max=5"]
+
+
 RLPD_RUN = [*COMMON, "algorithm=rlpd", "algorithm.utd=2", "algorithm.policy_delay=2"]
 
 
+BATCH_NORM = ["algorithm.critic.backbone=inverted_residual"]
+
+
 # Schedules and budgets.
+
+
+def test_rewards_are_scaled_when_they_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = spy(monkeypatch)
+    run = trainer(tmp_path, *FLASH_RUN, "budget.updates=3")
+    run.train()
+    source: Any = run.source
+    scale, replay = source.sampler.return_scale, source.sampler.replay
+    assert len(batches[-1]) == 2 * 16  # two gradient steps, whatever the number of environments
+    raw = replay.take(batches[-1].index, source.sample_spec)
+    torch.testing.assert_close(batches[-1].reward, scale.factor() * raw.reward)
+    assert float(scale.factor()) != 1
 
 
 def test_sac_runs_from_the_command_line(tmp_path: Path) -> None:
@@ -107,7 +128,8 @@ def test_prioritised_replay_updates_its_priorities(tmp_path: Path, demonstration
 
 
 @pytest.mark.parametrize(
-    "kind", ["prioritized", "offline", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("sac", "rlpd"))]
+    "kind",
+    ["prioritized", "offline", "flash", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("sac", "rlpd"))],
 )
 def test_interrupted_run_resumes_bit_identically(
     kind: str, tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch
@@ -115,6 +137,7 @@ def test_interrupted_run_resumes_bit_identically(
     data = f"dataset={demonstrations}"
     settings = {
         "sac": [*SAC_RUN, "chunk.obs_horizon=2"],
+        "flash": FLASH_RUN,
         "rlpd": [*RLPD_RUN, data, "replay.offline_updates=2"],
         "prioritized": [*RLPD_RUN, data, "replay.prioritized=0.6"],
         "offline": [*SAC_RUN, data, "replay.offline_updates=8", "replay.prioritized=0.6"],
@@ -178,6 +201,8 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=1e30"], "algorithm.utd must lie in (0, 1000], got 1e+30"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.3"], "gives 1.2 gradient steps"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.1"], "is an integer"),
+        ([*SAC_RUN, "budget.updates=1", "algorithm.critic.histogram=x"], "histogram"),
+        (["algorithm=td3", *COMMON, "budget.updates=1", *BATCH_NORM], "does not support critic.backbone"),
         ([*SAC_RUN, "budget.updates=1", "replay.capacity=5"], "replay.capacity=5 is too small"),
         ([*SAC_RUN, "budget.updates=1", "replay.offline_fraction=1.5"], "must lie in [0, 1]"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.tau=1.5"], "algorithm.tau must lie in (0, 1]"),

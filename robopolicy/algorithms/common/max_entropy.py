@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.common.off_policy import OffPolicyConfig
+from robopolicy.algorithms.common.off_policy import OffPolicyConfig, make_adam
 from robopolicy.constraints import Finite, NonNegative, Positive, Ratio
 from robopolicy.critics.q import CriticConfig
 from robopolicy.errors import UserError
@@ -31,6 +31,7 @@ class MaxEntropyConfig(OffPolicyConfig):
     temperature: Positive = 1.0  # initial weight of the entropy
     temperature_lr: NonNegative = 3e-4  # 0 keeps it fixed
     target_entropy: Finite | None = None  # [nats]; None: minus the number of action dimensions
+    target_std: NonNegative = 0.0  # in place of it: the entropy of a Gaussian with this deviation (FlashSAC); 0: unused
     backup_entropy: bool = True  # entropy in the critic's target; false if success ends episodes with one reward
 
 
@@ -53,6 +54,8 @@ class Temperature(nn.Module):
 
 def target_entropy(config: MaxEntropyConfig, dims: int) -> float:
     """Target entropy [nats]; by default minus the `dims` dimensions of the log-probability."""
+    if config.target_std:
+        return dims * math.log(config.target_std * math.sqrt(2 * math.pi * math.e))
     return -float(dims) if config.target_entropy is None else config.target_entropy
 
 
@@ -63,11 +66,10 @@ def executed_dims(policy: Policy) -> int:
 
 def actor_optimizer(actor: nn.Module, temperature: Temperature, config: MaxEntropyConfig) -> torch.optim.Optimizer:
     """Build Adam over actor and temperature, whose losses have separate gradients."""
-    groups = [
-        {"params": list(actor.parameters()), "lr": config.lr},
-        {"params": list(temperature.parameters()), "lr": config.temperature_lr},
-    ]
-    return torch.optim.Adam(groups, fused=True)
+    optimizer = make_adam(actor, config.lr, config.weight_decay)
+    group = {"params": list(temperature.parameters()), "lr": config.temperature_lr, "weight_decay": 0.0}
+    optimizer.add_param_group(group)
+    return optimizer
 
 
 # Policies over the noise of a frozen policy.

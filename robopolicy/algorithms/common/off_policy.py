@@ -8,6 +8,7 @@ Hooks for algorithms of other packages: `critic_loss`, `make_critic`, `attach_da
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,12 +25,22 @@ from robopolicy.algorithms.common.algorithm import (
     frozen_copy,
     make_metrics,
 )
-from robopolicy.constraints import Fraction, NonNegativeInt, Positive, PositiveFraction, PositiveInt, Ratio, Validated
+from robopolicy.constraints import (
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveFraction,
+    PositiveInt,
+    Ratio,
+    Validated,
+)
 from robopolicy.core.gradients import clip_gradients
-from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate, random_members, random_subset_min
+from robopolicy.critics.q import C51, CriticConfig, QEnsemble, TargetUpdate, random_members, random_subset_min
 from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.episodes import Episodes
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.inverted_residual import batch_norms, keep_unit_norm
 from robopolicy.nets.module_state import training_mode
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianPolicy
@@ -45,10 +56,13 @@ class OffPolicyConfig(Validated):
     gamma: Fraction = 0.99  # discount per control step
     batch_size: PositiveInt = 256  # windows per gradient step
     utd: Ratio = 1.0  # critic steps per decision of one environment
+    gradient_steps: NonNegativeInt = 0  # critic steps per update, for any number of environments; 0: given by utd
     policy_delay: PositiveInt = 1  # critic steps per actor step
     n_step: NonNegativeInt = 0  # control steps until the bootstrap; 0: the executed part of one chunk
     lr: Positive = 3e-4  # learning rate of the actor
     critic_lr: Positive = 3e-4  # learning rate of the critic
+    lr_final_fraction: PositiveFraction = 1.0  # of all learning rates, at the end of their cosine decay; 1: constant
+    weight_decay: NonNegative = 0.0  # decoupled (AdamW), of the critic and of the actor of sac and td3
     tau: PositiveFraction = 0.005  # weight of the online critic in the Polyak update of its target
     critic: CriticConfig = field(default_factory=CriticConfig)  # Q ensemble
     num_min_qs: PositiveInt = 2  # randomly drawn members whose minimum is the target
@@ -83,6 +97,8 @@ class OffPolicy(Algorithm):
     chunk_starts_only: ClassVar[bool] = False  # sample only windows that begin with a decision, which have a record
     uses_full_ensemble: ClassVar[bool] = False  # the target uses all members; `num_min_qs` has no effect
     needs_reward: ClassVar[bool] = True  # a dataset must have rewards
+    joint_batches: ClassVar[bool] = False  # supports batch normalisation; set by every class itself, not inherited
+    averages_members: bool = False  # every member bootstraps from itself, and the actor maximises the mean
 
     def __init__(self, config: OffPolicyConfig, policy: Policy, *, total_updates: int) -> None:
         """Build the critic, its target network and its optimiser."""
@@ -96,13 +112,17 @@ class OffPolicy(Algorithm):
             )
         self.config = config
         self.critic = self.make_critic()
+        if batch_norms(self.critic) and not vars(type(self)).get("joint_batches"):
+            raise UserError(
+                f"Algorithm '{self.name}' does not support critic.backbone={config.critic.backbone}; use mlp."
+            )
         if 0 < config.n_step < min(self.critic.steps, policy.spec.action_horizon):
             raise UserError(
                 f"algorithm.n_step={config.n_step} is less than the {policy.spec.action_horizon} executed steps of a "
                 "chunk; set it to 0 (the length of the chunk) or higher."
             )
         self.target_critic: QEnsemble = frozen_copy(self.critic)
-        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=config.critic_lr, fused=True)
+        self.critic_optimizer = make_adam(self.critic, config.critic_lr, config.weight_decay)
         self.critic_steps = 0
         self._target_update = TargetUpdate(self.target_critic, self.critic)
         self.td_errors: Tensor | None = None  # absolute errors of the last batch, for prioritised sampling
@@ -146,11 +166,43 @@ class OffPolicy(Algorithm):
         """Regression target `(B,)` of the critic; called without gradients."""
 
     def bootstrap(self, batch: Transitions, chunk: Tensor) -> Tensor:
-        """`reward + discount * min Q'(next_obs, chunk)` `(B,)` over a random subset of the target ensemble."""
+        """`reward + discount * min Q'(next_obs, chunk)` `(B,)` over a random subset of the target ensemble.
+
+        With `averages_members` there is no minimum: `(M, B)`.
+        """
         critic, obs = self.target_critic, batch.next_obs
         members = random_members(self.config.critic.members, self.config.num_min_qs, self.generator)
         values = critic(obs, chunk) if members is None else critic(obs, chunk, members)
-        return batch.reward + batch.discount * values.amin(0)
+        return batch.reward + batch.discount * self._reduce(values)
+
+    def backup(self, batch: Transitions, chunk: Tensor, cost: Tensor | None = None) -> Tensor:
+        """Target of `bootstrap` minus `cost` `(B,)`; with a C51 critic its distribution, see `backup_outputs`."""
+        if isinstance(self.critic.histogram, C51):
+            critic = self.target_critic
+            return self.backup_outputs(batch, critic.output(critic.encode(batch.next_obs), chunk), cost)
+        value = self.bootstrap(batch, chunk)
+        return value if cost is None else value - cost
+
+    def backup_outputs(self, batch: Transitions, output: Tensor, cost: Tensor | None) -> Tensor:
+        """Target from `output` `(M, B, n)` of the target critic at the next chunks.
+
+        It is `(B,)` or per member `(M, B)`. With a C51 critic it has the probabilities `(1 or M, B, bins)` over the
+        atoms of the reward plus the discounted return of the member with the least mean, minus `cost`.
+        """
+        reward = batch.reward if cost is None else batch.reward - cost
+        histogram = self.critic.histogram
+        if not isinstance(histogram, C51):
+            return reward + batch.discount * self._reduce(self.critic.value(output))
+        probabilities = output.float().softmax(-1)
+        if not self.averages_members:
+            least = histogram.expected(probabilities).argmin(0).view(1, -1, 1)
+            probabilities = probabilities.gather(0, least.expand(-1, -1, output.shape[-1]))
+        atoms = torch.addcmul(reward[:, None], batch.discount[:, None], histogram.centers)
+        return histogram.project(probabilities, atoms)
+
+    def _reduce(self, values: Tensor) -> Tensor:
+        """Minimum `(B,)` over members, or `values` `(M, B)`."""
+        return values if self.averages_members else values.amin(0)
 
     @torch.no_grad()
     def q_values(self, batch: Transitions) -> Tensor:
@@ -188,7 +240,15 @@ class OffPolicy(Algorithm):
         self.observe(batch)
         self._target_update.copy_buffers()
         self.updates += 1
+        if self.config.lr_final_fraction < 1:
+            self._decay_learning_rates()
         return make_metrics(stats.values)
+
+    def _decay_learning_rates(self) -> None:
+        factor = cosine_decay(self.progress, self.config.lr_final_fraction)
+        for item in self.checkpoint_items().values():
+            for group in item.param_groups if isinstance(item, torch.optim.Optimizer) else ():
+                group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
 
     def observers(self) -> tuple[Observer, ...]:
         """Networks with running normalisers to update."""
@@ -221,16 +281,37 @@ class OffPolicy(Algorithm):
 def td_loss(critic: QEnsemble, batch: Transitions, target: Callable[[Transitions], Tensor]) -> tuple[Tensor, Info]:
     """Weighted temporal-difference loss, summed over members and averaged over the batch, and metrics.
 
-    `target(batch)` is `(B,)`, or `(M, B)` per member, and is called after the critic and without gradients. Dropout is
-    active only in this loss. The metrics are `value`, `target` and the absolute `td_errors` `(B,)`.
+    `target(batch)` is `(B,)`, `(M, B)` per member, or probabilities, see `QEnsemble.regression`, and is called after
+    the critic and without gradients. Dropout is active only in this loss.
     """
     with training_mode(critic):
         output = critic.output(critic.encode(batch.obs), batch.chunk)
     with torch.no_grad():
         targets = target(batch)
+    return regression_loss(critic, batch, output, targets)
+
+
+def regression_loss(critic: QEnsemble, batch: Transitions, output: Tensor, targets: Tensor) -> tuple[Tensor, Info]:
+    """Weighted loss of raw outputs to `targets`, and the metrics `value`, `target` and absolute `td_errors` `(B,)`."""
     loss = (critic.regression(output, targets) * batch.weight).mean(1).sum()
     value = critic.value(output.detach())
+    if targets.dim() == 3 and critic.histogram is not None:
+        targets = critic.histogram.expected(targets)
     return loss, {"value": value.mean(), "target": targets.mean(), "td_errors": (value - targets).abs().mean(0)}
+
+
+def make_adam(network: nn.Module, lr: float, weight_decay: float = 0.0) -> torch.optim.Optimizer:
+    """Build Adam with decoupled weight decay, which keeps the constrained weights of `network` at their norms."""
+    optimizer = torch.optim.Adam(
+        network.parameters(), lr=lr, weight_decay=weight_decay, decoupled_weight_decay=weight_decay > 0, fused=True
+    )
+    keep_unit_norm(optimizer, network)
+    return optimizer
+
+
+def cosine_decay(progress: float, final: float) -> float:
+    """Factor from 1 at progress 0 to `final` at progress 1 and later."""
+    return final + (1 - final) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
 
 
 def optimizer_step(

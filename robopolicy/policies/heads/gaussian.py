@@ -37,6 +37,7 @@ class GaussianConfig(BackboneConfig, ExplicitConfig):
     log_std_init: Finite = 0.0  # initial log standard deviation, normalised units
     log_std_min: Annotated[Finite, AtMost("log_std_max", exclusive=True)] = -5.0  # bounds of a predicted logarithm
     log_std_max: Finite = 2.0
+    log_std_tanh: bool = False  # reach these bounds smoothly by tanh instead of a clamp
     squash: bool = False  # tanh; the action normaliser then maps [-1, 1] to the action bounds
     imitation: str = "nll"  # nll | mse
     action_normalization: str = "identity"  # minmax | meanstd | identity; minmax for squashed policies
@@ -165,7 +166,11 @@ class GaussianPolicy(ExplicitPolicy):
         if not self.config.state_dependent_std:
             return output, self.log_std
         mean, log_std = output.chunk(2, -1)
-        return mean, (log_std + self.config.log_std_init).clamp(self.config.log_std_min, self.config.log_std_max)
+        low, high = self.config.log_std_min, self.config.log_std_max
+        log_std = log_std + self.config.log_std_init
+        if self.config.log_std_tanh:
+            return mean, low + (high - low) / 2 * (1 + log_std.tanh())
+        return mean, log_std.clamp(low, high)
 
     def _log_density(self, raw: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
         density = normal_log_density(raw, mean, log_std)
