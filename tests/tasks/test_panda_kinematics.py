@@ -4,6 +4,7 @@ from pathlib import Path
 import mujoco
 import numpy as np
 import pytest
+import torch
 
 from robopolicy_tasks.manipulation import kinematics
 from robopolicy_tasks.manipulation.kinematics import Pose
@@ -99,3 +100,18 @@ def test_rows_do_not_depend_on_the_batch(count: int):
     part = kinematics.inverse(joints[:count], Pose(target.position[:count], target.rotation[:count]), READY)
     assert np.array_equal(whole[:count], part)
     assert np.array_equal(kinematics.forward(joints).position[:count], kinematics.forward(joints[:count]).position)
+
+
+@pytest.mark.compiles
+def test_kernels_agree_with_numpy_in_single_precision():
+    pytest.importorskip("warp")
+    rng = np.random.default_rng(3)
+    joints = READY + rng.uniform(-0.3, 0.3, (200, 7))
+    target, yaw = kinematics.forward(joints).position + rng.uniform(-0.03, 0.03, (200, 3)), rng.uniform(-1, 1, 200)
+    wide = torch.from_numpy(np.concatenate([joints, joints], axis=1)).float()[:, 7:]  # a part of longer rows
+    on_device = kinematics.forward(wide)
+    pose = kinematics.forward(joints)
+    np.testing.assert_allclose(on_device.position, pose.position, atol=1e-6)
+    np.testing.assert_allclose(on_device.rotation, pose.rotation, atol=1e-6)
+    moved = kinematics.inverse_downward(wide, torch.from_numpy(target).float(), torch.from_numpy(yaw).float(), READY)
+    np.testing.assert_allclose(moved, kinematics.inverse_downward(joints, target, yaw, READY), atol=1e-5)

@@ -6,8 +6,10 @@ until the first contact and faster afterwards (see docs/guide/gpu_simulation.md 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import mujoco
@@ -19,140 +21,31 @@ from torch import Tensor
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError
 from robopolicy.sim.backends.mujoco.render import Renderer
-from robopolicy.sim.backends.mujoco.task import BatchState, MujocoTask, sim_spec
+from robopolicy.sim.backends.mujoco.task import BatchState, MujocoTask, constant, sim_spec
+from robopolicy.sim.backends.warp_graph import DelayedRead, RecordedFunction, Run, cuda_graph
+from robopolicy.sim.backends.warp_physics import Columns, WarpPhysics, overflows
+from robopolicy.sim.backends.warp_starts import StartRing
 from robopolicy.sim.contract import Observation, Step, VectorSim
 from robopolicy.sim.registry import SimOptions
-from robopolicy.sim.vector_env import SeedCounter, check_action, check_number_of_envs
+from robopolicy.sim.vector_env import DIVERGED, SeedCounter, check_action, check_number_of_envs
 
 CONTACTS = 64  # per environment, pooled; the Panda scenes reach 14
 CONSTRAINTS = 128  # rows per environment; the Panda scenes reach 48
-_MAX_STATE = 1e10  # bound of MuJoCo for valid positions and velocities
-_OVERFLOWS = {  # bit of MuJoCo Warp's report: name of the buffer
-    1 << 0: "constraints",
-    1 << 1: "constraints (their non-zeros)",
-    1 << 2: "contacts (broad phase)",
-    1 << 3: "contacts",
-    1 << 4: "contacts (convex collisions)",
-}
-
-
-class WarpPhysics:
-    """N worlds of one model; its tensors are views of the memory of the simulation.
-
-    Raises:
-        UserError: The packages are missing, or MuJoCo Warp does not support the model.
-    """
-
-    def __init__(
-        self,
-        model: mujoco.MjModel,
-        num_envs: int,
-        device: torch.device,
-        contacts: int,  # capacity for contacts per environment, in one pool
-        constraints: int,  # capacity for constraint rows of each environment
-    ) -> None:
-        self._warp, self._mjw = _import_packages()
-        self._device = device
-        if getattr(model, "nhistory", 0):
-            raise UserError("The warp backend does not support delayed actuators and sensors; use backend 'mujoco'.")
-        if device.type == "cuda" and not self._warp.is_mempool_enabled(str(device)):
-            raise UserError(f"MuJoCo Warp needs memory pools, which the driver of {device} lacks; use device cpu.")
-        with self._warp.ScopedDevice(str(device)):
-            try:
-                self._model = self._mjw.put_model(model)
-                self._data = self._mjw.make_data(model, nworld=num_envs, nconmax=contacts, njmax=constraints)
-            except (NotImplementedError, ValueError) as error:
-                raise UserError(f"MuJoCo Warp cannot simulate this model: {error} Use backend 'mujoco'.") from error
-            if device.type == "cuda":  # older drivers cannot loop in a graph until the solver converges
-                self._model.opt.graph_conditional = self._warp.is_conditional_graph_supported()
-            self._model.opt.warn_overflow = False  # the kernels print; use `overflow`
-        view, data = self._warp.to_torch, self._data
-        self.time: Tensor = view(data.time)  # (N,) [s]
-        self.qpos: Tensor = view(data.qpos)  # (N, nq)
-        self.qvel: Tensor = view(data.qvel)  # (N, nv)
-        self.act: Tensor = view(data.act)  # (N, na)
-        self.sensors: Tensor = view(data.sensordata)  # (N, nsensordata)
-        self._warmstart: Tensor = view(data.qacc_warmstart)
-        self._control: Tensor = view(data.ctrl)
-        self._overflow: Tensor = view(data.overflow)
-        self._step = self._capture(lambda: self._mjw.step(self._model, self._data))
-        has_sensors = model.nsensordata > 0
-        self._forward = self._capture(lambda: self._mjw.forward(self._model, self._data)) if has_sensors else None
-
-    @property
-    def state(self) -> tuple[Tensor, ...]:
-        """Views of the complete state and of the sensors: `(N, ...)` each."""
-        return self.time, self.qpos, self.qvel, self.act, self.sensors
-
-    @property
-    def overflow(self) -> Tensor:
-        """Mask `(N,)` of worlds whose contacts or constraints did not fit in the last `advance`."""
-        return self._overflow != 0
-
-    def advance(self, control: Tensor, steps: int) -> None:
-        """Run `steps` physics steps of all worlds under `control` `(N, nu)`.
-
-        As with `RolloutEngine`, the solver starts every control step from a zero warm start.
-        """
-        self._control.copy_(control)
-        self._warmstart.zero_()
-        self._overflow.zero_()
-        self._step(steps)
-
-    def update_sensors(self, rows: Tensor) -> None:
-        """Compute the sensors of `rows` `(K,)` after a reset."""
-        if self._forward is not None:
-            before = self.sensors.clone()
-            self._forward(1)
-            self.sensors.copy_(before.index_copy_(0, rows, self.sensors[rows]))
-
-    def valid_state(self) -> Tensor:
-        """Mask `(N,)` of worlds with a finite state within the bounds of MuJoCo."""
-        return torch.cat([self.qpos, self.qvel, self.act], dim=1).abs().le(_MAX_STATE).all(dim=1)
-
-    def overflowed(self) -> str:
-        """Names of the buffers that overflowed in the last `advance`; waits for the device."""
-        bits = {int(value) for value in self._overflow.unique().tolist()}
-        names = [name for bit, name in _OVERFLOWS.items() if any(value & bit for value in bits)]
-        return ", ".join(names) or "buffers of the collision functions"
-
-    def _capture(self, run: Callable[[], None]) -> Callable[[int], None]:
-        """Capture `run` as a graph and return a function that launches it a number of times, on GPU or CPU."""
-        wp, device = self._warp, self._device
-        with wp.ScopedDevice(str(device)):
-            run()  # compile and load the kernels before the capture
-            with wp.ScopedCapture() as capture:
-                run()
-            wp.synchronize_device()
-
-        def launch(times: int) -> None:
-            # On torch's stream, physics and torch operations are ordered without a wait of the host.
-            stream = wp.stream_from_torch(torch.cuda.current_stream(device)) if device.type == "cuda" else None
-            for _ in range(times):
-                wp.capture_launch(capture.graph, stream)
-
-        return launch
-
-
-def _import_packages() -> tuple[Any, Any]:
-    try:
-        import warp
-
-        warp.config.log_level = max(warp.config.log_level, warp.LOG_WARNING)  # it prints every kernel to stdout
-        import mujoco_warp
-    except ImportError as error:
-        raise UserError("MuJoCo Warp is not installed; run: pip install 'robopolicy[warp]'.") from error
-    return warp, mujoco_warp
+_ZERO = np.zeros(())
+_MAX_VALUE = 1e10  # bound of MuJoCo for valid positions and velocities; also of observations and rewards
 
 
 class WarpSim(VectorSim):
     """N environments of one task on one device (`cpu`, `cuda`, `cuda:0`, ...).
 
-    The functions of the task must take torch tensors (`MujocoTask.array_api`). A step waits for the device once, to
-    find the ended episodes; initial states are sampled on the host. A state that diverges (non-finite or beyond
-    MuJoCo's bounds) ends its episode: `terminated`, `info["diverged"]`, no success, and `final_obs` is the last valid
-    observation. Contacts beyond the capacity are dropped; this sets `info["overflow"]` and warns once, with the name of
-    the buffer to enlarge.
+    The functions of the task must take torch tensors (`MujocoTask.array_api`) and never wait for the device. On a GPU,
+    a control step is one recorded graph of control, physics, outcome, observation and restart. Initial states are
+    prepared ahead on the host (`StartRing`). The host reads three numbers per step, on a GPU those of the step before:
+    how many episodes ended, whether the actions were finite, and whether a buffer overflowed.
+
+    A state, reward or observation that is not finite or beyond 1e10 ends its episode: `terminated`, `info["diverged"]`,
+    no success, and `final_obs` is the last valid observation. Contacts beyond the capacity are dropped; this sets
+    `info["overflow"]` and warns once, with the name of the buffer to enlarge.
     """
 
     def __init__(
@@ -164,81 +57,103 @@ class WarpSim(VectorSim):
         contacts: int = CONTACTS,  # capacity for contacts per environment, in one pool
         constraints: int = CONSTRAINTS,  # capacity for constraint rows of each environment
     ) -> None:
-        if task.needs_exact_engine:
+        if task.needs_exact_engine and not task.derived_fields:
             raise UserError(f"Task {task.name} reads contacts or forces and needs backend 'mujoco-exact', got 'warp'.")
         if not task.array_api:
             raise UserError(f"Task {task.name} supports numpy only, backend 'warp' needs torch; use 'mujoco'.")
         self.task = task
         self.spec = sim_spec(task)
         self.num_envs = num_envs
-        self._physics = WarpPhysics(task.model, num_envs, usable_device(device), contacts, constraints)
-        self.device = self._physics.qpos.device  # "cuda" becomes "cuda:0"
+        where = torch.empty(0, device=usable_device(device)).device  # "cuda" becomes "cuda:0"
+        example = task.initial(np.random.default_rng(0))
+        self._memory = Columns({key: np.shape(value) for key, value in example.memory.items()})
+        worlds = partial(
+            WarpPhysics,
+            task.model,
+            device=where,
+            contacts=contacts,
+            constraints=constraints,
+            frame_skip=task.frame_skip,
+            derived=task.derived_fields,
+            edited=tuple(example.model),
+            memory=self._memory.width,
+        )
+        self._physics = worlds(num_envs)
+        self.device = self._physics.rows.device
         self._low, self._high = self.spec.action_low.to(self.device), self.spec.action_high.to(self.device)
-        self._seeds = SeedCounter(num_envs)
-        self._steps = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
-        self._memory: dict[str, Tensor] = {}
+        self._observations = Columns({key: entry.shape for key, entry in task.observation.items()})
+        self._starts = StartRing(task, self._physics, self._memory, lambda rows: self._flat(self._batch(rows)), worlds)
+        numbers = torch.zeros(2, num_envs, dtype=torch.int64, device=self.device)
+        self._episodes: dict[str, Tensor] = {  # of the running episodes; see `_compute`
+            "obs": torch.zeros(num_envs, self._observations.width, device=self.device),
+            "seed": numbers[0],
+            "steps": numbers[1],
+            "last_seed": torch.zeros(1, dtype=torch.int64, device=self.device),
+        }
+        self._record: Callable[[Run], Run] | None = None
+        if self.device.type == "cuda":
+            self._record = partial(cuda_graph, self.device)
+        self._recorded: RecordedFunction | None = None
+        self._report = DelayedRead(self.device)
         self._started = self._warned = False
         self._renderers: dict[tuple[int, int], Renderer] = {}
 
     @property
     def episode_seed(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         """(N,) int64, seed of the current episode."""
-        return torch.from_numpy(self._seeds.current.copy()).to(self.device)
+        return self._episodes["seed"].clone()
 
     @property
     def episode_step(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         """(N,) int64, control steps in the current episode."""
-        return self._steps.clone()
+        return self._episodes["steps"].clone()
 
     def state(self) -> BatchState:
         """Current states of all environments, as passed to a task; the next step overwrites these views."""
-        return self._batch(self._physics.state, self._memory)
+        return self._batch(self._physics.rows)
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
         """Reset every environment; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
-        self._seeds.reset(seed)
-        self._start(np.arange(self.num_envs))
-        self._started = True
-        return self._observe()
+        counter = SeedCounter(self.num_envs)
+        counter.reset(seed)
+        seeds = np.array(counter.take(np.arange(self.num_envs)), np.int64)
+        rows, fields = self._starts.prepared(seeds)
+        width = self._physics.rows.shape[1]
+        start = {
+            "rows": rows[:, :width],
+            "fields": fields,
+            "obs": rows[:, width:],
+            "seed": torch.from_numpy(seeds).to(self.device),
+            "steps": torch.zeros_like(self._episodes["steps"]),
+            "last_seed": torch.full_like(self._episodes["last_seed"], seeds.max()),
+        }
+        self._starts.restart_at(int(seeds.max()) + 1)
+        self._set(start)
+        if self._record is not None and self._recorded is None:
+            self._recorded = self._recording(self._record)
+            self._set(start)
+        return self._split(start["obs"])
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Apply `action` `(N, A)` for one control step; rows where `active` `(N,)` is False do not move.
 
-        A NaN action is applied as 0 and reported afterwards: an earlier check would wait for the device twice.
+        A NaN action is applied as 0 and reported afterwards, on a GPU by the next step: an earlier check would wait for
+        the device.
         """
         if not self._started:
             raise UserError("Call reset before the first step.")
         check_action(action, self.num_envs, self.spec)
         requested = action.detach().to(self.device, torch.float32)
-        executed: Any = requested.nan_to_num(0.0).clamp(self._low, self._high)
-        moves = torch.ones_like(self._steps, dtype=torch.bool) if active is None else active.to(self.device)
-        physics = self._physics
-        start = [view.clone() for view in physics.state]
-        before = self._batch(start, {key: value.clone() for key, value in self._memory.items()})
-
-        physics.advance(_tensor(self.task.control(executed, before)), self.task.frame_skip)
-        valid_state = physics.valid_state()
-        for view, old in zip(physics.state, start, strict=True):
-            view.copy_(_where(moves & valid_state, view, old))
-        written = {key: _tensor(value) for key, value in before.memory.items()}
-        self._memory = {key: _where(moves, value, self._memory[key]) for key, value in written.items()}
-        outcome = self.task.outcome(before, executed, self.state())
-        final, raw_reward = self._observe(), _tensor(outcome.reward).float()
-        for value in (raw_reward, *final.values()):
-            valid_state = valid_state & value.isfinite().reshape(self.num_envs, -1).all(1)
-
-        diverged = moves & ~valid_state
-        final = {key: _where(valid_state, value, value.nan_to_num(0.0, 0.0, 0.0)) for key, value in final.items()}
-        terminated = moves & (_tensor(outcome.terminated) | diverged)
-        self._steps = self._steps + moves
-        truncated = moves & (self._steps >= self.spec.max_episode_steps)
-        info = {key: _masked(_tensor(value), moves) for key, value in outcome.info.items()}
-        info |= {"diverged": diverged, "overflow": moves & physics.overflow}
-        if "success" in info:
-            info["success"] = info["success"] & ~diverged
-        reward = _masked(raw_reward, moves & ~diverged)
-        obs = self._restart(terminated | truncated, info["overflow"], requested)
-        return Step(obs or dict(final), reward, terminated, truncated, final, info)
+        moves = None if active is None else active.to(self.device)
+        self._starts.fill(self._report.delay)
+        if self._recorded is None:
+            found, self._episodes = self._compute(requested, moves)
+        else:
+            moves = torch.ones_like(self._episodes["steps"], dtype=torch.bool) if moves is None else moves
+            found = self._recorded({"action": requested, "moves": moves})
+        self._check(self._report(found.pop("report")))
+        ends = found.pop("reward"), found.pop("terminated"), found.pop("truncated")
+        return Step(self._split(found.pop("obs")), *ends, self._split(found.pop("final_obs")), found)
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments, drawn on the CPU."""
@@ -255,23 +170,18 @@ class WarpSim(VectorSim):
 
     def state_dict(self) -> dict[str, Any]:
         """Complete state for exact resume."""
-        return {
-            "physics": [view.cpu().clone() for view in self._physics.state],
-            "memory": {key: value.cpu().clone() for key, value in self._memory.items()},
-            "seeds": self._seeds.state_dict(),
-            "steps": self._steps.cpu().clone(),
-        }
+        state = {"rows": self._physics.rows, "fields": self._physics.fields, **self._episodes}
+        return {key: value.to("cpu", copy=True) for key, value in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
         """Restore `state_dict` and return the observation to act on next."""
-        check_number_of_envs(len(state["steps"]), self.num_envs)
-        for view, saved in zip(self._physics.state, state["physics"], strict=True):
-            view.copy_(saved)
-        self._memory = {key: value.to(self.device, copy=True) for key, value in state["memory"].items()}
-        self._seeds.load_state_dict(state["seeds"])
-        self._steps = state["steps"].to(self.device, copy=True)
-        self._started = True
-        return self._observe()
+        check_number_of_envs(len(state["rows"]), self.num_envs)
+        if not self._started:
+            self.reset(0)  # records the graph
+        values = {key: value.to(self.device, copy=True) for key, value in state.items()}
+        self._starts.restart_at(int(state["last_seed"]) + 1)
+        self._set(values)
+        return self._split(values["obs"])
 
     def close(self) -> None:
         """Free rendering contexts; safe to call twice."""
@@ -279,59 +189,131 @@ class WarpSim(VectorSim):
             renderer.close()
         self._renderers.clear()
 
-    def _restart(self, ended: Tensor, overflow: Tensor, requested: Tensor) -> Observation | None:
-        """Start the next episodes of the rows in `ended` and return the observations; None if no row ended."""
-        unusable = ~requested.isfinite().all(dim=1)
-        ends, overflows, bad = torch.stack([ended, overflow, unusable]).cpu().numpy()  # the only wait for the device
-        if bad.any():
-            raise UserError("An action is NaN or infinite; the policy has diverged.")
-        if overflows.any() and not self._warned:
+    def _set(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from `state`, as in `state_dict`."""
+        self._physics.rows.copy_(state["rows"])
+        self._physics.fields.copy_(state["fields"])
+        self._update({key: state[key] for key in self._episodes})
+        self._report.clear()
+        self._started = True
+
+    def _update(self, episodes: dict[str, Tensor]) -> None:
+        """Replace the tensors of the running episodes, whose memory a recording keeps."""
+        if self._record is None:
+            self._episodes = episodes
+        else:
+            for key, value in episodes.items():
+                self._episodes[key].copy_(value)
+
+    def _recording(self, record: Callable[[Run], Run]) -> RecordedFunction | None:
+        """Record the step; None, with a warning, if a function of the task waits for the device."""
+
+        def step(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+            found, episodes = self._compute(inputs["action"], inputs["moves"])
+            self._update(episodes)
+            return found
+
+        example = {
+            "action": torch.zeros(self.num_envs, self.spec.action_dim, device=self.device),
+            "moves": torch.ones(self.num_envs, dtype=torch.bool, device=self.device),
+        }
+        try:
+            return RecordedFunction(step, example, record)
+        except RuntimeError as error:
+            self._record = None
+            reason = str(error).strip().splitlines()[0]
+            warnings.warn(f"{self.spec.task}: steps run without a graph, more slowly: {reason}", stacklevel=4)
+            return None
+
+    def _compute(self, requested: Tensor, moves: Tensor | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Step on the device: entries of `Step` and a report for `_check`, and the running episodes afterwards."""
+        physics, episodes, width = self._physics, self._episodes, self._physics.state.width
+        old = physics.rows.clone()
+        before = self._batch(old)
+        executed: Any = requested.nan_to_num(0.0).clamp(self._low, self._high)
+        physics.advance(_tensor(self.task.control(executed, before)))
+        after = self._batch(physics.rows, before.memory)
+        outcome = self.task.outcome(before, executed, after)
+        reward, observed = _tensor(outcome.reward).float(), self._flat(after)
+        rows = physics.rows
+        if self._memory.width:
+            memory = {key: _tensor(value) for key, value in after.memory.items()}
+            rows = torch.cat([rows[:, :width], *self._memory.flat(memory)], dim=1)
+        values = torch.cat([*observed, reward[:, None], rows[:, : physics.positions]], dim=1)
+        valid = torch.linalg.vector_norm(values, math.inf, dim=1) <= _MAX_VALUE
+        diverged, counted = ~valid, valid
+        terminated = _tensor(outcome.terminated) | diverged
+        overflow, steps = physics.overflow != 0, episodes["steps"] + 1
+        truncated = steps >= self.spec.max_episode_steps
+        if moves is not None:
+            rows = torch.where(moves[:, None], rows, torch.cat([old[:, :width], physics.rows[:, width:]], dim=1))
+            steps = torch.where(moves, steps, episodes["steps"])
+            diverged, counted, terminated = moves & diverged, moves & counted, moves & terminated
+            overflow, truncated = moves & overflow, moves & truncated
+        final = torch.where(counted[:, None], values[:, : self._observations.width], episodes["obs"])
+        info = {key: _masked(_tensor(value), counted) for key, value in outcome.info.items()}
+
+        done = terminated | truncated
+        rank = done.cumsum(0, dtype=torch.int32)  # place of a row among those that end
+        seed = episodes["last_seed"] + rank
+        slot = seed % self._starts.capacity
+        start = self._starts.rows.index_select(0, slot)
+        torch.where(done[:, None], start[:, : rows.shape[1]], rows, out=physics.rows)
+        if physics.model_fields.width:
+            fields = self._starts.fields.index_select(0, slot)
+            torch.where(done[:, None], fields, physics.fields, out=physics.fields)
+        following = {
+            "obs": torch.where(done[:, None], start[:, rows.shape[1] :], final),
+            "seed": torch.where(done, seed, episodes["seed"]),
+            "steps": torch.where(done, constant(_ZERO, steps), steps),
+            "last_seed": seed[-1:],
+        }
+        largest = torch.linalg.vector_norm(requested, math.inf).view(torch.int32)  # the bits of a float
+        found = {
+            "obs": following["obs"],
+            "final_obs": final,
+            "reward": _masked(reward, counted),
+            "terminated": terminated,
+            "truncated": truncated,
+            **info,
+            "diverged": diverged,
+            "overflow": overflow,
+            "report": torch.stack([rank[-1], physics.overflow.amax(), largest]),
+        }
+        return found, following
+
+    def _check(self, report: NDArray[np.int32] | None) -> None:
+        """Read the report of a step: number of ended episodes, bits of overflowed buffers, the largest action."""
+        if report is None:
+            return
+        self._starts.note_taken(int(report[0]))
+        if not np.isfinite(report[2:].view(np.float32)).all():
+            raise UserError(DIVERGED)
+        if report[1] and not self._warned:
             self._warned = True
             warnings.warn(
-                f"{self.spec.task}: {int(overflows.sum())} of {self.num_envs} environments exceeded the capacity for "
-                f"{self._physics.overflowed()} and dropped some; raise `contacts` or `constraints` of WarpSim.",
+                f"{self.spec.task}: environments exceeded the capacity for {overflows(int(report[1]))} and dropped "
+                "some; raise `contacts` or `constraints` of WarpSim.",
                 RuntimeWarning,
                 stacklevel=3,
             )
-        if not ends.any():
-            return None
-        self._start(np.flatnonzero(ends))
-        return self._observe()
 
-    def _start(self, rows: NDArray[np.intp]) -> None:
-        """Start the next episode of each of `rows`; the only Python loop over environments."""
-        starts = [self.task.initial(np.random.default_rng(seed)) for seed in self._seeds.take(rows)]
-        if any(start.model for start in starts):
-            raise UserError(
-                f"Task {self.spec.task} changes its model between episodes, which backend 'warp' does not support; "
-                "choose backend 'mujoco'."
-            )
-        index, physics = torch.from_numpy(rows).to(self.device), self._physics
-        for view in physics.state:
-            view.index_fill_(0, index, 0.0)
-        physics.qpos.index_copy_(0, index, self._uploaded([start.qpos for start in starts]))
-        physics.qvel.index_copy_(0, index, self._uploaded([start.qvel for start in starts]))
-        physics.update_sensors(index)
-        for key in starts[0].memory:
-            values = self._uploaded([start.memory[key] for start in starts])
-            if key not in self._memory:
-                self._memory[key] = values.new_zeros((self.num_envs, *values.shape[1:]))
-            self._memory[key] = self._memory[key].index_copy(0, index, values)
-        self._steps = self._steps.index_fill(0, index, 0)
+    def _batch(self, rows: Tensor, memory: dict[str, Any] | None = None) -> BatchState:
+        """States `(K, R)` as passed to a task."""
+        views: dict[str, Any] = self._physics.state.views(rows)
+        derived = {name: views[name] for name in self.task.derived_fields}
+        memory = self._memory.views(rows[:, self._physics.state.width :]) if memory is None else memory
+        state = {name: views[name] for name in ("qpos", "qvel", "time", "sensordata")}
+        return BatchState(self.task.model, **state, memory=memory, derived=derived)
 
-    def _batch(self, state: Sequence[Tensor], memory: dict[str, Tensor]) -> BatchState:
-        time, qpos, qvel, _, sensors = state
-        fields: Any = (qpos, qvel, time, sensors, memory)  # tensors, unlike in the CPU engines
-        return BatchState(self.task.model, *fields)
+    def _flat(self, state: BatchState) -> list[Tensor]:
+        """All observations of `state`, `(K, size)` float32 each."""
+        observation = self.task.observe(state)
+        return self._observations.flat({key: _tensor(value).float() for key, value in observation.items()})
 
-    def _observe(self) -> Observation:
-        observation = self.task.observe(self.state())
-        return {key: _tensor(value).to(torch.float32, copy=True) for key, value in observation.items()}
-
-    def _uploaded(self, values: Sequence[Any]) -> Tensor:
-        """Stack values to a tensor `(K, ...)` on the device; floats become float32."""
-        rows = torch.from_numpy(np.stack([np.asarray(value) for value in values]))
-        return rows.to(torch.float32 if rows.is_floating_point() else rows.dtype).to(self.device)
+    def _split(self, packed: Tensor) -> Observation:
+        """Observations by key."""
+        return {key: value.contiguous() for key, value in self._observations.views(packed).items()}
 
 
 def _tensor(value: Any) -> Tensor:
@@ -339,14 +321,10 @@ def _tensor(value: Any) -> Tensor:
     return value
 
 
-def _where(rows: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """Select `yes` in `rows` `(N,)` and `no` elsewhere `(N, ...)`."""
-    return torch.where(rows.reshape(-1, *[1] * (yes.dim() - 1)), yes, no)
-
-
 def _masked(values: Tensor, rows: Tensor) -> Tensor:
-    """Copy of `values` with zeros outside `rows`."""
-    return _where(rows, values, torch.zeros_like(values))
+    """Copy of `values` `(N, ...)` with zeros outside `rows` `(N,)`."""
+    rows = rows.reshape(-1, *[1] * (values.dim() - 1))
+    return values & rows if values.dtype == torch.bool else torch.where(rows, values, constant(_ZERO, values))
 
 
 def make_warp(environment: MujocoTask, options: SimOptions, *, task: str = "") -> WarpSim:

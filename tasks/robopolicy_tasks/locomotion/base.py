@@ -31,7 +31,7 @@ class GymnasiumRobot(MujocoTask):
     noise: float  # half width of the uniform initial noise on positions
     velocity_noise: Literal["uniform", "normal"] = "uniform"  # initial noise on velocities, same scale
     skipped: int = 1  # leading positions (world x, y) that are not observed
-    array_api = True
+    array_api = batched_initial = True
     max_episode_steps = 1000
     control_cost: float = 0.0  # weight of the squared action
 

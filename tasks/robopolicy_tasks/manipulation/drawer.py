@@ -40,9 +40,10 @@ class Drawer(PandaTask):
 
     def reset_scene(self, rng: np.random.Generator) -> dict[str, Array]:
         """Sample position and heading of the cabinet and the initial opening of the drawer."""
-        x, y, yaw = rng.uniform(CABINET_LOW, CABINET_HIGH)[:, None]
+        pose = rng.uniform(CABINET_LOW, CABINET_HIGH)
         opening = rng.uniform(0.0, START_OPENING, 1)
-        return {"cabinet_x": x, "cabinet_y": y, "cabinet_yaw": yaw, "drawer": opening}
+        parts = {name: pose[..., i : i + 1] for i, name in enumerate(("cabinet_x", "cabinet_y", "cabinet_yaw"))}
+        return parts | {"drawer": opening}
 
     def opening(self, state: BatchState) -> Array:
         """Opening of the drawer `(N,)` [m]."""

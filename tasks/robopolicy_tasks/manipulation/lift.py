@@ -57,8 +57,8 @@ class Lift(CubeTask):
 
     def reset_scene(self, rng: np.random.Generator) -> dict[str, Array]:
         """Sample the pose of the cube."""
-        x, y = rng.uniform(CUBE_LOW, CUBE_HIGH)
-        return {"cube": upright(x, y, CUBE_HALF, rng.uniform(-CUBE_YAW, CUBE_YAW))}
+        cube = rng.uniform(CUBE_LOW, CUBE_HIGH)
+        return {"cube": upright(cube[..., 0], cube[..., 1], CUBE_HALF, rng.uniform(-CUBE_YAW, CUBE_YAW))}
 
     def scene_obs(self, arm: Arm, state: BatchState) -> Array:
         """Pose of the cube and its offset from the tool `(N, 12)`."""

@@ -73,7 +73,7 @@ class PandaTask(MujocoTask):
     posture: ClassVar[Array] = np.array([0.0, -0.13, 0.0, -2.526, 0.0, 2.396, np.pi / 4])  # [rad] tool at 0.45, 0, 0.22
     hold_steps: ClassVar[int] = 3  # consecutive control steps that must satisfy `is_success`
 
-    array_api = True
+    array_api = batched_initial = True
     frame_skip = 10  # at 5 ms: 20 Hz
     max_episode_steps = 60
     action_low: Array = -np.ones(5)
@@ -96,7 +96,10 @@ class PandaTask(MujocoTask):
 
     @abstractmethod
     def reset_scene(self, rng: np.random.Generator) -> dict[str, Array]:
-        """Sample initial positions of the scene joints: `{joint name: (nq of that joint,)}`."""
+        """Sample initial positions of the scene joints: `{joint name: (..., nq of that joint)}`.
+
+        A `BatchGenerator` adds a leading dimension.
+        """
 
     @abstractmethod
     def scene_obs(self, arm: Arm, state: BatchState) -> Array:
@@ -125,15 +128,20 @@ class PandaTask(MujocoTask):
 
     def initial(self, rng: np.random.Generator) -> ResetState:
         """Sample the arm around `posture` and the scene, with open gripper."""
+        joints = self.posture + rng.uniform(-0.06, 0.06, 7)  # (7,), or (B, 7) of a `BatchGenerator`
         qpos = self.model.qpos0.copy()
-        joints = self.posture + rng.uniform(-0.06, 0.06, 7)
-        qpos[self._arm_qpos] = joints
-        qpos[self._finger_qpos] = kinematics.FINGER_TRAVEL
+        if joints.ndim > 1:
+            qpos = np.tile(qpos, (len(joints), 1))
+        qpos[..., self._arm_qpos] = joints
+        qpos[..., self._finger_qpos] = kinematics.FINGER_TRAVEL
         for name, value in self.reset_scene(rng).items():
-            qpos[self.qpos_range(name)] = value
-        qvel = np.zeros(self.model.nv)
-        state = BatchState(self.model, qpos[None], qvel[None], np.zeros(1), np.zeros((1, self.model.nsensordata)), {})
-        return ResetState(qpos, qvel, {key: value[0] for key, value in self.initial_memory(state).items()})
+            qpos[..., self.qpos_range(name)] = value
+        rows = np.atleast_2d(qpos)
+        qvel, sensors = (np.zeros((len(rows), size)) for size in (self.model.nv, self.model.nsensordata))
+        memory = self.initial_memory(BatchState(self.model, rows, qvel, np.zeros(len(rows)), sensors, {}))
+        if joints.ndim > 1:
+            return ResetState(qpos, qvel, {**memory})
+        return ResetState(qpos, qvel[0], {key: value[0] for key, value in memory.items()})
 
     def initial_memory(self, state: BatchState) -> dict[str, NDArray[np.generic]]:
         """Controller memory that commands the current pose of the arm."""
@@ -150,7 +158,7 @@ class PandaTask(MujocoTask):
         position = xp.clip(memory["position"] + POSITION_STEP * action[:, :3], low, high)
         position = tool + xp.clip(position - tool, -MAX_LEAD, MAX_LEAD)
         yaw = xp.clip(memory["yaw"] + YAW_STEP * action[:, 3], -YAW_LIMIT, YAW_LIMIT)
-        joints = kinematics.inverse(memory["joints"], Pose(position, kinematics.downward(yaw)), self.posture)
+        joints = kinematics.inverse_downward(memory["joints"], position, yaw, self.posture)
         step = constant(self._joint_step, joints)
         joints = xp.clip(joints, memory["joints"] - step, memory["joints"] + step)
         memory["position"], memory["yaw"], memory["joints"] = position, yaw, joints

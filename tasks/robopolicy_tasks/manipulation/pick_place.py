@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.sim.backends.mujoco.task import Array, BatchState, namespace
+from robopolicy.sim.batch_generator import rejection_sample
 from robopolicy_tasks.manipulation.lift import CUBE_HALF, CUBE_HIGH, CUBE_LOW, CUBE_NAMES, CUBE_YAW, CubeTask
 from robopolicy_tasks.manipulation.objects import distance, nearness, upright
 from robopolicy_tasks.manipulation.panda_task import Arm
@@ -34,11 +35,14 @@ class PickPlace(CubeTask):
     def reset_scene(self, rng: np.random.Generator) -> dict[str, Array]:
         """Sample the pose of the cube and a distant position of the pad."""
         cube = rng.uniform(CUBE_LOW, CUBE_HIGH)
-        pad = rng.uniform(CUBE_LOW, CUBE_HIGH)
-        while np.hypot(*(pad - cube)) < MIN_DISTANCE:
-            pad = rng.uniform(CUBE_LOW, CUBE_HIGH)
+
+        def accept(pad: Array, rows: Any) -> Any:
+            return np.hypot(*(pad - cube[rows]).T) >= MIN_DISTANCE
+
+        pad = rejection_sample(rng, CUBE_LOW, CUBE_HIGH, accept)
         yaw = rng.uniform(-CUBE_YAW, CUBE_YAW)
-        return {"cube": upright(cube[0], cube[1], CUBE_HALF, yaw), "pad_x": pad[:1], "pad_y": pad[1:]}
+        pose = upright(cube[..., 0], cube[..., 1], CUBE_HALF, yaw)
+        return {"cube": pose, "pad_x": pad[..., :1], "pad_y": pad[..., 1:]}
 
     def goal(self, state: BatchState) -> Array:
         """Goal position `(N, 3)` [m] of the centre of the cube."""

@@ -108,6 +108,9 @@ class MujocoTask(ABC):
     workspace: Box | None = None  # crop box of point clouds; None keeps all points
     mirror: MirrorSymmetry | None = None  # left-right symmetry
     derived_fields: tuple[str, ...] = ()  # fields of `MjData`, e.g. xpos, cfrc_ext; see `BatchState.derived_field`
+    batched_initial: bool = (
+        False  # `initial` also takes a `BatchGenerator` and returns arrays with its leading dimension
+    )
     needs_exact_engine: bool = False  # contacts, model edits, or bit-exact agreement with another stepper
     has_velocity_command: bool = False  # an operator commands a velocity; see `velocity_command`
     array_api: bool = False  # the functions also take torch tensors, as the warp backend needs
@@ -184,20 +187,17 @@ def namespace(array: Any) -> Any:
     return np if isinstance(array, np.ndarray) else torch
 
 
-def constant(value: NDArray[np.float64], like: Any) -> Any:
-    """Convert `value` to the library, type and device of `like`; the upload is cached, so do not write to it."""
+def constant(value: NDArray[Any], like: Any) -> Any:
+    """Convert `value` to the library, type and device of `like`; the upload is cached, so do not write to it.
+
+    Integers stay integers, to index with.
+    """
     if isinstance(like, np.ndarray):
         return value
-    return _uploaded(value.tobytes(), value.shape, like.dtype, like.device)
-
-
-def solve(matrices: Any, right: Any) -> Any:
-    """Solve N regular systems `matrices` `(N, D, D)` @ x = `right` `(N, D, K)` for x `(N, D, K)`."""
-    if isinstance(matrices, np.ndarray):
-        return np.linalg.solve(matrices, right)
-    return torch.linalg.solve_ex(matrices, right).result
+    dtype = torch.int64 if value.dtype.kind == "i" else like.dtype
+    return _uploaded(value.tobytes(), value.dtype.str, value.shape, dtype, like.device)
 
 
 @lru_cache(maxsize=256)
-def _uploaded(data: bytes, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.frombuffer(data).reshape(shape).copy()).to(device, dtype)
+def _uploaded(data: bytes, kind: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(data, kind).reshape(shape).copy()).to(device, dtype)
