@@ -1,4 +1,4 @@
-"""Random numbers for many episodes at once, equal to those of one `numpy.random.default_rng(seed)` per episode.
+"""Random numbers for many episodes at once, the same as one `numpy.random.default_rng(seed)` per episode draws.
 
 PCG64 (O'Neill 2014) and the seeding of numpy (`SeedSequence`) are computed for all episodes by array operations, which
 costs about a hundredth of one generator object per episode.

@@ -4,6 +4,7 @@ The first run compiles kernels for about a minute; Warp caches them.
 """
 
 import sys
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from robopolicy.errors import UserError
 from robopolicy.sim.backends.mujoco.backend import MujocoSim
 from robopolicy.sim.backends.mujoco.task import Array, BatchState, _uploaded, namespace
 from robopolicy.sim.backends.warp import WarpSim
+from robopolicy.sim.backends.warp_starts import initial_batch
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
@@ -172,6 +174,63 @@ def test_a_step_waits_for_the_device_once_and_uploads_nothing(lift: WarpSim, mon
     assert waits.found == []
     assert reads == [(3,)]  # ended episodes, overflowed buffers, largest action
     assert _uploaded.cache_info().misses == uploads
+
+
+@pytest.mark.parametrize("name", ["lift", "pick_place", "drawer", "half_cheetah", "swimmer"])
+def test_starts_of_many_episodes_equal_those_of_single_ones_bit_for_bit(name: str) -> None:
+    task, seeds = native(name, 1).task, np.arange(500, 600)
+    batch = initial_batch(task, seeds)
+    starts = [task.initial(np.random.default_rng(seed)) for seed in seeds]
+    np.testing.assert_array_equal(batch.qpos, [start.qpos for start in starts], strict=True)
+    np.testing.assert_array_equal(np.broadcast_to(batch.qvel, (100, task.model.nv)), [start.qvel for start in starts])
+    assert list(batch.memory) == list(starts[0].memory)
+    for key, value in batch.memory.items():
+        np.testing.assert_array_equal(value, [start.memory[key] for start in starts])
+
+
+def test_starts_of_many_episodes_cost_a_tenth_of_those_of_single_ones() -> None:
+    """At 68 starts per step (4,096 environments, 60 steps each) 0.1 ms a step (measured: 1.5 us and 180 us a start)."""
+    task, seeds = native("lift", 1).task, np.arange(512)
+
+    def seconds(draw: Any) -> float:
+        begin = time.process_time()
+        draw()
+        return time.process_time() - begin
+
+    batched = min(seconds(lambda: initial_batch(task, seeds)) for _ in range(5)) / len(seeds)
+    single = min(seconds(lambda: task.initial(np.random.default_rng(0))) for _ in range(20))
+    assert batched < single / 10
+
+
+def test_a_recorded_step_equals_a_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recording of this test runs the same function again on fixed memory, as a graph of CUDA does."""
+    plain, recorded = (WarpSim(Sensing(), 3, device="cpu") for _ in range(2))
+    monkeypatch.setattr(recorded, "_record", lambda run: run)
+    assert torch.equal(plain.reset(0)["state"], recorded.reset(0)["state"])
+    kept = []
+    for k in range(9):
+        action = torch.tensor([[1.0], [0.5], [-0.5]]) if k % 2 else torch.rand(3, 1)
+        active = None if k % 3 else torch.tensor([True, False, True])
+        step, expected = recorded.step(action, active), plain.step(action, active)
+        kept.append((step, expected))
+        assert torch.equal(recorded.episode_seed, plain.episode_seed)
+        assert torch.equal(recorded.episode_step, plain.episode_step)
+        if k == 5:
+            recorded.load_state_dict(plain.state_dict())
+    for step, expected in kept:  # later steps overwrite nothing
+        torch.testing.assert_close(vars(step), vars(expected), rtol=0, atol=0)
+    assert any(step.done.any() for step, _ in kept)
+
+
+def test_a_function_that_cannot_be_recorded_runs_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(run: object) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    sim = WarpSim(Slider(), 2, device="cpu")
+    monkeypatch.setattr(sim, "_record", refuse)
+    with pytest.warns(UserWarning, match="steps run without a graph, more slowly: operation not permitted"):
+        sim.reset(0)
+    assert sim.step(torch.ones(2, 1)).reward.tolist() == [1.0, 1.0]
 
 
 class Exploding(Slider):

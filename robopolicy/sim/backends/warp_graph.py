@@ -68,12 +68,12 @@ def cuda_graph(device: torch.device, run: Run) -> Run:
     with torch.cuda.stream(stream), on_torch_stream(device):
         run()  # the first run on this stream may allocate
         stream.synchronize()
-        with _no_garbage_collection(), torch.cuda.graph(graph, stream=stream):
-            # The graph of torch contains the launches of Warp, which has to know of the capture.
-            own = wp.get_stream(str(device))
-            mode = wp.CaptureMode.GLOBAL
-            with wp.ScopedCapture(stream=own, external=True, capture_mode=mode) as capture:
-                run()
+        with (
+            _no_garbage_collection(),
+            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),  # others may use the device
+            wp.ScopedCapture(stream=wp.get_stream(str(device)), external=True) as capture,  # so that Warp knows of it
+        ):
+            run()
     torch.cuda.current_stream(device).wait_stream(stream)
 
     def replay(kept: object = capture) -> None:
@@ -107,7 +107,7 @@ class DelayedRead:
         return int(self._pending is not None)
 
     def __call__(self, values: Tensor) -> NDArray[np.int32] | None:
-        """Copy `values`; return those of the previous call on a GPU, which are None the first time, else `values`."""
+        """Copy `values` and return them; on a GPU, return the values of the previous call, or None in the first."""
         if self._device.type != "cuda":
             return values.cpu().numpy()
         last = self._pending
