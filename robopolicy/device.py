@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from robopolicy.errors import UserError, unknown_name
 
+CPU = torch.device("cpu")
 COMPILE_MODES = ("", "default", "reduce-overhead", "max-autotune")
 
 

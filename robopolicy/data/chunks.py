@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.data.episodes import Episodes
+from robopolicy.device import CPU, copy_to, has_memory
 from robopolicy.errors import UserError
 
 
@@ -52,12 +53,14 @@ class ChunkSampler:
         weight: np.ndarray | None = None,
         lookahead_steps: int = 0,
         part: slice = slice(None),
+        device: torch.device = CPU,
     ) -> None:
-        """Precompute the index tables; the arrays of `episodes` are shared, not copied.
+        """Precompute the index tables; on the CPU the arrays of `episodes` are shared, not copied.
 
         `horizon` is H, `obs_horizon` is To. `weight` `(F,)` is an optional importance of each frame, copied to the
         batches. With `lookahead_steps` > 0, batches contain `next_obs`, that many steps after each observation. `part`
-        selects the rows of each minibatch, for distributed training.
+        selects the rows of each minibatch, for distributed training. The dataset is copied to `device` if it fits, and
+        batches are then gathered there without a wait.
         """
         if min(horizon, obs_horizon, batch_size) < 1:
             raise UserError(
@@ -67,20 +70,22 @@ class ChunkSampler:
             raise UserError(f"weight needs one number per frame ({len(episodes)}), got {len(weight)}.")
         self.batch_size, self._part = batch_size, part
         self.seed = seed
-        self._obs = {key: _tensor(episodes.arrays[key]) for key in episodes.observation_keys}
-        self._action = _tensor(episodes.arrays["action"])  # (F, A)
-        self._executed = _tensor(episodes.with_executed_actions().arrays["action"])  # (F, A)
-        self._weight = None if weight is None else _tensor(weight)
         frame = np.arange(len(episodes))[:, None]
         last = np.repeat(episodes.ends - 1, episodes.lengths)[:, None]
         ahead = frame + np.arange(horizon)
-        self._history = torch.from_numpy(history_index(episodes, obs_horizon))  # (F, To)
-        self._future = torch.from_numpy(np.minimum(ahead, last))  # (F, H)
-        self._mask = torch.from_numpy((ahead <= last).astype(np.float32))  # (F, H)
+        size = sum(array.nbytes for array in episodes.arrays.values()) + ahead.nbytes * 2 + frame.nbytes * obs_horizon
+        self._device = device if has_memory(device, size) else CPU
+        self._obs = {key: self._tensor(episodes.arrays[key]) for key in episodes.observation_keys}
+        self._action = self._tensor(episodes.arrays["action"])  # (F, A)
+        self._executed = self._tensor(episodes.with_executed_actions().arrays["action"])  # (F, A)
+        self._weight = None if weight is None else self._tensor(weight)
+        self._history = self._tensor(history_index(episodes, obs_horizon))  # (F, To)
+        self._future = self._tensor(np.minimum(ahead, last))  # (F, H)
+        self._mask = self._tensor((ahead <= last).astype(np.float32))  # (F, H)
         self._after: Tensor | None = None
         if lookahead_steps:
-            self._after = torch.from_numpy(np.minimum(frame + lookahead_steps, last)[:, 0])  # (F,)
-            self._reached = torch.from_numpy((frame + lookahead_steps <= last)[:, 0].astype(np.float32))  # (F,)
+            self._after = self._tensor(np.minimum(frame + lookahead_steps, last)[:, 0])  # (F,)
+            self._reached = self._tensor((frame + lookahead_steps <= last)[:, 0].astype(np.float32))  # (F,)
         self._epoch, self._position = 0, 0
         self._order = self._permutation(0)
 
@@ -112,6 +117,7 @@ class ChunkSampler:
 
     def take(self, frames: Tensor) -> ChunkBatch:
         """Return the chunks that start at the given frames `(B,)`."""
+        frames = copy_to(frames, self._device)
         weight = None if self._weight is None else self._weight[frames]
         batch = ChunkBatch(self._histories(frames), self._action[self._future[frames]], self._mask[frames], weight)
         if self._after is None:
@@ -142,11 +148,11 @@ class ChunkSampler:
         self._order = self._permutation(self._epoch)
 
     def _permutation(self, epoch: int) -> Tensor:
-        return torch.from_numpy(np.random.default_rng([self.seed, epoch]).permutation(len(self._mask)))
+        order = torch.from_numpy(np.random.default_rng([self.seed, epoch]).permutation(len(self._mask)))
+        return copy_to(order, self._device)
 
-
-def _tensor(array: np.ndarray) -> Tensor:
-    """Share memory where possible; floats become float32."""
-    if np.issubdtype(array.dtype, np.floating):
-        array = array.astype(np.float32, copy=False)
-    return torch.from_numpy(np.require(array, requirements=("C", "W")))
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        """Share memory where possible; floats become float32."""
+        if np.issubdtype(array.dtype, np.floating):
+            array = array.astype(np.float32, copy=False)
+        return torch.from_numpy(np.require(array, requirements=("C", "W"))).to(self._device)

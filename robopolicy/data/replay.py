@@ -18,8 +18,8 @@ from torch import Tensor
 
 from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.episodes import Array, Episodes
-from robopolicy.data.replay_storage import CPU, DECISION, LAST, STEP, TERMINATED, ReplayStorage, Values
-from robopolicy.device import copy_to
+from robopolicy.data.replay_storage import DECISION, LAST, STEP, TERMINATED, ReplayStorage, Values
+from robopolicy.device import CPU, copy_to
 from robopolicy.errors import UserError
 
 

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from robopolicy.data.priorities import DevicePriorities, Priorities
-from robopolicy.device import copy_to
+from robopolicy.device import CPU, copy_to
 from robopolicy.errors import UserError
 
 Values = Any  # numpy array on the CPU, tensor on a device
-CPU = torch.device("cpu")
 FLAGS = {"step": 1, "last": 2, "terminated": 4, "decision": 8}  # bits of the flags of a slot
 STEP, LAST, TERMINATED, DECISION = FLAGS.values()
 

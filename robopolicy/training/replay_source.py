@@ -15,9 +15,8 @@ from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.replay import MixedReplay, Replay
-from robopolicy.data.replay_storage import CPU
 from robopolicy.data.return_scale import ReturnScale
-from robopolicy.device import has_memory, move, restore_generator, usable_device
+from robopolicy.device import CPU, has_memory, move, restore_generator, usable_device
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
 from robopolicy.rollout.off_policy import ReplaySampler, StepLog

@@ -43,6 +43,7 @@ class DatasetSource:
             seed=context.config.seed,
             lookahead_steps=context.algorithm.lookahead_steps,
             part=slice(rank(), None, world_size()),
+            device=context.device,
         )
         return cls(sampler, context.device)
 
