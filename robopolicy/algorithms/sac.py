@@ -4,7 +4,7 @@ Use it to learn from scratch with dense rewards, or through RLPD with demonstrat
 diffusion or flow policy use a fine-tuner: SAC's policy cannot represent several modes. FlashSAC (Kim et al. 2026) is
 for thousands of environments on a GPU: inverted residual networks (`critic.backbone`, `policy.backbone`),
 distributional critics (`critic.histogram=c51`), scaled rewards (`replay.return_max`), and noise that is held for
-several steps (`noise_repeat`).
+several steps (`replay.noise_repeat`).
 
 Deviations from the papers: the critics may be an ensemble with subsampled minimum (REDQ) and LayerNorm, actions are
 chunks if the policy has a horizon, and truncated episodes bootstrap from their last observation. Unlike in FlashSAC's
@@ -34,13 +34,12 @@ from robopolicy.algorithms.common.off_policy import (
     regression_loss,
     require_squashed,
 )
-from robopolicy.constraints import PositiveInt
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.batches import Transitions
 from robopolicy.nets.inverted_residual import batch_norms, batch_statistics
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianPolicy
-from robopolicy.policies.noise import Randomness, RepeatedNoise
+from robopolicy.policies.noise import Randomness
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,6 @@ class SACConfig(MaxEntropyConfig):
     """Settings of SAC."""
 
     average_members: bool = False  # target of every member from itself, actor by the mean (FastSAC); false: minimum
-    noise_repeat: PositiveInt = 1  # most decisions with the same exploration noise; FlashSAC: 16
 
 
 def soft_target(batch: Transitions, value: Tensor, logp: Tensor, alpha: Tensor, config: MaxEntropyConfig) -> Tensor:
@@ -88,17 +86,8 @@ class SAC(OffPolicy):
         self.target_entropy = target_entropy(config, executed_dims(policy))
         self.optimizer = actor_optimizer(policy, self.temperature, config)
         self.averages_members = config.average_members
-        self.noise = RepeatedNoise(config.noise_repeat)
         self._critic_norms = batch_norms(self.critic, self.target_critic)
         self._actor_norms = batch_norms(self.policy)
-
-    def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
-        """Draw a chunk, with noise that may be held over several decisions."""
-        if self.config.noise_repeat == 1:
-            return super().act(obs, generator=generator)
-        mean, log_std = self.policy.distribution(obs)
-        noise = self.noise.draw(mean.shape, generator, mean.device)
-        return Sample.unscored(self.policy.rsample_from(mean, log_std, noise)[0])
 
     def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk uniformly from the action bounds."""
@@ -151,6 +140,5 @@ class SAC(OffPolicy):
         return self.finish(batch, stats)  # TD errors, normalisers, counter
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """Items of the base class, temperature, actor optimiser and exploration noise."""
-        own = {"temperature": self.temperature, "optimizer": self.optimizer}
-        return {**super().checkpoint_items(), **own, **({"noise": self.noise} if self.config.noise_repeat > 1 else {})}
+        """Items of the base class, temperature and actor optimiser."""
+        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}

@@ -90,41 +90,38 @@ def normal(shape: Sequence[int], generator: Randomness, device: torch.device) ->
     return torch.randn(tuple(shape), generator=generator, device=device)
 
 
-class RepeatedNoise:
-    """Standard normal noise that all rows hold for n draws, with probability proportional to 1 / n^2 (Kim et al. 2026).
+class RepeatedNoise(PerRowGenerator):
+    """Standard normal noise that is held for n draws, with probability proportional to 1 / n^2 (Kim et al. 2026).
 
-    n is at most `longest`. The noise differs between rows and elements.
+    n is at most `longest` and the same for all rows; the noise differs between rows and elements.
     """
 
-    def __init__(self, longest: int) -> None:
+    def __init__(self, longest: int, generator: torch.Generator) -> None:
+        """Draw from `generator` and on its device."""
+        super().__init__([], [])
+        self._generator = generator
         weights = torch.arange(1, longest + 1).double() ** -2
-        self._below = (weights.cumsum(0) / weights.sum()).float()  # probability of at most n draws
-        self._noise: Tensor | None = None
-        self._left: Tensor | None = None  # () remaining draws of the noise
+        self._below = (weights.cumsum(0) / weights.sum()).float().to(generator.device)  # probability of at most n
+        self._noise = torch.empty(0, device=generator.device)
+        self._left = torch.zeros((), dtype=torch.int64, device=generator.device)  # remaining draws of the noise
 
-    def draw(self, shape: Sequence[int], generator: Randomness, device: torch.device) -> Tensor:
-        """Return the held noise, or new noise of `shape` on `device`."""
-        fresh = normal(shape, generator, device)
-        self._below = self._below.to(device)
-        length = 1 + (uniform((1,), generator, device) > self._below).sum()
-        if self._noise is None or self._left is None or self._noise.shape != fresh.shape:
-            self._noise, self._left = fresh, torch.zeros_like(length)
+    def normal(self, shape: Sequence[int]) -> Tensor:
+        """Held noise `(B, ...)`, or new noise; the shape is the same in every call."""
+        device = self._generator.device
+        fresh = torch.randn(tuple(shape), generator=self._generator, device=device)
+        length = 1 + (torch.rand((), generator=self._generator, device=device) > self._below).sum()
         done = self._left == 0
-        self._noise = torch.where(done, fresh, self._noise.to(device))
-        self._left = torch.where(done, length, self._left.to(device)) - 1
+        self._noise = torch.where(done, fresh, self._noise) if len(self._noise) else fresh
+        self._left = torch.where(done, length, self._left) - 1
         return self._noise
 
-    def reset_episodes(self) -> None:
-        """Discard the noise; the next draw is new."""
-        self._noise = self._left = None
-
-    def state_dict(self) -> dict[str, Tensor | None]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Held noise and remaining draws."""
         return {"noise": self._noise, "left": self._left}
 
-    def load_state_dict(self, state: Mapping[str, Tensor | None]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore `state_dict`."""
-        self._noise, self._left = state["noise"], state["left"]
+        self._noise, self._left = (state[key].to(self._generator.device) for key in ("noise", "left"))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from robopolicy.data.replay import Replay
 from robopolicy.data.return_scale import ReturnScale
 from robopolicy.device import copy_to, restore_generator
 from robopolicy.policies.base import Observation
+from robopolicy.policies.noise import RepeatedNoise
 from robopolicy.rollout.on_policy import Act, EpisodeStats
 from robopolicy.sim.chunk import ChunkedSim, StepTrace
 
@@ -38,15 +39,23 @@ class ReplaySampler:
     """Sampler whose episodes continue across calls; episode seeds follow the seed rule."""
 
     def __init__(
-        self, sim: ChunkedSim, replay: Replay, *, seed: int = 0, return_scale: ReturnScale | None = None
+        self,
+        sim: ChunkedSim,
+        replay: Replay,
+        *,
+        seed: int = 0,
+        noise_repeat: int = 1,
+        return_scale: ReturnScale | None = None,
     ) -> None:
         """Reset `sim` to the first episode seed, and end the running episodes of `replay`; `seed` also seeds noise.
 
-        `return_scale` receives the rewards in the order of the steps.
+        `noise_repeat` is the largest number of decisions with the same noise (`RepeatedNoise`), and `return_scale`
+        receives the rewards in the order of the steps.
         """
         self.sim, self.replay, self.return_scale = sim, replay, return_scale
         replay.end_episodes()
         self._generator = torch.Generator(sim.sim.device).manual_seed(seed)
+        self._noise = RepeatedNoise(noise_repeat, self._generator) if noise_repeat > 1 else None
         self._obs = sim.reset(seed)
         self._episode_stats = EpisodeStats(sim.sim)
         self.env_steps = 0  # control steps executed since the start
@@ -60,7 +69,7 @@ class ReplaySampler:
         steps: list[Tensor] = []
         for _ in range(decisions):
             with torch.no_grad():
-                sample = act(self._obs, generator=self._generator)
+                sample = act(self._obs, generator=self._generator if self._noise is None else self._noise)
             traces: list[StepTrace] = []
             obs = {key: value[:, -1] for key, value in self._obs.items()}
             step = self.sim.step(sample.chunk, traces)
@@ -89,6 +98,7 @@ class ReplaySampler:
             "generator": self._generator.get_state(),
             "tally": self._episode_stats.state_dict(),
             "env_steps": self.env_steps,
+            **({"noise": self._noise.state_dict()} if self._noise is not None else {}),
             **({"return_scale": self.return_scale.state_dict()} if self.return_scale is not None else {}),
         }
 
@@ -98,6 +108,8 @@ class ReplaySampler:
         self.replay.load_state_dict(state["replay"])
         restore_generator(self._generator, state["generator"])
         self._episode_stats.load_state_dict(state["tally"])
+        if self._noise is not None:
+            self._noise.load_state_dict(state["noise"])
         if self.return_scale is not None:
             self.return_scale.load_state_dict(state["return_scale"])
         self.env_steps = int(state["env_steps"])

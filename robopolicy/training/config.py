@@ -74,6 +74,7 @@ class ReplayConfig(Validated):
     offline_fraction: Fraction = 0.5  # fraction of the dataset in every later batch; 0 without a dataset
     prioritized: Fraction = 0.0  # exponent of prioritised sampling; 0 is uniform
     device: str = "auto"  # of the buffers; auto: the device of the run, or the CPU where they do not fit
+    noise_repeat: PositiveInt = 1  # most decisions with the same exploration noise of sac and td3 (FlashSAC: 16)
     return_max: NonNegative = 0.0  # scale rewards so that returns stay within it (FlashSAC, without dataset); 0: off
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -84,10 +85,17 @@ class ReplaySource:
             self.batches = updates or gradient_steps(utd, envs, num_steps)
             self._warmup = max(settings.learning_starts, envs * (sample_spec.steps + 1))  # at least one full window
             self._first = sim.reset(seed)  # the sampler resets to the same episodes
-            replay, scale = make_replay(settings, sample_spec, sim, memory_device), None
+            scale = None
             if settings.return_max:
                 scale = ReturnScale(settings.return_max, sample_spec.gamma, envs, sim.sim.device)
-            self.sampler = ReplaySampler(sim, replay, seed=seed, return_scale=scale)
+            self._make_sampler = partial(
+                ReplaySampler,
+                sim,
+                make_replay(settings, sample_spec, sim, memory_device),
+                noise_repeat=settings.noise_repeat,
+                return_scale=scale,
+            )
+            self.sampler = self._make_sampler(seed=seed)
         else:
             assert offline is not None
             self._first = offline.observations(sample_spec.obs_horizon)
@@ -221,13 +229,12 @@ class ReplaySource:
         if "sampler" in state:
             self.sampler.load_state_dict(state["sampler"])
             return True
-        replay, steps = self.sampler.replay, int(state["env_steps"])
-        replay.load_state_dict(state["replay"])
-        scale = self.sampler.return_scale
+        steps, scale = int(state["env_steps"]), self.sampler.return_scale
+        self.sampler.replay.load_state_dict(state["replay"])
         if scale is not None:
             scale.load_state_dict(state["return_scale"])
             scale.reset_episodes()
-        self.sampler = ReplaySampler(self.sampler.sim, replay, seed=self._seed + steps, return_scale=scale)
+        self.sampler = self._make_sampler(seed=self._seed + steps)
         self.sampler.env_steps = steps
         return False
 

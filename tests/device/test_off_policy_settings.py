@@ -63,12 +63,12 @@ def test_flash_sac_keeps_its_budget_of_launches_and_adds_no_wait() -> None:
 
 def test_repeated_noise_and_the_scale_of_returns_never_wait() -> None:
     device = torch.device(simulated.DEVICE)
-    noise, generator = RepeatedNoise(16), torch.Generator(device).manual_seed(0)
+    noise = RepeatedNoise(16, torch.Generator(device).manual_seed(0))
     scale, rows = ReturnScale(5.0, 0.99, 8, device), torch.ones(8, dtype=torch.bool, device=device)
-    noise.draw((8, 1, 2), generator, device)
+    noise.normal((8, 1, 2))
     with simulated.record() as found:
         for _ in range(3):
-            noise.draw((8, 1, 2), generator, device)
+            noise.normal((8, 1, 2))
             scale.observe(torch.ones(8, device=device), ~rows, rows)
             scale.factor()
     assert found.waits == 0 and found.launches <= 3 * 60, found.places()

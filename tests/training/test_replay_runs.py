@@ -24,7 +24,12 @@ RAW_FLOW = ["policy=flow", "policy.normalization=identity", "policy.action_norma
 
 FLASH_RUN = ["task=point_mass", "task.reward=shaped", *QUICK, "chunk.horizon=1", "chunk.action_horizon=1"]
 FLASH_RUN += ["policy=flash_sac", "policy.hidden=[16]", "algorithm=flash_sac", "algorithm.batch_size=16"]
-FLASH_RUN += ["algorithm.critic.hidden=[16]", "algorithm.critic.bins=11", "replay.return_max=5"]
+FLASH_RUN += [
+    "algorithm.critic.hidden=[16]",
+    "algorithm.critic.bins=11",
+    "replay.return_max=5",
+    "replay.noise_repeat=4",
+]
 
 
 RLPD_RUN = [*COMMON, "algorithm=rlpd", "algorithm.utd=2", "algorithm.policy_delay=2"]
@@ -129,7 +134,13 @@ def test_prioritised_replay_updates_its_priorities(tmp_path: Path, demonstration
 
 @pytest.mark.parametrize(
     "kind",
-    ["prioritized", "offline", "flash", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("sac", "rlpd"))],
+    [
+        "prioritized",
+        "offline",
+        "flash",
+        "overlap",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("sac", "rlpd")),
+    ],
 )
 def test_interrupted_run_resumes_bit_identically(
     kind: str, tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch
@@ -138,6 +149,7 @@ def test_interrupted_run_resumes_bit_identically(
     settings = {
         "sac": [*SAC_RUN, "chunk.obs_horizon=2"],
         "flash": FLASH_RUN,
+        "overlap": [*FLASH_RUN, "sim.overlap=1"],
         "rlpd": [*RLPD_RUN, data, "replay.offline_updates=2"],
         "prioritized": [*RLPD_RUN, data, "replay.prioritized=0.6"],
         "offline": [*SAC_RUN, data, "replay.offline_updates=8", "replay.prioritized=0.6"],
