@@ -193,7 +193,8 @@ def world_sim(
     if world.support:
         guard = OODTermination(load_ood_detector(world.support, spec.proprio), world.support_penalty)
     first: Any = model.members[0] if isinstance(model, EnsembleWorldModel) else model
-    size = {"num_envs": options.num_envs, "rows": detector.rows or first.config.rows}
+    rows = detector.rows or (first.config.rows if model.device.type == "cpu" else None)
+    size = {"num_envs": options.num_envs, "rows": rows}
     return WorldSim(model, detector.judge, starts, real.spec, config=config, guard=guard, **size)
 
 

@@ -16,12 +16,22 @@ from torch import Tensor
 
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.ood_detector import OODDetector
+from robopolicy.device import move
 from robopolicy.errors import UserError
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.noise import assign_slots
 from robopolicy.sim.contract import TERM_PREFIX, Observation, SimSpec, Step, VectorSim
 from robopolicy.sim.vector_env import TorchVectorEnv
-from robopolicy.worldmodel.contract import Images, SuccessDetector, VideoWorldModel, WorldSpec, WorldState, first_frames
+from robopolicy.worldmodel.base import DEVICE_ROWS
+from robopolicy.worldmodel.contract import (
+    Images,
+    SuccessDetector,
+    VideoWorldModel,
+    WorldSpec,
+    WorldState,
+    first_frames,
+    put_rows,
+)
 from robopolicy.worldmodel.videos import VideoDataset, Window, check_names
 
 _CACHED_STARTS = 4096  # start frames in the cache
@@ -137,13 +147,14 @@ class WorldSim(TorchVectorEnv):
         *,
         num_envs: int,
         config: WorldSimConfig | None = None,
-        rows: int = 8,
+        rows: int | None = None,
         guard: OODTermination | None = None,
     ) -> None:
         """Build N environments with the observations of the simulator `task` that `model` predicts.
 
-        The detector `judge` receives `rows` clips per call; a fixed number keeps rounding independent of N. A UserError
-        is raised if model and task do not match, or the guard needs observations that the model does not predict.
+        The simulator is on the device of the model. The detector `judge` receives `rows` clips per call; on the CPU, a
+        fixed number, 8 by default, keeps rounding independent of N. A UserError is raised if model and task do not
+        match, or the guard needs observations that the model does not predict.
         """
         self.config, self.guard = config or WorldSimConfig(), guard
         _check_world(model.spec, task)
@@ -158,46 +169,54 @@ class WorldSim(TorchVectorEnv):
             final_obs_exact=True,
             mirror=None,
         )
-        super().__init__(spec, num_envs)
+        super().__init__(spec, num_envs, model.device)
         if guard is not None:
             blank = {key: torch.zeros(1, *entry.shape) for key, entry in spec.observation.items()}
             guard.gate.point(blank, torch.zeros(1, task.action_dim))
-        self._rows = rows
+        self._rows = rows or (8 if self.device.type == "cpu" else DEVICE_ROWS)
         self._state: WorldState | None = None
         clip, size = self.config.clip, model.spec.size
-        frames = torch.zeros(num_envs, clip, 3, size, size, dtype=torch.uint8)
+        frames = torch.zeros(num_envs, clip, 3, size, size, dtype=torch.uint8, device=self.device)
         self._images: Images = dict.fromkeys(model.spec.cameras, frames)  # the last frames, for the detector
-        self._proprio = torch.zeros(num_envs, clip, model.spec.proprio_dim)
-        self._progress = torch.zeros(num_envs)
-        self.num_scored = self.num_abstained = 0  # clips since the last reset, and clips without a decision
+        self._proprio = torch.zeros(num_envs, clip, model.spec.proprio_dim, device=self.device)
+        self._progress = torch.zeros(num_envs, device=self.device)
+        self._clips = torch.zeros(2, dtype=torch.int64, device=self.device)  # detected, and without a decision
+
+    @property
+    def num_scored(self) -> int:
+        """Number of clips since the last reset."""
+        return int(self._clips[0])
+
+    @property
+    def num_abstained(self) -> int:
+        """Number of clips since the last reset without a decision."""
+        return int(self._clips[1])
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
         """Start a new episode in every environment."""
-        self.num_scored = self.num_abstained = 0
+        self._clips = torch.zeros_like(self._clips)
         return super().reset(seed)
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Predict one frame of every active video and evaluate it."""
         assert self._state is not None, "reset first"
-        config, count = self.config, self.num_envs
+        config = self.config
         active, command = self.active_rows(active), self.clipped_action(action)
-        rows = active.nonzero().flatten()
-        success, abstained = torch.zeros(2, count, dtype=torch.bool)
-        progress, uncertainty = self._progress.clone(), torch.zeros(count)
-        outside = torch.zeros(count, dtype=torch.bool)
+        rows = self._selected(active)
+        uncertainty, outside = torch.zeros_like(self._progress), torch.zeros_like(active)
         if len(rows):
             actions = command[rows]
             if self.guard is not None:
                 obs = {key: value[rows] for key, value in self.observe().items()}
-                outside[rows] = ~self.guard.gate.inside(self.guard.gate.point(obs, actions))
+                beyond = ~self.guard.gate.inside(self.guard.gate.point(obs, actions))
+                outside = put_rows(outside, rows, beyond, active)
             state, frames = self.model.step(self._state.select(rows), actions[:, None])
-            self._state = self._state.put(rows, state)
-            self._append(rows, frames.images, frames.proprio)
-            uncertainty[rows] = frames.uncertainty[:, -1].cpu().float()
+            self._state = self._state.put(rows, state, active)
+            self._append(active, rows, frames.images, frames.proprio)
+            uncertainty = put_rows(uncertainty, rows, frames.uncertainty[:, -1], active)
         self.episode_step = self.episode_step + active
         last = (uncertainty > config.max_uncertainty) | (self.episode_step >= self.spec.max_episode_steps)
-        due = (active & (last | (self.episode_step % config.every == 0))).nonzero().flatten()
-        success[due], progress[due], abstained[due] = self._detect(due)
+        success, progress, abstained = self._detect(active & (last | (self.episode_step % config.every == 0)))
         success = success & ~outside
         reward = success.float() - config.penalty * uncertainty
         if config.reward == "shaped":
@@ -210,10 +229,8 @@ class WorldSim(TorchVectorEnv):
         terminated = (success & config.ends_on_success) | outside
         truncated = active & ~terminated & last
         final = self.observe()
-        ended = terminated | truncated
-        self.restart(ended)
         return Step(
-            obs=self.observe() if bool(ended.any()) else final,
+            obs=self.observe() if self.restart(terminated | truncated) else final,
             reward=torch.where(active, reward, 0.0),
             terminated=terminated,
             truncated=truncated,
@@ -249,44 +266,70 @@ class WorldSim(TorchVectorEnv):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Observation:
         """Restore `state_dict`."""
-        videos = state["films"]
-        memory = {key: value.to(self.model.device) for key, value in videos["memory"].items()}
-        self._state = WorldState(videos["seeds"].clone(), videos["steps"].clone(), memory)
-        self._images = {camera: view.clone() for camera, view in state["images"].items()}
-        self._proprio, self._progress = state["proprio"].clone(), state["progress"].clone()
+        videos, images, proprio, progress = (
+            move(state[name], self.device) for name in ("films", "images", "proprio", "progress")
+        )
+        self._state = WorldState(videos["seeds"], videos["steps"], videos["memory"])
+        self._images, self._proprio, self._progress = images, proprio, progress
         return super().load_state_dict(state)
 
     def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
         """Start the videos of `rows`."""
         start = self.starts(seeds)
         state = self.model.reset(start.images, start.proprio, seeds=torch.tensor(seeds), actions=start.actions)
-        self._state = state if self._state is None or len(rows) == self.num_envs else self._state.put(rows, state)
+        rows = rows.to(self.device, non_blocking=True)
+        started = torch.zeros_like(self.episode_step, dtype=torch.bool).index_fill(0, rows, True)
+        self._state = (
+            state if self._state is None or len(rows) == self.num_envs else self._state.put(rows, state, started)
+        )
         before = self.config.clip  # copies of the first frame replace the frames of the last episode
         images = {camera: _padded(view, before) for camera, view in start.images.items()}
-        self._append(rows, images, _padded(start.proprio, before))
-        self._progress = self._progress.clone()
-        self._progress[rows] = self._detect(rows)[1] if self.config.reward == "shaped" else 0.0
+        self._append(started, rows, images, _padded(start.proprio, before))
+        found = self._detect(started)[1] if self.config.reward == "shaped" else torch.zeros_like(self._progress)
+        self._progress = torch.where(started, found, self._progress)
 
-    def _append(self, rows: Tensor, images: Images, proprio: Tensor) -> None:
-        """Append frames `(R, T, ...)` to the videos of `rows`, without changing tensors that were returned before."""
-        self._images = {camera: _appended(video, rows, images[camera]) for camera, video in self._images.items()}
-        self._proprio = _appended(self._proprio, rows, proprio)
+    def _selected(self, mask: Tensor) -> Tensor:
+        """Return the rows of `mask` `(N,)`; on a device all rows, because finding them would wait."""
+        if self.device.type == "cpu":
+            return mask.nonzero().flatten()
+        return torch.arange(self.num_envs, device=self.device)
 
-    def _detect(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return success, progress and abstention `(R,)` of `rows`, from calls with a fixed number of clips."""
-        success, abstained = torch.zeros(2, len(rows), dtype=torch.bool)
-        progress = torch.zeros(len(rows))
-        for call in assign_slots(self.episode_seed[rows].tolist(), self._rows):
-            members = rows[call.members]
-            clips = {camera: view[members] for camera, view in self._images.items()}
-            found = self.judge(clips, self._proprio[members])
-            sure = (found.success >= self.config.success) & ~found.uncertain
-            success[call.seated] = sure[call.places].cpu()
-            progress[call.seated] = found.progress[call.places].cpu().float()
-            abstained[call.seated] = found.uncertain[call.places].cpu()
-        self.num_scored += len(rows)
-        self.num_abstained += int(abstained.sum())
-        return success, progress, abstained
+    def _append(self, active: Tensor, rows: Tensor, images: Images, proprio: Tensor) -> None:
+        """Append frames of `rows` `(R, T, ...)` to the active videos, without changing tensors returned before."""
+
+        def appended(video: Tensor, frames: Tensor) -> Tensor:
+            frames = frames.to(video.device, video.dtype, non_blocking=True)
+            return put_rows(video, rows, torch.cat([video[rows], frames], 1)[:, -video.shape[1] :], active)
+
+        self._images = {camera: appended(video, images[camera]) for camera, video in self._images.items()}
+        self._proprio = appended(self._proprio, proprio)
+
+    def _detect(self, due: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return success, progress and abstention `(N,)` where `due` `(N,)`, elsewhere False, the last one and False.
+
+        Calls have a fixed number of clips. On a device, a detector that is called in every step receives all rows.
+        """
+        rows = self._selected(due) if self.config.every == 1 else due.nonzero().flatten()
+        none = torch.zeros_like(due)
+        if not len(rows):
+            return none, self._progress, none
+        if self.device.type == "cpu":
+            calls = assign_slots(self.episode_seed[rows].tolist(), self._rows)
+            parts = [[part[call.places] for part in self._judge_clips(rows[call.members])] for call in calls]
+            order = torch.tensor([index for call in calls for index in call.seated]).argsort()
+            success, progress, unsure = (torch.cat(column)[order] for column in zip(*parts, strict=True))
+        else:
+            batches = [self._judge_clips(members) for members in rows.split(self._rows)]
+            success, progress, unsure = (torch.cat(column) for column in zip(*batches, strict=True))
+        sure = put_rows(none, rows, (success >= self.config.success) & ~unsure, due)
+        abstained = put_rows(none, rows, unsure, due)
+        self._clips = self._clips + torch.stack([due.sum(), abstained.sum()])
+        return sure, put_rows(self._progress, rows, progress, due), abstained
+
+    def _judge_clips(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return probabilities of success, progress and abstention `(R,)` of `rows` from one call of the detector."""
+        found = self.judge({camera: view[rows] for camera, view in self._images.items()}, self._proprio[rows])
+        return found.success.to(self.device), found.progress.to(self.device).float(), found.uncertain.to(self.device)
 
     def observe(self) -> Observation:
         """Return the state vectors and frames."""
@@ -294,13 +337,6 @@ class WorldSim(TorchVectorEnv):
         sizes = [int(np.prod(self.spec.observation[name].shape)) for name in names]
         vectors = dict(zip(names, self._proprio[:, -1].split(sizes, 1), strict=True)) if names else {}
         return vectors | {IMAGE_PREFIX + camera: video[:, -1] for camera, video in self._images.items()}
-
-
-def _appended(video: Tensor, rows: Tensor, frames: Tensor) -> Tensor:
-    """Return a copy of `video` `(N, K, ...)` with `frames` `(R, T, ...)` appended to `rows`; keeps the last K."""
-    video = video.clone()
-    video[rows] = torch.cat([video[rows], frames.to(video.device, video.dtype)], 1)[:, -video.shape[1] :]
-    return video
 
 
 def _padded(frames: Tensor, count: int) -> Tensor:

@@ -1,8 +1,9 @@
 """Base classes of latent video world models and of their training data.
 
 A subclass encodes and decodes frames, samples the next latents and predicts success; the base class implements the
-contract (`reset`, `step`, `judge`). Videos are encoded separately and predicted in batches of `rows`, each in the slot
-that its seed determines, because rounding depends on the batch size.
+contract (`reset`, `step`, `judge`). On the CPU, videos are encoded separately and predicted in batches of `rows`, each
+in the slot that its seed determines, because rounding depends on the batch size. On a device, a call has up to
+`DEVICE_ROWS` videos.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from robopolicy.policies.noise import PerRowGenerator, assign_slots
+from robopolicy.policies.noise import PerRowGenerator, assign_slots, row_generator
 from robopolicy.worldmodel.contract import Frames, Images, Judgement, WorldSpec, WorldState, check_actions, check_inputs
 from robopolicy.worldmodel.videos import FrameSampler, VideoDataset
 
+DEVICE_ROWS = 1024  # videos per call on a device
 _NOISE_KEY_OFFSET = 1 << 40  # added to the step in the noise key, so that model and policy draw different noise
 
 
@@ -89,25 +91,28 @@ class LatentVideoModel(nn.Module, ABC):
         """Encode the context."""
         check_inputs(self.spec, images, proprio, actions)
         rows, context = proprio.shape[:2]
-        static = all(bool((frames == frames[:, :1]).all()) for frames in images.values())  # copies of a first frame
+        static = all(map(_is_static, images.values()))
         frames = {camera: (views[:, :1] if static else views).flatten(0, 1) for camera, views in images.items()}
         count = rows if static else rows * context
-        parts = [self.encode({camera: view[i : i + 1] for camera, view in frames.items()}) for i in range(count)]
+        size = 1 if self.device.type == "cpu" else DEVICE_ROWS
+        starts = range(0, count, size)
+        parts = [self.encode({camera: view[i : i + size] for camera, view in frames.items()}) for i in starts]
         if actions is None:
             actions = torch.zeros(rows, context - 1, self.spec.action_dim)
         memory = {
             "latents": torch.cat(parts).unflatten(0, (rows, -1)).expand(-1, context, -1, -1, -1),
-            "proprio": proprio.to(self.device, torch.float32),
-            "actions": actions.to(self.device, torch.float32),
+            "proprio": proprio.to(self.device, torch.float32, non_blocking=True),
+            "actions": actions.to(self.device, torch.float32, non_blocking=True),
         }
-        return WorldState(seeds.cpu().clone(), torch.zeros_like(seeds, device="cpu"), memory)
+        seeds = seeds.to(self.device, copy=True, non_blocking=True)
+        return WorldState(seeds, torch.zeros_like(seeds), memory)
 
     @torch.no_grad()
     def step(self, state: WorldState, actions: Tensor) -> tuple[WorldState, Frames]:
         """Predict `frames_per_call` frames at a time."""
         check_actions(self.spec, state, actions)
         parts: list[Frames] = []
-        for chunk in actions.to(self.device, torch.float32).split(self.spec.frames_per_call, 1):
+        for chunk in actions.to(self.device, torch.float32, non_blocking=True).split(self.spec.frames_per_call, 1):
             state, frames = self._next(state, chunk)
             parts.append(frames)
         images = {camera: torch.cat([part.images[camera] for part in parts], 1) for camera in self.spec.cameras}
@@ -116,11 +121,16 @@ class LatentVideoModel(nn.Module, ABC):
 
     def _next(self, state: WorldState, chunk: Tensor) -> tuple[WorldState, Frames]:
         """Predict the frames of one call."""
-        calls = assign_slots(state.seeds.tolist(), self.config.rows)
-        parts = [self._call(state.select(torch.tensor(call.members)), chunk[call.members]) for call in calls]
-        order = torch.tensor([index for call in calls for index in call.seated]).argsort().to(self.device)
-        kept = [[value[call.places] for value in part] for call, part in zip(calls, parts, strict=True)]
-        latents, proprio, uncertainty, *views = (torch.cat(values)[order] for values in zip(*kept, strict=True))
+        if self.device.type == "cpu":
+            calls = assign_slots(state.seeds.tolist(), self.config.rows)
+            parts = [self._call(state.select(torch.tensor(call.members)), chunk[call.members]) for call in calls]
+            order = torch.tensor([index for call in calls for index in call.seated]).argsort()
+            kept = [[value[call.places] for value in part] for call, part in zip(calls, parts, strict=True)]
+            latents, proprio, uncertainty, *views = (torch.cat(values)[order] for values in zip(*kept, strict=True))
+        else:
+            batches = torch.arange(len(chunk), device=self.device).split(DEVICE_ROWS)
+            parts = [self._call(state.select(rows), chunk[rows]) for rows in batches]
+            latents, proprio, uncertainty, *views = (torch.cat(values) for values in zip(*parts, strict=True))
         context = self.spec.context
         memory = {
             "latents": torch.cat([state.memory["latents"], latents], 1)[:, -context:],
@@ -132,7 +142,7 @@ class LatentVideoModel(nn.Module, ABC):
 
     def _call(self, state: WorldState, chunk: Tensor) -> tuple[Tensor, ...]:
         """Return latents, state vectors, uncertainties and images of the next frames."""
-        streams = PerRowGenerator(state.seeds.tolist(), (state.steps + _NOISE_KEY_OFFSET).tolist())
+        streams = row_generator(state.seeds, state.steps + _NOISE_KEY_OFFSET)
         actions = torch.cat([state.memory["actions"], chunk], 1)
         latents, proprio, spread = self.draw(streams, state.memory["latents"], state.memory["proprio"], actions)
         views = self.decode(latents.flatten(0, 1))
@@ -144,6 +154,11 @@ class LatentVideoModel(nn.Module, ABC):
         latent = self.encode({camera: frames[:, -1] for camera, frames in images.items()})
         success, progress = self.outcome_logits(latent, proprio[:, -1].to(self.device)).sigmoid().unbind(1)
         return Judgement(success, progress, torch.zeros_like(success, dtype=torch.bool))
+
+
+def _is_static(frames: Tensor) -> bool:
+    """Whether `frames` `(B, C, ...)` are known to be copies of a first frame; comparing them on a device would wait."""
+    return frames.stride(1) == 0 or (frames.device.type == "cpu" and bool((frames == frames[:, :1]).all()))
 
 
 def disagreement(draws: list[Tensor]) -> Tensor:

@@ -65,17 +65,22 @@ class WorldState:
         memory = {key: value[rows.to(value.device)] for key, value in self.memory.items()}
         return WorldState(self.seeds[rows.to(self.seeds.device)], self.steps[rows.to(self.steps.device)], memory)
 
-    def put(self, rows: Tensor, other: WorldState) -> WorldState:
-        """Return a copy with the videos `rows`, indices `(R,)` or a mask `(B,)`, replaced by `other`."""
-        pairs = {key: (value, other.memory[key]) for key, value in self.memory.items()}
-        memory = {key: _put(value, rows, new) for key, (value, new) in pairs.items()}
-        return WorldState(_put(self.seeds, rows, other.seeds), _put(self.steps, rows, other.steps), memory)
+    def put(self, rows: Tensor, other: WorldState, active: Tensor) -> WorldState:
+        """Return a copy with the videos `rows` replaced by `other`, see `put_rows`."""
+        memory = {key: put_rows(value, rows, other.memory[key], active) for key, value in self.memory.items()}
+        seeds = put_rows(self.seeds, rows, other.seeds, active)
+        return WorldState(seeds, put_rows(self.steps, rows, other.steps, active), memory)
 
 
-def _put(value: Tensor, rows: Tensor, new: Tensor) -> Tensor:
-    result = value.clone()
-    result[rows.to(value.device)] = new.to(value.device)
-    return result
+def put_rows(value: Tensor, rows: Tensor, new: Tensor, active: Tensor) -> Tensor:
+    """Copy of `value` `(N, ...)` with `new` `(R, ...)` in the rows where `active` `(N,)` bool.
+
+    `rows` `(R,)`, ascending, are the active rows, or all rows, of which the others are kept.
+    """
+    new = new.to(value.device, value.dtype, non_blocking=True)
+    if len(rows) < len(value):
+        return value.index_copy(0, rows.to(value.device), new)
+    return torch.where(active.to(value.device).reshape(-1, *[1] * (value.dim() - 1)), new, value)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from robopolicy.constraints import NonNegativeInt, PositiveFraction, PositiveInt
 from robopolicy.errors import UserError
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.base import Observation, Policy, Sample
-from robopolicy.policies.noise import PerRowGenerator, Randomness, normal
+from robopolicy.policies.noise import Randomness, normal, row_generator
 from robopolicy.policies.wrappers.best_of_n import Candidates
 from robopolicy.worldmodel.contract import SuccessDetector, VideoWorldModel, first_frames
 
@@ -92,7 +92,7 @@ class VideoDynamics:
         video, before = state
         video, frames = self.model.step(video, actions)
         after = self._score(frames.images, frames.proprio)
-        rewards = torch.zeros(actions.shape[:2])
+        rewards = torch.zeros(actions.shape[:2], device=after.device)
         rewards[:, -1] = after - before
         obs = {IMAGE_PREFIX + camera: view for camera, view in frames.images.items()}
         if self.sizes:
@@ -103,7 +103,7 @@ class VideoDynamics:
     def _score(self, images: dict[str, Tensor], proprio: Tensor) -> Tensor:
         """Return success, 0 where the detector abstains, plus progress `(R,)`."""
         found = self.judge(images, proprio)
-        return (torch.where(found.uncertain, 0.0, found.success) + found.progress).float().cpu()
+        return (torch.where(found.uncertain, 0.0, found.success) + found.progress).float()
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,8 @@ class ImaginedPolicy(Policy):
         for decision in range(self.config.depth):
             if decision:
                 # Common random numbers: every row uses the same noise.
-                streams = PerRowGenerator([0] * len(chunk), [decision] * len(chunk))
+                seeds = torch.zeros(len(chunk), dtype=torch.int64, device=chunk.device)
+                streams = row_generator(seeds, seeds + decision)
                 chunk = self.base.act(self._base_obs(rows), deterministic=True, generator=streams)
             state, predicted, rewards = self.dynamics.step(state, chunk[:, :action_horizon])
             steps = decision * action_horizon + torch.arange(action_horizon, device=total.device)

@@ -92,7 +92,8 @@ class LatentWorldModel(LatentVideoModel):
 
     def encode(self, images: Images) -> Tensor:
         """Encode every camera separately and concatenate the channels."""
-        views = [self.autoencoder.encode(to_float(images[camera].to(self.device))) for camera in self.spec.cameras]
+        frames = [images[camera].to(self.device, non_blocking=True) for camera in self.spec.cameras]
+        views = [self.autoencoder.encode(to_float(frame)) for frame in frames]
         return (torch.cat(views, 1) - self.latent_mean) / self.latent_std
 
     def decode(self, latent: Tensor) -> Images:
@@ -186,7 +187,7 @@ class EnsembleWorldModel:
         """Step every member; the uncertainty is the root mean variance of their pixels, in [0, 1]."""
         pairs = [member.step(part, actions) for member, part in zip(self.members, self._parts(state), strict=True)]
         predictions = [frames for _, frames in pairs]
-        own, rows = state.seeds % len(self.members), torch.arange(len(state.seeds))
+        own, rows = state.seeds % len(self.members), torch.arange(len(state.seeds), device=state.seeds.device)
 
         def select(values: list[Tensor]) -> Tensor:
             return torch.stack(values)[own, rows]

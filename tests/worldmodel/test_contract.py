@@ -41,7 +41,10 @@ def test_select_and_put_leave_the_old_state_unchanged():
     state = make_states(3)
     branched = state.select(torch.tensor([2, 2, 0]))
     assert branched.seeds.tolist() == [102, 102, 100]
-    merged = state.put(torch.tensor([False, True, False]), make_states(3).select(torch.tensor([2])))
+    other, active = make_states(3).select(torch.tensor([2])), torch.tensor([False, True, False])
+    merged = state.put(torch.tensor([1]), other, active)
+    every = state.put(torch.arange(3), make_states(3).select(torch.tensor([0, 2, 1])), active)
+    assert every.seeds.tolist() == merged.seeds.tolist()
     assert merged.seeds.tolist() == [100, 102, 102]
     assert merged.memory["latent"][:, 0].tolist() == [0.0, 2.0, 2.0]
     assert state.seeds.tolist() == [100, 101, 102]
