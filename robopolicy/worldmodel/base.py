@@ -197,6 +197,10 @@ class VideoSource(ABC):
         outcome = torch.stack([videos.success[chosen], videos.progress[chosen]], 1)
         return self.latents(model)[chosen], videos.proprio[chosen], outcome
 
+    def uploaded(self, part: Tensor) -> Tensor:
+        """Copy a part of a batch to the device, while it works on the last batch."""
+        return part.to(self.device, non_blocking=True)
+
     def metrics(self) -> dict[str, float]:
         """Return no metrics."""
         return {}

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from robopolicy.algorithms.common.algorithm import Metrics, make_metrics
 from robopolicy.constraints import FractionBelowOne, NonNegative, Positive, PositiveInt, Validated
 from robopolicy.core.gradients import clip_gradients
+from robopolicy.device import restore_generator
 from robopolicy.nets.module_state import EMA
 from robopolicy.worldmodel.base import VideoSource
 from robopolicy.worldmodel.latent import LatentWorldModel, to_float
 from robopolicy.worldmodel.networks import AutoEncoder
-
-Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def autoencoder_loss(autoencoder: AutoEncoder, images: Tensor, noise: Tensor, sc
     error = (autoencoder.decode(latent + scale * noise) - image) ** 2
     weight = 1 + 4 * (image - image.mean((2, 3), keepdim=True)).abs()
     loss = (error * weight).mean() + 1e-3 * latent.pow(2).mean()
-    return loss, {"autoencoder/psnr": float(10 * torch.log10(4 / error.detach().mean()))}
+    return loss, make_metrics({"autoencoder/psnr": 10 * torch.log10(4 / error.detach().mean())})
 
 
 def denoising_loss(
@@ -80,9 +80,9 @@ def denoising_loss(
     size, device = len(batch.latents), batch.latents.device
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device)
+        return torch.randn(shape, generator=generator, device=device)
 
-    level = torch.rand(size, generator=generator).to(device) * history_noise
+    level = torch.rand(size, generator=generator, device=device) * history_noise
     past, after = batch.latents[:, :-1], batch.latents[:, -1]
     past = past + level[:, None, None, None, None] * normal(*past.shape)
     proprio = batch.proprio[:, :-1]
@@ -95,10 +95,7 @@ def denoising_loss(
     weight = (spread**2 + 1) / spread**2  # of EDM, for data of unit standard deviation
     latent_loss = (weight * (clean - change) ** 2).mean()
     state_loss = (state - moved).pow(2).mean() if moved.shape[1] else latent_loss.new_zeros(())
-    return latent_loss + state_loss, {
-        "denoiser/loss": float(latent_loss.detach()),
-        "state/loss": float(state_loss.detach()),
-    }
+    return latent_loss + state_loss, make_metrics({"denoiser/loss": latent_loss, "state/loss": state_loss})
 
 
 def outcome_loss(model: LatentWorldModel, batch: LatentBatch) -> tuple[Tensor, Metrics]:
@@ -110,7 +107,7 @@ def outcome_loss(model: LatentWorldModel, batch: LatentBatch) -> tuple[Tensor, M
     loss = functional.binary_cross_entropy_with_logits(
         model.outcome_logits(latents, batch.outcome_proprio), batch.outcome
     )
-    return loss, {"outcome/loss": float(loss.detach())}
+    return loss, make_metrics({"outcome/loss": loss})
 
 
 class WorldLearner:
@@ -122,7 +119,7 @@ class WorldLearner:
     def __init__(self, config: LearnerConfig, model: LatentWorldModel, seed: int = 0) -> None:
         self.config, self.model = config, model
         self.updates = 0
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator(model.device).manual_seed(seed)
         predicting: list[nn.Module] = [model.denoiser, model.outcome]
         self.ema = EMA(nn.ModuleList(predicting), config.ema)
         parameters = [parameter for part in predicting for parameter in part.parameters()]
@@ -158,7 +155,7 @@ class WorldLearner:
             group["lr"] = rate
         if isinstance(batch, FrameBatch):
             shape = (len(batch.images), model.config.latent_channels, model.grid, model.grid)
-            noise = torch.randn(shape, generator=self.generator).to(batch.images.device)
+            noise = torch.randn(shape, generator=self.generator, device=self.generator.device)
             loss, metrics = autoencoder_loss(model.autoencoder, batch.images, noise, config.latent_noise)
         else:
             loss, metrics = denoising_loss(model, batch, self.generator, config.history_noise)
@@ -200,7 +197,7 @@ class WorldLearner:
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state[name])
         self.updates = int(state["updates"])
-        self.generator.set_state(state["generator"])
+        restore_generator(self.generator, state["generator"])
 
 
 class StagedVideoSource(VideoSource):
@@ -225,9 +222,9 @@ class StagedVideoSource(VideoSource):
             views = list(self.videos.images.values())
             chosen = self.sampler.frames(algorithm.config.autoencoder_batch)
             parts = [view[chosen[index :: len(views)]] for index, view in enumerate(views)]
-            return FrameBatch(torch.cat(parts).to(self.device))
+            return FrameBatch(self.uploaded(torch.cat(parts)))
         model, size = algorithm.model, algorithm.config.batch_size
         latents = self.latents(model)
         frames, actions, _ = self.videos.window(self.sampler.targets(size))
         parts = (latents[frames], self.videos.proprio[frames], actions, *self.outcome_batch(model, size))
-        return LatentBatch(*(part.to(self.device) for part in parts))
+        return LatentBatch(*map(self.uploaded, parts))

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from robopolicy.algorithms.common.algorithm import Metrics, make_metrics
 from robopolicy.constraints import FractionBelowOne, NonNegative, Positive, PositiveInt, Validated
+from robopolicy.device import restore_generator
 from robopolicy.worldmodel.base import VideoSource
 from robopolicy.worldmodel.pretrained.codec import cached_latents
 from robopolicy.worldmodel.pretrained.model import AdapterConfig, PretrainedWorldModel, open_pretrained, shifted
 from robopolicy.worldmodel.videos import VideoDataset
-
-Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ def flow_loss(
     """Squared error of the velocity of the future frames, and of the change of the state vector."""
     data, (size, future), device = batch.latents, batch.real.shape, batch.latents.device
     context = data.shape[1] - future
-    noise = torch.randn(data.shape, generator=generator).to(device)
-    level = torch.rand(size, 1, generator=generator) * history_noise
-    share = shifted(torch.randn(size, 1, generator=generator).sigmoid(), model.config.adapter.shift)
-    time = 1 - torch.cat([level.expand(-1, context), share.expand(-1, future)], 1).to(device)
+    noise = torch.randn(data.shape, generator=generator, device=device)
+    level = torch.rand(size, 1, generator=generator, device=device) * history_noise
+    share = shifted(torch.randn(size, 1, generator=generator, device=device).sigmoid(), model.config.adapter.shift)
+    time = 1 - torch.cat([level.expand(-1, context), share.expand(-1, future)], 1)
     mixing = time[..., None, None, None]
     velocity = model.velocity(mixing * data + (1 - mixing) * noise, time, batch.actions)[:, context:]
     error = (velocity - (data - noise)[:, context:]).pow(2).flatten(2).mean(2)
@@ -80,14 +80,14 @@ def flow_loss(
     moved = (batch.proprio[:, after] - batch.proprio[:, before] - model.proprio_change_mean) / model.proprio_change_std
     errors = (predicted - moved.flatten(0, 1))[batch.real.flatten()].pow(2)
     state = errors.mean() if errors.numel() else flow.new_zeros(())
-    return flow + state, {"flow/loss": float(flow.detach()), "state/loss": float(state.detach())}
+    return flow + state, make_metrics({"flow/loss": flow, "state/loss": state})
 
 
 def outcome_loss(model: PretrainedWorldModel, batch: VideoLatentBatch) -> tuple[Tensor, Metrics]:
     """Cross-entropies of success and progress."""
     logits = model.outcome_logits(batch.outcome_latents, batch.outcome_proprio)
     loss = functional.binary_cross_entropy_with_logits(logits, batch.outcome)
-    return loss, {"outcome/loss": float(loss.detach())}
+    return loss, make_metrics({"outcome/loss": loss})
 
 
 class PretrainedLearner:
@@ -100,7 +100,7 @@ class PretrainedLearner:
     def __init__(self, config: PretrainedLearnerConfig, model: PretrainedWorldModel, seed: int = 0) -> None:
         self.config, self.model = config, model
         self.updates = 0
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator(model.device).manual_seed(seed)
         self.learning = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self.optimizer = torch.optim.AdamW(self.learning.values(), config.lr, weight_decay=config.weight_decay)
 
@@ -151,7 +151,7 @@ class PretrainedLearner:
                 value.copy_(state[kind][name])
         self.optimizer.load_state_dict(state["optimizer"])
         self.updates = int(state["updates"])
-        self.generator.set_state(state["generator"])
+        restore_generator(self.generator, state["generator"])
 
 
 class CachedVideoSource(VideoSource):
@@ -171,7 +171,7 @@ class CachedVideoSource(VideoSource):
         latents = self.latents(model)
         frames, actions, real = videos.window(self.sampler.targets(size), videos.spec.frames_per_call)
         parts = (latents[frames], videos.proprio[frames], actions, real, *self.outcome_batch(model, size))
-        return VideoLatentBatch(*(part.to(self.device) for part in parts))
+        return VideoLatentBatch(*map(self.uploaded, parts))
 
 
 def build_pretrained(
