@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.algorithms.common.algorithm import Algorithm
+from robopolicy.algorithms.common.algorithm import Algorithm, make_metrics, read_metrics
 from robopolicy.atomic import atomic_folder, restore_partial
 from robopolicy.errors import UserError
 from robopolicy.evaluation.harness import run_episodes
@@ -48,9 +48,11 @@ def check_metrics(metrics: Mapping[str, float | Tensor], algorithm: Algorithm, u
 
 def check_parameters(algorithm: Algorithm, update: int) -> None:
     """Raise TrainingDiverged for a non-finite tensor of the algorithm's state: weights, moments, statistics."""
-    for name, tensor in named_tensors(algorithm.state_dict()):
-        # Summing is one pass without a temporary; elements are checked only if the sum is not finite.
-        if tensor.is_floating_point() and not math.isfinite(float(tensor.detach().sum())):
+    found = [(name, tensor) for name, tensor in named_tensors(algorithm.state_dict()) if tensor.is_floating_point()]
+    # Summing is one pass without a temporary; elements are checked only if a sum is not finite.
+    sums = read_metrics(make_metrics({str(i): tensor.detach().sum() for i, (_, tensor) in enumerate(found)}))
+    for (name, tensor), total in zip(found, sums.values(), strict=True):
+        if not math.isfinite(total):
             bad = ~torch.isfinite(tensor)
             if bool(bad.any()):
                 raise TrainingDiverged(_message(f"tensor '{name}'", float(tensor[bad].flatten()[0]), update))

@@ -206,17 +206,15 @@ class Trainer:
         self._updating += time.monotonic() - start
         self.update += 1
         self.latest = None
-        last = self.update == self.total
-        logging = self.update % self.log_every == 0 or last
-        metrics = read_metrics(metrics) if logging else metrics
+        intervals = self.log_every, self.evaluate_every, self.checkpoint_every
+        logging, evaluating, saving = (self.update % every == 0 or self.update == self.total for every in intervals)
+        row = read_metrics(metrics) if logging else {}
         if self.config.guards.finite:
-            check_metrics(metrics, self.algorithm, self.update)
-        evaluating = self.update % self.evaluate_every == 0 or last
-        saving = self.update % self.checkpoint_every == 0 or last
-        if self.config.guards.finite and (evaluating or saving):
-            check_parameters(self.algorithm, self.update)
+            check_metrics(row or metrics, self.algorithm, self.update)
+            if evaluating or saving:
+                check_parameters(self.algorithm, self.update)
         if logging:
-            row = {**read_metrics(metrics), **self.source.metrics(), "train/env_steps": self.source.env_steps}
+            row |= {**self.source.metrics(), "train/env_steps": self.source.env_steps}
             self._log(row)
             self.console.row(self.update, row)
         self.console.advance(self.update)
