@@ -107,7 +107,7 @@ class CalQL(OffPolicy):
                 alpha = self.temperature.value
                 loss, logp = actor_loss(self.policy, self.critic, part.obs, alpha, self.generator)
                 optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
-                stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha)
+                stats.actor(loss=loss, entropy=-logp, temperature=alpha)
         return self.finish(batch, stats)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:

@@ -108,7 +108,7 @@ class DSRLNA(OffPolicy):
                 alpha = self.temperature.value
                 loss, logp = actor_loss(self.policy.actor, self.noise_critic, part.obs, alpha, self.generator)
                 optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
-                stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha)
+                stats.actor(loss=loss, entropy=-logp, temperature=alpha)
         metrics = self.finish(batch, stats)
         minibatches = list(batch.split(self.config.batch_size))
         info: Info = {}

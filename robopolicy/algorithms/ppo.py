@@ -129,7 +129,7 @@ class PPO(OnPolicy):
     def critic_gradient(self, rows: RolloutBatch, image: RolloutBatch | None) -> Tensor:
         """Add the gradient of the weighted critic loss; returns the loss."""
         loss = with_image(self.critic_loss, rows, image)
-        (self.config.value_coef * loss).backward()
+        loss.backward(torch.full_like(loss, self.config.value_coef))
         return loss.detach()
 
     def minibatch_loss(

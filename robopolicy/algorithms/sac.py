@@ -51,7 +51,7 @@ class SACConfig(MaxEntropyConfig):
 
 def soft_target(batch: Transitions, value: Tensor, logp: Tensor, alpha: Tensor, config: MaxEntropyConfig) -> Tensor:
     """Bootstrap `value` `(B,)` plus the entropy `-alpha log pi(a' | s')` of the next chunk, if `backup_entropy`."""
-    return value - batch.discount * alpha * logp if config.backup_entropy else value
+    return torch.addcmul(value, batch.discount * alpha, logp, value=-1) if config.backup_entropy else value
 
 
 def actor_loss(
@@ -136,7 +136,7 @@ class SAC(OffPolicy):
                 alpha = self.temperature.value
                 loss, logp, info = self.actor_loss(part, alpha)
                 optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
-                stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha, **info)
+                stats.actor(loss=loss, entropy=-logp, temperature=alpha, **info)
         return self.finish(batch, stats)  # TD errors, normalisers, counter
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:

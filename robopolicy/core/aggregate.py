@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from robopolicy.core.decisions import Decisions, by_trajectory, by_unit
@@ -15,9 +16,12 @@ Aggregate = Callable[[Tensor, Tensor | None, Decisions, float], Tensor]
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean over the entries whose mask is on; 0 where there is none. Values of masked entries are ignored."""
+    """Mean over the entries whose mask is on; 0 where there is none. Values of masked entries are ignored.
+
+    Bools count as 0 and 1.
+    """
     if mask is None:
-        return values.mean()
+        return values.mean(dtype=torch.get_default_dtype() if values.dtype == torch.bool else None)
     return values.masked_fill(~mask, 0.0).sum() / mask.sum().clamp(min=1)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from robopolicy.constraints import NonNegative, Positive
@@ -107,7 +108,7 @@ class Estimator:
         pooled = bool(config.masks) and config.level != "token"  # then dropped decisions share a ratio with kept ones
         with torch.set_grad_enabled(torch.is_grad_enabled() and not pooled):
             plain, gated = self._ratio(logp, decisions)
-        mask = compose(config.masks, decisions, advantage, self._bounded(gated.detach()))
+        mask = compose(config.masks, decisions, advantage, self._bounded(gated.detach()) if config.masks else gated)
         if pooled and mask is not None:
             plain, gated = self._ratio(torch.where(mask, logp, logp.detach()), decisions)
         ratio = self._bounded(gated)
@@ -121,7 +122,11 @@ class Estimator:
         if config.importance_cap is not None:
             losses = losses * importance_weight(decisions, config.importance_level, config.importance_cap)
         loss = self._aggregate(losses, mask, decisions)
-        info = _diagnostics(ratio.detach(), self._bounded(plain.detach()), out.clipped, mask) if log_stats else {}
+        info: dict[str, Tensor] = {}
+        if log_stats:
+            # Before the budgets of a hierarchy, which would hide the KL.
+            drift = None if plain is gated else self._bounded(plain.detach())
+            info = _diagnostics(ratio.detach(), drift, out.clipped, mask)
         penalty = self._regularize(decisions, logp, entropy, ratio, mask, info)
         return (loss if penalty is None else loss + penalty), info
 
@@ -151,7 +156,7 @@ class Estimator:
         return plain, config.hierarchy(plain, decisions) if gated else plain
 
     def _bounded(self, ratio: Tensor) -> Tensor:
-        return ratio.clamp(-self.config.log_ratio_limit, self.config.log_ratio_limit)
+        return F.hardtanh(ratio, -self.config.log_ratio_limit, self.config.log_ratio_limit)  # a clamp in fewer kernels
 
     def _aggregate(self, losses: Tensor, mask: Tensor | None, decisions: Decisions) -> Tensor:
         return AGGREGATES[self.config.aggregate](losses, mask, decisions, self.config.length)
@@ -168,11 +173,12 @@ class Estimator:
         """Sum of the active penalties; adds their values to `info`."""
         terms: list[Tensor] = []
         if entropy is not None:
-            info["entropy"] = masked_mean(entropy.detach(), mask)
+            bonus = self._aggregate(entropy, mask, decisions)
+            info["entropy"] = bonus.detach() if self.config.aggregate == "token_mean" else masked_mean(entropy, mask)
         if (coefficient := self.controllers["entropy"].value) != 0.0:
             if entropy is None:
                 raise ValueError("An entropy bonus needs the entropy of the current policy.")
-            terms.append(-coefficient * self._aggregate(entropy, mask, decisions))
+            terms.append(-coefficient * bonus)
         if (coefficient := self.controllers["kl"].value) != 0.0:
             difference = log_ratio(logp, decisions.require("logp_ref"), decisions)
             kl = KL_ESTIMATORS[self.config.kl](difference)
@@ -183,7 +189,7 @@ class Estimator:
             variance = ratio_variance(ratio)
             info["ratio_variance"] = masked_mean(variance.detach(), mask)
             terms.append(constrained.value * self._aggregate(variance, mask, decisions))
-        return torch.stack(terms).sum() if terms else None
+        return sum(terms[1:], terms[0]) if terms else None
 
 
 def options_of(surrogate: str) -> dict[str, Any]:
@@ -193,15 +199,15 @@ def options_of(surrogate: str) -> dict[str, Any]:
     return {name: hints[name] for name in tuple(inspect.signature(function).parameters)[4:]}
 
 
-def _diagnostics(ratio: Tensor, plain: Tensor, clipped: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
-    """Scalars of the log-ratios `(N, T)`; `plain` is before the budgets of a hierarchy, which would hide the KL."""
+def _diagnostics(ratio: Tensor, drift: Tensor | None, clipped: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+    """Scalars of the log-ratios `(N, T)`; `drift` has the ones for the KL if they differ from `ratio`."""
     change = torch.expm1(ratio)  # ratio - 1
-    largest = change.abs() if mask is None else change.abs().masked_fill(~mask, 0.0)
+    counted = change if mask is None else change.masked_fill(~mask, 0.0)
     return {
-        "approx_kl": masked_mean(k3(-plain), mask),
-        "clip_fraction": masked_mean(clipped.to(ratio.dtype), mask),
+        "approx_kl": masked_mean(change - ratio if drift is None else k3(-drift), mask),
+        "clip_fraction": masked_mean(clipped, mask),
         "ratio_mean": masked_mean(change, mask) + 1.0,
-        "ratio_max": largest.max(),
+        "ratio_max": torch.linalg.vector_norm(counted, torch.inf),
     }
 
 

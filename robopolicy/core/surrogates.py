@@ -43,8 +43,8 @@ def clip(log_ratio: Tensor, advantage: Tensor, low: Bound, high: Bound) -> Surro
     """PPO's clipped objective: minus the smaller of `A ratio` and `A clamp(ratio, low, high)`."""
     ratio = log_ratio.exp()
     negative = -advantage
-    free, bounded = negative * ratio, negative * clamp_ratio(ratio, low, high)
-    clipped = bounded > free
+    free, bounded = negative * ratio, negative * clamp_ratio(ratio.detach(), low, high)
+    clipped = bounded > free  # only beyond the bounds, where the clamped ratio has no gradient
     return SurrogateOut(torch.where(clipped, bounded, free), clipped)
 
 

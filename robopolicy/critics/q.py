@@ -192,7 +192,8 @@ class QEnsemble(nn.Module):
         return self.body(self._joined(features, chunk), members)
 
     def _joined(self, features: Tensor, chunk: Tensor) -> Tensor:
-        action = self.action_normalizer.normalize(chunk[:, : self.steps]).flatten(1)
+        executed = chunk if chunk.shape[1] == self.steps else chunk[:, : self.steps]
+        action = self.action_normalizer.normalize(executed).flatten(1)
         return torch.cat([features, action], -1)
 
     def value(self, output: Tensor) -> Tensor:
@@ -220,7 +221,8 @@ class QEnsemble(nn.Module):
         `target` is `(B,)`, `(M, B)`, or probabilities `(1 or M, B, bins)`.
         """
         if self.histogram is None:
-            return (output.squeeze(-1) - target).square()
+            value = output.squeeze(-1)
+            return F.mse_loss(value, target.expand(value.shape), reduction="none")
         if target.dim() == 3:
             return cross_entropy(output, target)
         return self.histogram.loss(output, target.expand(output.shape[:-1]))

@@ -141,8 +141,7 @@ def check_tensors(content: Mapping[Any, Any]) -> None:
 
 def _set_statistics(policy: GaussianPolicy, statistics: Statistics) -> None:
     normalizer = policy.encoder.normalizer
-    normalizer.offset.copy_(statistics.offset)
-    normalizer.scale.copy_(statistics.scale)
+    normalizer.set_transform(statistics.offset, statistics.scale)
     normalizer.fitted.fill_(True)
     if isinstance(normalizer, RunningNormalizer):
         normalizer.mean.copy_(statistics.offset)

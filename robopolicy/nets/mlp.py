@@ -128,7 +128,9 @@ class EnsembleLinear(nn.Module):
     def forward(self, x: Tensor, members: Tensor | None = None) -> Tensor:
         """Apply member m, or `members[m]`, to `x[m]`."""
         weight, bias = select_members(self.weight, members), select_members(self.bias, members)
-        return torch.baddbmm(bias, x, weight) if weight.shape[2] > 1 else vector_products(x, weight) + bias
+        if weight.shape[2] > 1 or x.device.type != "cpu":
+            return torch.baddbmm(bias, x, weight)
+        return vector_products(x, weight) + bias
 
 
 class EnsembleLayerNorm(nn.Module):
@@ -153,8 +155,6 @@ def vector_products(x: Tensor, weight: Tensor) -> Tensor:
 
     On a CPU a batched product would be slow, and so would the gradient of a sum of elementwise products.
     """
-    if x.device.type != "cpu":
-        return (x * weight.transpose(1, 2)).sum(-1, keepdim=True)
     each = zip(x.to(weight.dtype).unbind(), weight.squeeze(2).unbind(), strict=True)
     return torch.stack([torch.mv(rows, vector) for rows, vector in each]).unsqueeze(-1)
 

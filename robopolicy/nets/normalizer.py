@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robopolicy.core.distributed import all_gather_moments
@@ -28,6 +29,7 @@ class Normalizer(nn.Module):
 
     offset: Tensor
     scale: Tensor
+    variance: Tensor
     fitted: Tensor
 
     def __init__(self, dim: int, mode: str) -> None:
@@ -37,6 +39,7 @@ class Normalizer(nn.Module):
         self.mode = mode
         self.register_buffer("offset", torch.zeros(dim))
         self.register_buffer("scale", torch.ones(dim))
+        self.register_buffer("variance", torch.ones(dim), persistent=False)  # scale squared
         self.register_buffer("fitted", torch.tensor(mode == "identity"))
 
     def fit(self, statistics: Mapping[str, Any]) -> None:
@@ -53,8 +56,7 @@ class Normalizer(nn.Module):
             constant = scale <= least
         else:
             return
-        self.offset.copy_(offset)
-        self.scale.copy_(torch.where(constant, torch.ones_like(scale), scale))
+        self.set_transform(offset, torch.where(constant, torch.ones_like(scale), scale))
         self.fitted.fill_(True)
 
     def fit_key(self, statistics: Statistics, key: str) -> None:
@@ -72,11 +74,22 @@ class Normalizer(nn.Module):
 
     def normalize(self, x: Tensor) -> Tensor:
         """Map `(..., D)` from raw to normalised units."""
-        return x if self.mode == "identity" else (x - self.offset) / self.scale
+        if self.mode == "identity":
+            return x
+        if x.device.type == "cpu":
+            return (x - self.offset) / self.scale
+        return F.batch_norm(x.reshape(-1, x.shape[-1]), self.offset, self.variance, eps=0.0).view(x.shape)  # one kernel
 
     def denormalize(self, x: Tensor) -> Tensor:
         """Inverse of `normalize`."""
-        return x if self.mode == "identity" else x * self.scale + self.offset
+        if self.mode == "identity":
+            return x
+        return x * self.scale + self.offset if x.device.type == "cpu" else torch.addcmul(self.offset, x, self.scale)
+
+    def set_transform(self, offset: Tensor | float, scale: Tensor | float) -> None:
+        """Set offset and scale, `(D,)` each or numbers."""
+        self.offset[...], self.scale[...] = offset, scale
+        self.variance.copy_(self.scale.square())
 
     def _read(self, statistics: Mapping[str, Any], name: str) -> Tensor:
         if name not in statistics:
@@ -97,6 +110,7 @@ class Normalizer(nn.Module):
         if scale is not None and not bool((scale > 0).all()):
             raise UserError(f"Checkpoint statistic '{prefix}scale' is not positive; the checkpoint is damaged.")
         super()._load_from_state_dict(state_dict, prefix, *args)
+        self.set_transform(self.offset, self.scale)
 
 
 class RunningNormalizer(Normalizer):
@@ -139,16 +153,11 @@ class RunningNormalizer(Normalizer):
 
     def normalize(self, x: Tensor) -> Tensor:
         """Map `(..., D)` to standardised units, bounded to +-10."""
-        return ((x - self.offset) / self.scale).clamp(-RUNNING_CLIP, RUNNING_CLIP)
-
-    def denormalize(self, x: Tensor) -> Tensor:
-        """Inverse of `normalize` within its bounds."""
-        return x * self.scale + self.offset
+        return super().normalize(x).clamp(-RUNNING_CLIP, RUNNING_CLIP)
 
     def _refresh(self) -> None:
         std = (self.squares / self.count).sqrt()
-        self.offset.copy_(self.mean)
-        self.scale.copy_(torch.where(std < MIN_RANGE, torch.ones_like(std), std))
+        self.set_transform(self.mean, torch.where(std < MIN_RANGE, torch.ones_like(std), std))
         self.fitted.fill_(True)
 
 

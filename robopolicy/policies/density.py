@@ -15,7 +15,7 @@ HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 def normal_log_density(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
     """Log-density of every element of `x` [nats]; to be summed over the dimensions of a decision."""
     z = (x - mean) * (-log_std).exp()
-    return -0.5 * z * z - log_std - HALF_LOG_2PI
+    return -0.5 * z.square() - log_std - HALF_LOG_2PI
 
 
 def normal_entropy(log_std: Tensor) -> Tensor:
@@ -58,16 +58,17 @@ class _TanhSample(torch.autograd.Function):
         ctx.save_for_backward(drawn, spread)
         ctx.shapes = mean.shape, log_std.shape
         # (raw - mean) / std is the noise, and -log(1 - tanh(u)^2) is 4 softplus_2(u) - 2 u - 2 log 2.
-        density = F.softplus(raw, 2).sub_(raw, alpha=0.5).mul_(4).sub_(log_std)
-        return drawn, density.addcmul_(noise, noise, value=-0.5).sub_(HALF_LOG_2PI + 2 * math.log(2))
+        slope = F.softplus(raw, 2).sub_(raw, alpha=0.5)
+        cost = torch.addcmul(log_std, noise, noise, value=0.5).sub_(slope, alpha=4)
+        return drawn, torch.rsub(cost, -HALF_LOG_2PI - 2 * math.log(2))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         of_draw, of_density = gradients
         drawn, spread = ctx.saved_tensors
-        # The derivative of tanh is 1 - tanh^2, the derivative of -log(1 - tanh^2) is 2 tanh.
-        of_raw = of_draw * (1 - drawn * drawn) + 2 * of_density * drawn
+        # The derivative of -log(1 - tanh^2) is 2 tanh.
+        of_raw = torch.ops.aten.tanh_backward(of_draw, drawn).addcmul_(of_density, drawn, value=2)
         mean_shape, std_shape = ctx.shapes
         return of_raw.sum_to_size(mean_shape), (of_raw * spread - of_density).sum_to_size(std_shape), None
 

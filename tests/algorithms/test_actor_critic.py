@@ -89,11 +89,11 @@ def test_the_adaptive_rate_falls_after_large_steps_and_rises_after_small_ones() 
     learner: PPO = algorithm("ppo", lr=1e-3, lr_schedule="adaptive", target_kl=0.01)
     for kl, factor in ((0.03, 1 / LR_FACTOR), (0.015, 1.0), (0.004, LR_FACTOR), (0.0, 1.0)):
         before = learner.optimizer.param_groups[0]["lr"]
-        adapt_rate(learner.optimizer, torch.tensor(kl), 0.01)
+        adapt_rate(learner.optimizer, torch.tensor(kl, dtype=torch.float64), 0.01)
         assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(before * factor)
     for kl, bound in ((1.0, 1e-5), (1e-6, 1e-2)):
         for _ in range(50):
-            adapt_rate(learner.optimizer, torch.tensor(kl), 0.01)
+            adapt_rate(learner.optimizer, torch.tensor(kl, dtype=torch.float64), 0.01)
         assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(bound)
 
 

@@ -49,7 +49,7 @@ class Temperature(nn.Module):
 
     def loss(self, logp: Tensor, target_entropy: float) -> Tensor:
         """Loss whose minimisation raises the weight while the entropy `-logp` `(B,)` is below its target."""
-        return -(self.log * (logp.detach() + target_entropy)).mean()
+        return self.log * -(logp.detach().mean() + target_entropy)
 
 
 def target_entropy(config: MaxEntropyConfig, dims: int) -> float:

@@ -72,7 +72,7 @@ class OffPolicyConfig(Validated):
 
 
 class UpdateStats:
-    """Metrics of one update (the last value of each) and the absolute TD errors of all rows."""
+    """Metrics of one update, the means of the last values of each, and the absolute TD errors of all rows."""
 
     def __init__(self) -> None:
         self.values: Info = {}
@@ -84,7 +84,7 @@ class UpdateStats:
         self.values |= {f"critic/{key}": value for key, value in info.items() if key != "td_errors"}
 
     def actor(self, **values: Tensor) -> None:
-        """Log scalars as `actor/KEY`."""
+        """Log the means of `values` as `actor/KEY`."""
         self.values |= {f"actor/{key}": value for key, value in values.items()}
 
 
@@ -173,7 +173,7 @@ class OffPolicy(Algorithm):
         critic, obs = self.target_critic, batch.next_obs
         members = random_members(self.config.critic.members, self.config.num_min_qs, self.generator)
         values = critic(obs, chunk) if members is None else critic(obs, chunk, members)
-        return batch.reward + batch.discount * self._reduce(values)
+        return torch.addcmul(batch.reward, batch.discount, self._reduce(values))
 
     def backup(self, batch: Transitions, chunk: Tensor, cost: Tensor | None = None) -> Tensor:
         """Target of `bootstrap` minus `cost` `(B,)`; with a C51 critic its distribution, see `backup_outputs`."""
@@ -219,7 +219,7 @@ class OffPolicy(Algorithm):
                 yield part
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
-        """Temporal-difference loss to `target`; the info has scalars and `td_errors` `(B,)`."""
+        """Temporal-difference loss to `target`; the info has values to average and `td_errors` `(B,)`."""
         return td_loss(self.critic, batch, self.target)
 
     def critic_step(self, batch: Transitions) -> Info:
@@ -242,7 +242,7 @@ class OffPolicy(Algorithm):
         self.updates += 1
         if self.config.lr_final_fraction < 1:
             self._decay_learning_rates()
-        return make_metrics(stats.values)
+        return make_metrics({key: value.mean() for key, value in stats.values.items()})
 
     def _decay_learning_rates(self) -> None:
         factor = cosine_decay(self.progress, self.config.lr_final_fraction)
@@ -297,7 +297,7 @@ def regression_loss(critic: QEnsemble, batch: Transitions, output: Tensor, targe
     value = critic.value(output.detach())
     if targets.dim() == 3 and critic.histogram is not None:
         targets = critic.histogram.expected(targets)
-    return loss, {"value": value.mean(), "target": targets.mean(), "td_errors": (value - targets).abs().mean(0)}
+    return loss, {"value": value, "target": targets, "td_errors": (value - targets).abs().mean(0)}
 
 
 def make_adam(network: nn.Module, lr: float, weight_decay: float = 0.0) -> torch.optim.Optimizer:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any, ClassVar
 
@@ -175,8 +176,11 @@ def value_loss(value: Tensor, rows: RolloutBatch, clip: float = 0.0) -> Tensor:
     error = (value - rows.value_target).square()
     if not clip:
         return error.mean()
-    bounded = (rows.value + (value - rows.value).clamp(-clip, clip) - rows.value_target).square()
-    return torch.where(bounded > error, bounded, error).mean()
+    change = (value - rows.value).detach()
+    allowed = change.clamp(-clip, clip)
+    bounded = (rows.value + allowed - rows.value_target).square()
+    clipped = (bounded > error) & (allowed != change)  # a clipped value has no gradient
+    return torch.where(clipped, bounded, error).mean()
 
 
 def prefixed(prefix: str, info: Info) -> Info:
@@ -208,14 +212,21 @@ def adapt_rate(optimizer: torch.optim.Optimizer, kl: Tensor, target: float) -> N
     A KL below `KL_EPS`, before the first step, is a rounding error and has no effect. On a device the rate becomes a
     tensor there, so that no step waits; `learning_rate` converts it back.
     """
-    group, kl = optimizer.param_groups[0], kl.double()
-    on_cpu = kl.device.type == "cpu"
-    rate = group["lr"]
-    if not isinstance(rate, Tensor):
-        rate = torch.full_like(kl, rate, dtype=torch.float64 if on_cpu else torch.float32)
-    slower, faster = (rate / LR_FACTOR).clamp(min=LR_RANGE[0]), (rate * LR_FACTOR).clamp(max=LR_RANGE[1])
-    rate = torch.where(kl > 2 * target, slower, torch.where((kl > KL_EPS) & (kl < target / 2), faster, rate))
-    group["lr"] = float(rate) if on_cpu else rate
+    group = optimizer.param_groups[0]
+    if kl.device.type != "cpu":
+        bounds, factors = _rate_factors(target, kl.device)
+        group["lr"] = (factors.take(torch.bucketize(kl, bounds)) * group["lr"]).clamp(*LR_RANGE)
+    elif kl > 2 * target:
+        group["lr"] = max(group["lr"] / LR_FACTOR, LR_RANGE[0])
+    elif KL_EPS < kl < target / 2:
+        group["lr"] = min(group["lr"] * LR_FACTOR, LR_RANGE[1])
+
+
+@lru_cache
+def _rate_factors(target: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Bounds `(3,)` between four ranges of the KL, and the factor on the learning rate in each range `(4,)`."""
+    bounds = torch.tensor([KL_EPS, target / 2, 2 * target], device=device)
+    return bounds, torch.tensor([1.0, LR_FACTOR, 1.0, 1 / LR_FACTOR], device=device)
 
 
 def joint_step(optimizer: torch.optim.Optimizer, grad_clip: float) -> None:

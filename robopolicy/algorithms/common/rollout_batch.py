@@ -173,7 +173,8 @@ def normalize(advantage: Tensor) -> Tensor:
         return (centred / (std + 1e-8)).to(advantage.dtype)
     if advantage.numel() < 2:
         return advantage
-    return ((exact - exact.mean()) / (exact.std() + 1e-8)).to(advantage.dtype)
+    std, mean = torch.std_mean(exact)
+    return ((exact - mean) / (std + 1e-8)).to(advantage.dtype)
 
 
 def explained_variance(rows: RolloutBatch) -> Tensor:

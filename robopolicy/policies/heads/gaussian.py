@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robopolicy.constraints import AtMost, Finite, PositiveInt
@@ -104,7 +105,7 @@ class GaussianPolicy(ExplicitPolicy):
             draw = mean + log_std.exp() * noise
             density = normal_log_density(draw, mean, log_std)
         chunk = self.action_normalizer.denormalize(draw)
-        return chunk, density[:, : self.spec.action_horizon].sum((1, 2))
+        return chunk, self._executed(density).sum((1, 2))
 
     def mode(self, obs: Observation) -> Tensor:
         """Most probable chunk before tanh, converted to env units `(B, H, A)`; differentiable."""
@@ -117,7 +118,12 @@ class GaussianPolicy(ExplicitPolicy):
     def raw_density(self, obs: Observation, raw: Tensor) -> Tensor:
         """Like `log_density`, for a chunk in normalised units before tanh `(B, H, A)`; exact under saturation."""
         mean, log_std = self.distribution(obs)
-        return self._log_density(raw, mean, log_std)[:, : self.spec.action_horizon].sum((1, 2))
+        return self._executed(self._log_density(raw, mean, log_std)).sum((1, 2))
+
+    def _executed(self, density: Tensor) -> Tensor:
+        """The executed part `(B, Ta, A)` of `(B, H, A)`."""
+        whole = self.spec.action_horizon == self.spec.horizon  # the gradient of a slice costs two kernels
+        return density if whole else density[:, : self.spec.action_horizon]
 
     def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
         """Log-probability and entropy `(B, 1)`.
@@ -167,10 +173,10 @@ class GaussianPolicy(ExplicitPolicy):
             return output, self.log_std
         mean, log_std = output.chunk(2, -1)
         low, high = self.config.log_std_min, self.config.log_std_max
-        log_std = log_std + self.config.log_std_init
+        log_std = log_std + self.config.log_std_init if self.config.log_std_init else log_std
         if self.config.log_std_tanh:
             return mean, low + (high - low) / 2 * (1 + log_std.tanh())
-        return mean, log_std.clamp(low, high)
+        return mean, F.hardtanh(log_std, low, high)  # a clamp in fewer kernels
 
     def _log_density(self, raw: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
         density = normal_log_density(raw, mean, log_std)

@@ -164,8 +164,7 @@ class ComposedPolicy(Policy):
         policies = [self._policy(number) for number in self._active]
         weights = [self._weights[number] for number in self._active]
         found = common_coordinates([sampler_adapter.units(policy) for policy in policies], weights)
-        self.action_normalizer.offset.copy_(found.offset)
-        self.action_normalizer.scale.copy_(found.scale)
+        self.action_normalizer.set_transform(found.offset, found.scale)
         self.action_normalizer.fitted.fill_(not any(unfitted_normalizers(parent) for parent in self._sources))
         self.ratio.copy_(found.ratio)
         self.shift.copy_(found.shift)

@@ -117,7 +117,7 @@ class LatentPolicy(Policy):
         self.actor = GaussianPolicy(config.actor, inner)
         if config.space.bound:
             normalizer = self.actor.action_normalizer  # tanh to [-b, b], for any b
-            normalizer.scale.fill_(config.space.bound)
+            normalizer.set_transform(0.0, config.space.bound)
             normalizer.fitted.fill_(True)
 
     @classmethod
