@@ -174,7 +174,8 @@ class Estimator:
         terms: list[Tensor] = []
         if entropy is not None:
             bonus = self._aggregate(entropy, mask, decisions)
-            info["entropy"] = bonus.detach() if self.config.aggregate == "token_mean" else masked_mean(entropy, mask)
+            mean = bonus if self.config.aggregate == "token_mean" else masked_mean(entropy, mask)
+            info["entropy"] = mean.detach()
         if (coefficient := self.controllers["entropy"].value) != 0.0:
             if entropy is None:
                 raise ValueError("An entropy bonus needs the entropy of the current policy.")
