@@ -8,6 +8,7 @@ and the gradient is `-mean(advantage * grad logp)` with the mean of the chosen a
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -172,14 +173,15 @@ class Estimator:
     ) -> Tensor | None:
         """Sum of the active penalties; adds their values to `info`."""
         terms: list[Tensor] = []
+        coefficient = self.controllers["entropy"].value
         if entropy is not None:
-            bonus = self._aggregate(entropy, mask, decisions)
-            mean = bonus if self.config.aggregate == "token_mean" else masked_mean(entropy, mask)
+            mean = masked_mean(entropy, mask)
             info["entropy"] = mean.detach()
-        if (coefficient := self.controllers["entropy"].value) != 0.0:
-            if entropy is None:
-                raise ValueError("An entropy bonus needs the entropy of the current policy.")
-            terms.append(-coefficient * bonus)
+            if coefficient != 0.0:
+                shared = mean if self.config.aggregate == "token_mean" else self._aggregate(entropy, mask, decisions)
+                terms.append(-coefficient * shared)
+        elif coefficient != 0.0:
+            raise ValueError("An entropy bonus needs the entropy of the current policy.")
         if (coefficient := self.controllers["kl"].value) != 0.0:
             difference = log_ratio(logp, decisions.require("logp_ref"), decisions)
             kl = KL_ESTIMATORS[self.config.kl](difference)
@@ -190,7 +192,7 @@ class Estimator:
             variance = ratio_variance(ratio)
             info["ratio_variance"] = masked_mean(variance.detach(), mask)
             terms.append(constrained.value * self._aggregate(variance, mask, decisions))
-        return sum(terms[1:], terms[0]) if terms else None
+        return functools.reduce(torch.add, terms) if terms else None
 
 
 def options_of(surrogate: str) -> dict[str, Any]:
@@ -208,7 +210,7 @@ def _diagnostics(ratio: Tensor, drift: Tensor | None, clipped: Tensor, mask: Ten
         "approx_kl": masked_mean(change - ratio if drift is None else k3(-drift), mask),
         "clip_fraction": masked_mean(clipped, mask),
         "ratio_mean": masked_mean(change, mask) + 1.0,
-        "ratio_max": torch.linalg.vector_norm(counted, torch.inf),
+        "ratio_max": counted.abs().max(),
     }
 
 
