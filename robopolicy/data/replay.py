@@ -132,7 +132,7 @@ class Replay(ReplayStorage):
         returns = (
             torch.full_like(weight, math.nan) if self.gamma is None else self._tensor(columns["returns"][place[0]])
         )
-        return Transitions(
+        batch = Transitions(
             obs=self._history(lane, slot, sample_spec.obs_horizon),
             chunk=self._rows("action", executed.T),
             mask=self._tensor(ahead[:horizon] < alive).T.float(),
@@ -147,6 +147,7 @@ class Replay(ReplayStorage):
             weight=weight,
             index=self._tensor(index),
         )
+        return batch if self.return_scale is None else self.return_scale.apply(batch)
 
     def observations(self, length: int, count: int = 4) -> dict[str, Tensor]:
         """Histories of `length` observations `{key: (count, length, ...)}`, spread over the buffer."""

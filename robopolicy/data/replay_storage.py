@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.data.priorities import DevicePriorities, Priorities
+from robopolicy.data.return_scale import ReturnScale
 from robopolicy.device import CPU, copy_to
 from robopolicy.errors import UserError
 
@@ -47,6 +48,7 @@ class ReplayStorage:
         self._written = self._zeros((lanes,), self._xp.int64)  # slots ever written
         self._age = self._zeros((lanes,), self._xp.int64)  # steps of the running episodes so far
         self._returns_due = False  # on a device, whether episodes have ended since the returns were computed
+        self.return_scale: ReturnScale | None = None  # of the rewards of all samples; then `add` gets all lanes
         self.priorities: Any = None
         if prioritized and device.type == "cpu":
             self.priorities = Priorities(lanes * self.length, prioritized)
@@ -72,6 +74,8 @@ class ReplayStorage:
         active: Tensor | None = None,  # (K,) bool, rows to store; None: all
     ) -> None:
         """Append one control step of K environments."""
+        if self.return_scale is not None:
+            self.return_scale.observe(reward, terminated | truncated, active)
         rows: Any = slice(None)
         if active is not None and self._xp is np:  # the CPU selects the rows, a device writes all of them
             rows = self._array(active).nonzero()[0]
@@ -172,6 +176,8 @@ class ReplayStorage:
 
     def end_episodes(self) -> None:
         """End the running episodes; the last step of each one only serves as successor of the previous step."""
+        if self.return_scale is not None:
+            self.return_scale.reset_episodes()
         lane = self._xp.where(self._age > 0)[0]
         if not len(lane):
             return
@@ -230,6 +236,8 @@ class ReplayStorage:
         }
         if self.priorities is not None:
             state["priorities"] = self.priorities.state_dict()
+        if self.return_scale is not None:
+            state["return_scale"] = self.return_scale.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -255,6 +263,8 @@ class ReplayStorage:
             self._by_slot(self._columns[key])[: len(rows)] = rows
         if self.priorities is not None:
             self.priorities.load_state_dict(state["priorities"])
+        if self.return_scale is not None:
+            self.return_scale.load_state_dict(state["return_scale"])
 
     def _by_slot(self, column: Values) -> Values:
         """View `(length, lanes, ...)` of a column."""

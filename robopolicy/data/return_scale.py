@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.data.batches import Transitions
+from robopolicy.device import copy_to
 
 
 class ReturnScale:
@@ -25,8 +26,11 @@ class ReturnScale:
         self._returns = torch.zeros(envs, dtype=torch.float64, device=device)  # (N,) G
         self._moments = torch.zeros(4, dtype=torch.float64, device=device)  # count, mean, squared deviations, max|G|
 
-    def observe(self, reward: Tensor, done: Tensor, active: Tensor) -> None:
-        """Update with a control step `(N,)` of the `active` environments; `done` is whether their episodes ended."""
+    def observe(self, reward: Tensor, done: Tensor, active: Tensor | None = None) -> None:
+        """Update with a control step `(N,)` of the `active` environments, or of all; `done` ends their episodes."""
+        device = self._returns.device
+        active = torch.ones_like(done) if active is None else active
+        reward, done, active = (copy_to(each, device) for each in (reward, done, active))
         returns = torch.where(active, self.gamma * self._returns + reward, self._returns)
         count, mean, square, most = self._moments
         rows = active.sum()
@@ -46,7 +50,7 @@ class ReturnScale:
 
     def apply(self, batch: Transitions) -> Transitions:
         """Scale the rewards and returns of `batch`."""
-        factor = self.factor().to(batch.reward.device)
+        factor = self.factor()
         scaled = {name: getattr(batch, name) * factor for name in ("reward", "rewards", "returns")}
         return replace(batch, **scaled)
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from robopolicy.data.replay import Replay
-from robopolicy.data.return_scale import ReturnScale
 from robopolicy.device import copy_to, restore_generator
 from robopolicy.policies.base import Observation
 from robopolicy.policies.noise import RepeatedNoise
@@ -45,14 +44,12 @@ class ReplaySampler:
         *,
         seed: int = 0,
         noise_repeat: int = 1,
-        return_scale: ReturnScale | None = None,
     ) -> None:
         """Reset `sim` to the first episode seed, and end the running episodes of `replay`; `seed` also seeds noise.
 
-        `noise_repeat` is the largest number of decisions with the same noise (`RepeatedNoise`), and `return_scale`
-        receives the rewards in the order of the steps.
+        `noise_repeat` is the largest number of decisions with the same noise (`RepeatedNoise`).
         """
-        self.sim, self.replay, self.return_scale = sim, replay, return_scale
+        self.sim, self.replay = sim, replay
         replay.end_episodes()
         self._generator = torch.Generator(sim.sim.device).manual_seed(seed)
         self._noise = RepeatedNoise(noise_repeat, self._generator) if noise_repeat > 1 else None
@@ -77,9 +74,6 @@ class ReplaySampler:
                 record = sample.record if number == 0 else {}
                 add_step(target, self.sim, obs, trace, trace.active, record, decision=number == 0)
                 obs = trace.step.obs
-                if self.return_scale is not None:
-                    done = trace.step.terminated | trace.step.truncated
-                    self.return_scale.observe(trace.step.reward, done, trace.active)
             self._episode_stats.observe(step)
             steps.append(step.steps)
             self._obs = step.obs
@@ -99,7 +93,6 @@ class ReplaySampler:
             "tally": self._episode_stats.state_dict(),
             "env_steps": self.env_steps,
             **({"noise": self._noise.state_dict()} if self._noise is not None else {}),
-            **({"return_scale": self.return_scale.state_dict()} if self.return_scale is not None else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -110,8 +103,6 @@ class ReplaySampler:
         self._episode_stats.load_state_dict(state["tally"])
         if self._noise is not None:
             self._noise.load_state_dict(state["noise"])
-        if self.return_scale is not None:
-            self.return_scale.load_state_dict(state["return_scale"])
         self.env_steps = int(state["env_steps"])
 
 

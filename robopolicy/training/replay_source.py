@@ -85,16 +85,8 @@ class ReplaySource:
             self.batches = updates or gradient_steps(utd, envs, num_steps)
             self._warmup = max(settings.learning_starts, envs * (sample_spec.steps + 1))  # at least one full window
             self._first = sim.reset(seed)  # the sampler resets to the same episodes
-            scale = None
-            if settings.return_max:
-                scale = ReturnScale(settings.return_max, sample_spec.gamma, envs, sim.sim.device)
-            self._make_sampler = partial(
-                ReplaySampler,
-                sim,
-                make_replay(settings, sample_spec, sim, memory_device),
-                noise_repeat=settings.noise_repeat,
-                return_scale=scale,
-            )
+            replay = make_replay(settings, sample_spec, sim, memory_device)
+            self._make_sampler = partial(ReplaySampler, sim, replay, noise_repeat=settings.noise_repeat)
             self.sampler = self._make_sampler(seed=seed)
         else:
             assert offline is not None
@@ -165,8 +157,6 @@ class ReplaySource:
             if self.offline is not None:
                 memory = MixedReplay(self.offline, memory, self.settings.offline_fraction)
         batch = memory.sample(self.sample_spec, self._generator, batches=batches)
-        if self.sampler is not None and self.sampler.return_scale is not None:
-            batch = self.sampler.return_scale.apply(batch)
         if self.settings.prioritized:
             self._pending = memory, batch, algorithm
         return move(batch, self.device)
@@ -214,8 +204,6 @@ class ReplaySource:
                 state["sampler"] = self.sampler.state_dict()
             except RuntimeError:
                 state |= {"replay": self.sampler.replay.state_dict(), "env_steps": self.env_steps}
-                if self.sampler.return_scale is not None:
-                    state["return_scale"] = self.sampler.return_scale.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
@@ -229,11 +217,8 @@ class ReplaySource:
         if "sampler" in state:
             self.sampler.load_state_dict(state["sampler"])
             return True
-        steps, scale = int(state["env_steps"]), self.sampler.return_scale
+        steps = int(state["env_steps"])
         self.sampler.replay.load_state_dict(state["replay"])
-        if scale is not None:
-            scale.load_state_dict(state["return_scale"])
-            scale.reset_episodes()
         self.sampler = self._make_sampler(seed=self._seed + steps)
         self.sampler.env_steps = steps
         return False
@@ -282,4 +267,7 @@ def make_replay(
             f"{sample_spec.steps} steps; it must be at least {least}."
         )
     gamma = sample_spec.gamma if sample_spec.returns else None
-    return Replay(settings.capacity, envs, gamma=gamma, prioritized=settings.prioritized, device=device)
+    replay = Replay(settings.capacity, envs, gamma=gamma, prioritized=settings.prioritized, device=device)
+    if settings.return_max:
+        replay.return_scale = ReturnScale(settings.return_max, sample_spec.gamma, envs, device)
+    return replay

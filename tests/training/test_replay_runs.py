@@ -46,8 +46,9 @@ def test_rewards_are_scaled_when_they_are_sampled(tmp_path: Path, monkeypatch: p
     run = trainer(tmp_path, *FLASH_RUN, "budget.updates=3")
     run.train()
     source: Any = run.source
-    scale, replay = source.sampler.return_scale, source.sampler.replay
+    replay, scale = source.sampler.replay, source.sampler.replay.return_scale
     assert len(batches[-1]) == 2 * 16  # two gradient steps, whatever the number of environments
+    replay.return_scale = None
     raw = replay.take(batches[-1].index, source.sample_spec)
     torch.testing.assert_close(batches[-1].reward, scale.factor() * raw.reward)
     assert float(scale.factor()) != 1
