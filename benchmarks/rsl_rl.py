@@ -104,7 +104,8 @@ def train_ours(contest: Contest, seed: int, num_envs: int, device: str, updating
     torch.manual_seed(seed)
     settings = _settings(contest.env_id)
     theirs, actor, critic = settings["algorithm"], settings["actor"], settings["critic"]
-    sim = make_mjlab(contest.env_id, SimOptions(num_envs, device=device), action_bound=BOUND)
+    options = SimOptions(num_envs, device=device, exact_final_obs=device == "cpu")  # the default of `robopolicy train`
+    sim = make_mjlab(contest.env_id, options, action_bound=BOUND)
     sizes = {key: value.shape[0] for key, value in sim.spec.observation.items()}
     spec = PolicySpec({"actor": (sizes["actor"],)}, sim.spec.action_dim)
     policy = GaussianPolicy(
@@ -166,7 +167,6 @@ def train_theirs(contest: Contest, seed: int, num_envs: int, device: str, updati
 
     torch.manual_seed(seed)
     config = mjlab_config(contest.env_id, num_envs)
-    config.auto_reset = True
     config.seed = seed
     with contextlib.redirect_stdout(io.StringIO()):
         env = ManagerBasedRlEnv(config, device=device)

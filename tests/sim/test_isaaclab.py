@@ -30,18 +30,38 @@ def assets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def test_ppo_updates_from_the_command_line(tmp_path: Path) -> None:
-    """Runs first, before the `sim` fixture opens: Isaac Lab supports one simulator at a time."""
-    from robopolicy.cli.main import main
+SMALL = ["sim.num_envs=8", "evaluation.episodes=0", "logging.every=1", "budget.updates=2"]
+
+
+def env_steps(folder: Path) -> list[float]:
+    """Control steps at the updates of a run."""
     from robopolicy.training.loggers import read_jsonl
 
-    settings = ["task=isaaclab/Isaac-Cartpole", "policy=gaussian", "algorithm=ppo", "chunk.horizon=1"]
-    settings += ["chunk.action_horizon=1"]
-    settings += ["sim.num_envs=8", "algorithm.num_steps=8", "algorithm.batch_size=32", "budget.updates=2"]
-    settings += ["evaluation.episodes=0", "logging.every=1", f"out={tmp_path}", "name=run"]
-    assert main(["train", *settings]) == 0
-    rows = list(read_jsonl(tmp_path / "run" / "metrics.jsonl"))
-    assert [row["train/env_steps"] for row in rows] == [64, 128]
+    return [row["train/env_steps"] for row in read_jsonl(folder / "metrics.jsonl")]
+
+
+@pytest.mark.compiles
+def test_chunk_policies_are_cloned_and_fine_tuned_from_the_command_line(tmp_path: Path) -> None:
+    """Runs first, before the `sim` fixture opens: Isaac Lab supports one simulator at a time."""
+    from robopolicy.cli.main import main
+
+    task, common = "isaaclab/Isaac-Cartpole", [*SMALL, f"out={tmp_path}"]
+    settings = [f"task={task}", "policy=gaussian", "algorithm=ppo", "chunk.horizon=1", "chunk.action_horizon=1"]
+    settings += ["algorithm.num_steps=8", "algorithm.batch_size=32", "name=ppo"]
+    assert main(["train", *settings, *common]) == 0
+    assert env_steps(tmp_path / "ppo") == [64, 128]
+    checkpoint, data = str(tmp_path / "ppo/checkpoints/last"), str(tmp_path / "data")
+    words = ["--policy", checkpoint, "--episodes", "4", "--num-envs", "4", "--keep-failures", "--stochastic"]
+    assert main(["collect", task, *words, "--out", data]) == 0
+    chunk = ["chunk.horizon=4", "chunk.action_horizon=4", "policy.hidden=[16]"]
+    assert main(["train", f"dataset={data}", "policy=flow", "algorithm=bc", "name=bc", *chunk, *common]) == 0
+    start = f"init_from={tmp_path / 'bc/checkpoints/last'}"
+    settings = ["algorithm.num_steps=4", "algorithm.batch_size=16"]
+    assert main(["train", start, "algorithm=reinflow", "name=reinflow", *settings, *common]) == 0
+    assert all(steps <= 128 * update for update, steps in enumerate(env_steps(tmp_path / "reinflow"), 1))
+    settings = ["algorithm.num_steps=2", "algorithm.batch_size=16", "replay.learning_starts=64"]
+    assert main(["train", start, "algorithm=dsrl_na", "name=dsrl", *settings, *common]) == 0
+    assert len(env_steps(tmp_path / "dsrl")) == 2
 
 
 @pytest.fixture(scope="module", params=KINDS)

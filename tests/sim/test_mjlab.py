@@ -6,10 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from robopolicy.algorithms.registry import ALGORITHMS
+from robopolicy.cli.main import main
+from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.errors import UserError
+from robopolicy.evaluation.harness import evaluate
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig
+from robopolicy.policies.registry import make_policy
 from robopolicy.sim.backends.isaac_style import IsaacStyleSim, building
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.training.loggers import read_jsonl
 
 pytest.importorskip("mjlab", reason="needs robopolicy[mjlab]")
 pytestmark = pytest.mark.compiles
@@ -127,9 +135,6 @@ def test_unavailable_environments_are_explained(name: str, device: str, lesson: 
 
 
 def test_ppo_updates_from_the_command_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from robopolicy.cli.main import main
-    from robopolicy.training.loggers import read_jsonl
-
     settings = ["experiment=mjlab_cartpole_ppo", "sim.num_envs=8", "algorithm.num_steps=8", "algorithm.batch_size=32"]
     settings += ["budget.updates=2", "evaluation.episodes=0", "logging.every=1", f"out={tmp_path}", "name=run"]
     assert main(["train", *settings]) == 0
@@ -137,3 +142,54 @@ def test_ppo_updates_from_the_command_line(tmp_path: Path, capfd: pytest.Capture
     rows = list(read_jsonl(tmp_path / "run" / "metrics.jsonl"))
     assert [row["train/env_steps"] for row in rows] == [64, 128]
     assert "Setting seed" not in capfd.readouterr().out
+
+
+SMALL = ["sim.num_envs=4", "evaluation.episodes=0", "budget.updates=2", "logging.every=1"]
+SWING_UP = "mjlab/cartpole_swingup_sparse"
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Demonstrations of the scripted swing-up."""
+    folder = tmp_path_factory.mktemp("swing_up") / "data"
+    words = ["--episodes", "4", "--num-envs", "4", "--keep-failures", "--out", str(folder)]
+    assert main(["collect", SWING_UP, *words]) == 0
+    return folder
+
+
+def test_scripted_swing_up_keeps_the_pole_upright(demos: Path) -> None:
+    reward = read_lerobot(demos).arrays["reward"].reshape(4, 200)
+    assert reward.sum(1).min() >= 130
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "head"),
+    [
+        ("reinflow", "flow"),
+        ("dsrl_na", "flow"),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("dppo", "diffusion"), ("pa_rl", "flow"))),
+        pytest.param("fql", "flow", marks=pytest.mark.slow),
+    ],
+)
+def test_chunk_policies_are_cloned_and_fine_tuned(algorithm: str, head: str, demos: Path, tmp_path: Path) -> None:
+    chunk = ["chunk.horizon=3", "chunk.action_horizon=3", "policy.hidden=[16]"]
+    words = ["task=mjlab_cartpole_swingup", "algorithm=bc", f"policy={head}", *chunk, f"dataset={demos}", "name=base"]
+    assert main(["train", *words, *SMALL, f"out={tmp_path}"]) == 0
+    words = [f"algorithm={algorithm}", f"init_from={tmp_path / 'base/checkpoints/last'}", "algorithm.batch_size=16"]
+    words += ["algorithm.num_steps=4", f"out={tmp_path}", "name=run"]
+    if ALGORITHMS[algorithm].data_source == "replay":
+        words += [f"dataset={demos}", "replay.learning_starts=48"]
+    assert main(["train", *words, *SMALL]) == 0
+    rows = list(read_jsonl(tmp_path / "run" / "metrics.jsonl"))
+    assert len(rows) == 2
+    assert rows[-1]["train/env_steps"] >= 96
+
+
+def test_evaluated_episodes_end_inside_chunks(short: IsaacStyleSim) -> None:
+    """Episodes of 20 steps are 6 chunks of 3 actions and 2 more steps; 12 of them take two rounds of 8 rows."""
+    policy = make_policy("gaussian", GaussianConfig(hidden=(4,)), PolicySpec({"actor": (5,)}, 1, 3, 3))
+    policy.fit_normalizer({"action": {"min": -torch.ones(1).numpy(), "max": torch.ones(1).numpy()}})
+    result = evaluate(policy, short, episodes=12)
+    assert result.lengths.tolist() == [STEPS] * 12
+    assert result.cost.decisions == 12 * 7
+    assert (result.returns > 0).all()

@@ -26,14 +26,19 @@ def make_mjlab(
     `[-action_bound, action_bound]` (default: by task).
     """
     config = mjlab_config(environment, options.num_envs)
-    observe_cameras(config, options.cameras, options.image_size, task or environment)
     bound = default_action_bound(environment) if action_bound is None else action_bound
+    return simulate_mjlab(config, options, task=task or environment, action_bound=bound)
+
+
+def simulate_mjlab(config: Any, options: SimOptions, *, task: str, action_bound: float = 1.0) -> IsaacStyleSim:
+    """Build environments of a configuration of mjlab, for example an edited result of `mjlab_config`."""
+    observe_cameras(config, options.cameras, options.image_size, task)
     with building(options.device):
         from mjlab.envs import ManagerBasedRlEnv
 
         env = ManagerBasedRlEnv(config, device=options.device)
         exact = options.exact_final_obs
-        return IsaacStyleSim(env, task=task or environment, action_bound=bound, exact_final_obs=exact)
+        return IsaacStyleSim(env, task=task, action_bound=action_bound, exact_final_obs=exact)
 
 
 def mjlab_config(env_id: str, num_envs: int) -> Any:

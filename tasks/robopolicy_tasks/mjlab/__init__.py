@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from robopolicy.sim.registry import backend_entry
+from robopolicy.plugins import load
+from robopolicy.sim.registry import TaskEntry, backend_entry
 from robopolicy.sim.registry import register as register_entry
 
 # Name -> mjlab id, description.
@@ -21,3 +22,14 @@ def register() -> None:
     """Register every task without importing mjlab."""
     for task, (env_id, description) in TASKS.items():
         register_entry(backend_entry("mjlab", env_id, f"mjlab/{task}", description))
+    swing_up = "robopolicy_tasks.mjlab.cartpole"
+    register_entry(
+        TaskEntry(
+            "mjlab/cartpole_swingup_sparse",
+            lambda options: load(f"{swing_up}:make_sparse_swingup")(options),
+            "Swing the pole of mjlab's cart up; the reward counts the steps in which it is upright.",
+            make_expert=lambda: load(f"{swing_up}:SwingUpExpert")(),
+            backends=("mjlab",),
+            requires="mjlab",
+        )
+    )

@@ -103,7 +103,7 @@ class _Module(types.ModuleType):
         return [torch.bfloat16, torch.float16]
 
 
-@dataclass
+@dataclass(eq=False)  # records of nested blocks may count the same
 class Record:
     """Launches, waits and memory of a block of code."""
 
@@ -161,6 +161,11 @@ def record() -> Iterator[Record]:
         found.launches = _native.launches() - launches
         found.operators = Counter(_native.operators()) - operators
         found.peak_bytes = _native.memory()[1] - allocated
+
+
+def share(tensor: torch.Tensor) -> torch.Tensor:
+    """View of a CPU tensor as one of the device, for libraries whose kernels run on the CPU here."""
+    return _native.share(tensor)
 
 
 torch.utils.rename_privateuse1_backend(NAME)

@@ -145,6 +145,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   });
   module.def("memory", [] { return std::make_pair(counters().allocated.load(), counters().peak.load()); });
   module.def("reset_peak", [] { counters().peak = counters().allocated.load(); });
+  module.def("share", &to_device);
   module.def("default_generator", [] { return default_generator(); });
 }
 

@@ -46,6 +46,7 @@ struct Generator final : c10::GeneratorImpl {
 };
 const at::Generator& default_generator();
 c10::Allocator* allocator();
+at::Tensor to_device(const at::Tensor& tensor);
 
 // Names of operators that accept CPU scalars among tensors of the device, and of composites that are one launch.
 void configure(const std::vector<std::string>& scalars, const std::vector<std::string>& single_launch);

@@ -19,6 +19,23 @@
 #include <unordered_set>
 
 namespace simulated {
+
+// The same memory as a tensor of the device.
+at::Tensor to_device(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.device().type() == kType) return tensor;
+  TORCH_CHECK(tensor.layout() == at::kStrided, "The simulated device has strided tensors only, got ", tensor.layout());
+  auto* owner = new at::Tensor(tensor);
+  c10::DataPtr data(
+      tensor.storage().mutable_data(), owner, [](void* held) { delete static_cast<at::Tensor*>(held); }, kDevice);
+  c10::Storage storage(
+      c10::Storage::use_byte_size_t(), tensor.storage().nbytes(), std::move(data), allocator(), /*resizable=*/true);
+  auto made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), kKeys, tensor.dtype());
+  auto* found = made.unsafeGetTensorImpl();
+  found->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) found->set_wrapped_number(true);
+  return made;
+}
+
 namespace {
 
 using c10::IValue;
@@ -51,21 +68,6 @@ at::Tensor to_host(const at::Tensor& tensor) {
   return at::from_blob(tensor.mutable_data_ptr(), tensor.sizes(), tensor.strides(), [tensor](void*) {}, options);
 }
 
-// The same memory as a tensor of the device.
-at::Tensor to_device(const at::Tensor& tensor) {
-  if (!tensor.defined() || ours(tensor)) return tensor;
-  TORCH_CHECK(tensor.layout() == at::kStrided, "The simulated device has strided tensors only, got ", tensor.layout());
-  auto* owner = new at::Tensor(tensor);
-  c10::DataPtr data(
-      tensor.storage().mutable_data(), owner, [](void* held) { delete static_cast<at::Tensor*>(held); }, kDevice);
-  c10::Storage storage(
-      c10::Storage::use_byte_size_t(), tensor.storage().nbytes(), std::move(data), allocator(), /*resizable=*/true);
-  auto made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), kKeys, tensor.dtype());
-  auto* found = made.unsafeGetTensorImpl();
-  found->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) found->set_wrapped_number(true);
-  return made;
-}
 at::Tensor to_host(const Maybe& tensor) {
   return tensor.has_value() && tensor->defined() ? to_host(*tensor) : at::Tensor();
 }
