@@ -1,6 +1,6 @@
 """Tests of cameras on MuJoCo Warp, on the CPU: pictures against OpenGL, point clouds by hand and against numpy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mujoco
@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 from slider import XML, Slider
+from warp_on_device import use_simulated_memory
 
 from robopolicy.errors import UserError
 from robopolicy.sim import gl
 from robopolicy.sim.backends.mujoco.task import MujocoTask
+from robopolicy.sim.backends.warp import WarpSim
 from robopolicy.sim.backends.warp_cameras import WarpCameras
+from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.point_cloud import crop, subsample, unproject
 from robopolicy.sim.registry import SimOptions, make_sim
 
@@ -21,15 +24,11 @@ pytest.importorskip("mujoco_warp")
 pytestmark = [pytest.mark.compiles, pytest.mark.filterwarnings("ignore:MULTICCD")]
 
 
-def repeated(run: Callable[[], None]) -> Callable[[], None]:
-    return run
-
-
 def opened(
-    task: MujocoTask, worlds: int, cameras: Sequence[str] = (), clouds: Sequence[str] = (), points: int = 64
+    task: MujocoTask, count: int, cameras: Sequence[str] = (), clouds: Sequence[str] = (), points: int = 64
 ) -> WarpCameras:
     options: dict[str, Any] = {"cameras": cameras, "image_size": 32, "point_clouds": clouds, "points": points}
-    return WarpCameras(task, worlds, torch.device("cpu"), repeated, **options)
+    return WarpCameras(task, count, torch.device("cpu"), **options)
 
 
 def test_pictures_of_lift_match_opengl() -> None:
@@ -41,7 +40,7 @@ def test_pictures_of_lift_match_opengl() -> None:
     sim = make_sim("lift", SimOptions(3, threads=1, cameras=("front", "wrist"), image_size=32))
     sim.reset(500)
     expected = sim.step(torch.full((3, 5), 0.5)).obs
-    found = opened(sim.task, 4, sim.cameras).views(torch.from_numpy(sim.state().qpos))
+    found = opened(sim.task, 3, sim.cameras).views(torch.from_numpy(sim.state().qpos))
     for camera in ("image.front", "image.wrist"):
         assert found[camera].shape == (3, 3, 32, 32) and found[camera].dtype == torch.uint8
         assert (found[camera].int() - expected[camera].int()).abs().float().mean() <= 8
@@ -98,3 +97,42 @@ def test_points_are_selected_as_by_numpy() -> None:
 def test_an_unknown_camera_is_refused() -> None:
     with pytest.raises(UserError, match="nowhere"):
         opened(Slider(), 1, clouds=("nowhere",))
+
+
+def test_simulators_with_cameras_satisfy_the_contract() -> None:
+    def make(num_envs: int) -> WarpSim:
+        return WarpSim(Slider(0.2), num_envs, cameras=("side",), image_size=16, point_clouds=("side",), points=8)
+
+    assert check_simulator(make(3), make) == []
+
+
+def test_final_views_show_the_end_of_the_episode_and_obs_the_start_of_the_next() -> None:
+    sim = WarpSim(Slider(), 2, cameras=("side",), image_size=16, point_clouds=("side",), points=8)
+    first = sim.reset(0)
+    for _ in range(3):
+        step = sim.step(torch.tensor([[1.0], [0.0]]))
+    assert step.done.tolist() == [True, False]
+    for key in ("image.side", "point_cloud.side"):
+        assert torch.equal(step.obs[key], first[key]) and torch.equal(step.final_obs[key][1], first[key][1])
+        assert not torch.equal(step.final_obs[key][0], first[key][0])
+    assert not step.final_obs["point_cloud.side"][0].any()  # the box has left the view
+    assert torch.equal(sim.load_state_dict(sim.state_dict())["image.side"], step.obs["image.side"])
+
+
+def test_a_step_with_cameras_waits_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated = pytest.importorskip("simulated", exc_type=ImportError)
+    use_simulated_memory(monkeypatch)
+    sim = WarpSim(Slider(), 2, device=simulated.NAME, cameras=("side",), image_size=16, point_clouds=("side",))
+    reference = WarpSim(Slider(), 2, cameras=("side",), image_size=16, point_clouds=("side",))
+    obs, expected = sim.reset(0), reference.reset(0)
+    action = torch.tensor([[1.0], [0.0]])
+    on_device = action.to(simulated.DEVICE)
+    for _ in range(5):
+        with simulated.record() as found:
+            obs = sim.step(on_device).obs
+        expected = reference.step(action).obs
+        assert {value.device.type for value in obs.values()} == {simulated.NAME}
+        for key, value in expected.items():
+            torch.testing.assert_close(obs[key].cpu(), value)
+    assert found.waits <= 1, found.places()
+    assert found.launches <= 43, found.places()

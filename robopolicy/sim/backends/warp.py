@@ -22,6 +22,7 @@ from robopolicy.device import usable_device
 from robopolicy.errors import UserError
 from robopolicy.sim.backends.mujoco.render import Renderer
 from robopolicy.sim.backends.mujoco.task import BatchState, MujocoTask, constant, sim_spec
+from robopolicy.sim.backends.warp_cameras import WarpCameras
 from robopolicy.sim.backends.warp_graph import DelayedRead, RecordedFunction, Run, cuda_graph
 from robopolicy.sim.backends.warp_physics import Columns, WarpPhysics, overflows
 from robopolicy.sim.backends.warp_starts import StartRing
@@ -56,13 +57,17 @@ class WarpSim(VectorSim):
         device: str = "cpu",
         contacts: int = CONTACTS,  # capacity for contacts per environment, in one pool
         constraints: int = CONSTRAINTS,  # capacity for constraint rows of each environment
+        cameras: Sequence[str] = (),  # cameras of the model to render into observations `image.<camera>`
+        image_size: int = 64,  # height and width of these images in pixels
+        point_clouds: Sequence[str] = (),  # cameras whose depth becomes observations `point_cloud.<camera>`
+        points: int = 256,  # points of each cloud
     ) -> None:
         if task.needs_exact_engine and not task.derived_fields:
             raise UserError(f"Task {task.name} reads contacts or forces and needs backend 'mujoco-exact', got 'warp'.")
         if not task.array_api:
             raise UserError(f"Task {task.name} supports numpy only, backend 'warp' needs torch; use 'mujoco'.")
         self.task = task
-        self.spec = sim_spec(task)
+        self.spec = sim_spec(task, tuple(cameras), image_size, tuple(point_clouds), points)
         self.num_envs = num_envs
         where = torch.empty(0, device=usable_device(device)).device  # "cuda" becomes "cuda:0"
         example = task.initial(np.random.default_rng(0))
@@ -82,7 +87,22 @@ class WarpSim(VectorSim):
         self.device = self._physics.rows.device
         self._low, self._high = self.spec.action_low.to(self.device), self.spec.action_high.to(self.device)
         self._observations = Columns({key: entry.shape for key, entry in task.observation.items()})
-        self._starts = StartRing(task, self._physics, self._memory, lambda rows: self._flat(self._batch(rows)), worlds)
+        seen = partial(
+            WarpCameras,
+            task,
+            device=where,
+            cameras=cameras,
+            image_size=image_size,
+            point_clouds=point_clouds,
+            points=points,
+        )
+        renders = bool(cameras or point_clouds)
+        self._cameras = seen(num_envs) if renders else None
+        self._view_keys = tuple(self.spec.observation.keys() - task.observation.keys())
+        self._starts = StartRing(
+            *(task, self._physics, self._memory, lambda rows: self._flat(self._batch(rows)), worlds),
+            seen if renders else None,
+        )
         numbers = torch.zeros(2, num_envs, dtype=torch.int64, device=self.device)
         self._episodes: dict[str, Tensor] = {  # of the running episodes; see `_compute`
             "obs": torch.zeros(num_envs, self._observations.width, device=self.device),
@@ -132,7 +152,7 @@ class WarpSim(VectorSim):
         if self._record is not None and self._recorded is None:
             self._recorded = self._recording(self._record)
             self._set(start)
-        return self._split(start["obs"])
+        return self._split(start["obs"]) | self._views(start["rows"])
 
     def step(self, action: Tensor, active: Tensor | None = None) -> Step:
         """Apply `action` `(N, A)` for one control step; rows where `active` `(N,)` is False do not move.
@@ -153,7 +173,11 @@ class WarpSim(VectorSim):
             found = self._recorded({"action": requested, "moves": moves})
         self._check(self._report(found.pop("report")))
         ends = found.pop("reward"), found.pop("terminated"), found.pop("truncated")
-        return Step(self._split(found.pop("obs")), *ends, self._split(found.pop("final_obs")), found)
+        obs, final = (
+            self._split(found.pop(name)) | {key: found.pop(f"{name}.{key}") for key in self._view_keys}
+            for name in ("obs", "final_obs")
+        )
+        return Step(obs, *ends, final, found)
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments, drawn on the CPU."""
@@ -181,7 +205,7 @@ class WarpSim(VectorSim):
         values = {key: value.to(self.device, copy=True) for key, value in state.items()}
         self._starts.restart_at(int(state["last_seed"]) + 1)
         self._set(values)
-        return self._split(values["obs"])
+        return self._split(values["obs"]) | self._views(values["rows"])
 
     def close(self) -> None:
         """Free rendering contexts; safe to call twice."""
@@ -251,6 +275,7 @@ class WarpSim(VectorSim):
             diverged, counted, terminated = moves & diverged, moves & counted, moves & terminated
             overflow, truncated = moves & overflow, moves & truncated
         final = torch.where(counted[:, None], values[:, : self._observations.width], episodes["obs"])
+        views = self._views(torch.where(counted[:, None], rows, old))
         info = {key: _masked(_tensor(value), counted) for key, value in outcome.info.items()}
 
         done = terminated | truncated
@@ -275,6 +300,8 @@ class WarpSim(VectorSim):
             "reward": _masked(reward, counted),
             "terminated": terminated,
             "truncated": truncated,
+            **{f"final_obs.{key}": view for key, view in views.items()},
+            **{f"obs.{key}": _where(done, self._starts.views[key][slot], view) for key, view in views.items()},
             **info,
             "diverged": diverged,
             "overflow": overflow,
@@ -297,6 +324,10 @@ class WarpSim(VectorSim):
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+    def _views(self, rows: Tensor) -> Observation:
+        """Images and point clouds of all rows `(N, R)`."""
+        return {} if self._cameras is None else self._cameras.views(rows[:, : self.task.model.nq])
 
     def _batch(self, rows: Tensor, memory: dict[str, Any] | None = None) -> BatchState:
         """States `(K, R)` as passed to a task."""
@@ -323,12 +354,22 @@ def _tensor(value: Any) -> Tensor:
 
 def _masked(values: Tensor, rows: Tensor) -> Tensor:
     """Copy of `values` `(N, ...)` with zeros outside `rows` `(N,)`."""
-    rows = rows.reshape(-1, *[1] * (values.dim() - 1))
-    return values & rows if values.dtype == torch.bool else torch.where(rows, values, constant(_ZERO, values))
+    return values & rows if values.dtype == torch.bool else _where(rows, values, constant(_ZERO, values))
+
+
+def _where(rows: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """Select `yes` `(N, ...)` in `rows` `(N,)` and `no` elsewhere."""
+    return torch.where(rows.reshape(-1, *[1] * (yes.dim() - 1)), yes, no)
 
 
 def make_warp(environment: MujocoTask, options: SimOptions, *, task: str = "") -> WarpSim:
-    """Simulate a task on MuJoCo Warp; camera observations are not supported and raise a `UserError`."""
-    if options.cameras or options.point_clouds:
-        raise UserError("Backend 'warp' renders no camera observations; use backend 'mujoco'.")
-    return WarpSim(environment, options.num_envs, device=options.device)
+    """Simulate a task on MuJoCo Warp."""
+    return WarpSim(
+        environment,
+        options.num_envs,
+        device=options.device,
+        cameras=options.cameras,
+        image_size=options.image_size,
+        point_clouds=options.point_clouds,
+        points=options.points,
+    )

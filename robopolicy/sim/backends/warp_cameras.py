@@ -18,6 +18,7 @@ from torch import Tensor
 from robopolicy.errors import unknown_name
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
 from robopolicy.sim.backends.mujoco.task import MujocoTask
+from robopolicy.sim.backends.warp_physics import import_packages, recorded
 from robopolicy.sim.contract import Observation
 from robopolicy.sim.point_cloud import DEPTH_SIZE, unproject
 
@@ -25,109 +26,105 @@ _DRAWN_GROUPS = [0, 1, 2]  # of geoms, as in `mujoco.MjvOption`
 
 
 class WarpCameras:
-    """Images and point clouds of `num_worlds` worlds of one task.
+    """Images and point clouds of N states of one task.
 
-    It has its own model and positions, so that it neither reads nor changes the physics: `views` receives states.
+    It has its own model and positions, so that it neither reads nor changes the physics.
     """
 
     def __init__(
         self,
         task: MujocoTask,
-        num_worlds: int,
+        count: int,  # N
         device: torch.device,
-        capture: Callable[[Callable[[], None]], Callable[[], None]],  # records work on `device`; the result repeats it
         *,
         cameras: Sequence[str],  # for observations `image.<camera>`
         image_size: int,  # height and width in pixels
         point_clouds: Sequence[str],  # for observations `point_cloud.<camera>`
         points: int,  # of each cloud
     ) -> None:
-        import mujoco_warp
-        import warp
-
+        warp, mujoco_warp = import_packages()
         for camera in (*cameras, *point_clouds):
             if camera not in task.cameras:
                 raise unknown_name("camera", camera, task.cameras, f"of task {task.name}")
-        self._images: dict[str, Tensor] = {}  # views of packed colours (N, size, size, 4): blue, green, red, alpha
-        self._clouds: dict[str, Tensor] = {}  # views of (N, points, 3)
         model = copy(task.model)
         painted, alpha = model.geom_matid >= 0, model.geom_rgba[:, 3].copy()
         alpha[painted] = model.mat_rgba[model.geom_matid[painted], 3]
         model.geom_group[alpha == 0] = mujoco.mjNGROUP - 1  # a group that is not drawn
-        with warp.ScopedDevice(str(device)):
+        model.geom_contype[:] = model.geom_conaffinity[:] = 0  # nothing collides here
+        self._qpos = torch.zeros(count, model.nq, device=device)
+        self._images: dict[str, Tensor] = {}  # packed colours (N, size, size, 4) uint8: blue, green, red, alpha
+        self._clouds: dict[str, Tensor] = {}  # (N, points, 3) [m]
+        work: list[Callable[[], Any]] = []
+
+        def tracer(names: Sequence[str], size: int, *, depth: bool) -> Any:
+            """Ray tracer of the cameras `names`, in the order of the model."""
+            context = mujoco_warp.create_render_context(
+                model,
+                count,
+                cam_res=(size, size),
+                render_rgb=not depth,
+                render_depth=depth,
+                render_seg=False,
+                cam_active=[model.camera(i).name in names for i in range(model.ncam)],
+                enabled_geom_groups=_DRAWN_GROUPS,
+                render_skybox=True,
+            )
+            work.append(lambda: mujoco_warp.refit_bvh(on_device, data, context))
+            work.append(lambda: mujoco_warp.render(on_device, data, context))
+            return context
+
+        with warp.ScopedDevice(warp.device_from_torch(device)):
             on_device = mujoco_warp.put_model(model)
-            data = mujoco_warp.make_data(model, nworld=num_worlds, nconmax=1, njmax=1)
-            self._qpos: Tensor = warp.to_torch(data.qpos)
-            work: list[Callable[[], Any]] = []
-
-            def tracer(names: Sequence[str], size: int, *, depth: bool) -> Any:
-                """Ray tracer of the cameras `names`, in the order of the model."""
-                context = mujoco_warp.create_render_context(
-                    model,
-                    num_worlds,
-                    cam_res=(size, size),
-                    render_rgb=not depth,
-                    render_depth=depth,
-                    render_seg=False,
-                    cam_active=[model.camera(i).name in names for i in range(model.ncam)],
-                    enabled_geom_groups=_DRAWN_GROUPS,
-                    render_skybox=True,
-                )
-                work.append(lambda: mujoco_warp.refit_bvh(on_device, data, context))
-                work.append(lambda: mujoco_warp.render(on_device, data, context))
-                return context
-
+            data = mujoco_warp.make_data(model, nworld=count, nconmax=1, njmax=1)
+            data.qpos = warp.from_torch(self._qpos)
             if cameras:
-                colours = warp.to_torch(tracer(cameras, image_size, depth=False).rgb_data).view(torch.uint8)
-                frames = colours.view(num_worlds, -1, image_size, image_size, 4).unbind(1)
-                self._images = dict(zip(_in_model_order(model, cameras), frames, strict=True))
+                names = _in_model_order(model, cameras)
+                colours = torch.zeros(count, len(names) * image_size**2, dtype=torch.int32, device=device)
+                tracer(names, image_size, depth=False).rgb_data = warp.from_torch(colours, dtype=warp.uint32)
+                frames = colours.view(torch.uint8).view(count, len(names), image_size, image_size, 4)
+                self._images = dict(zip(names, frames.unbind(1), strict=True))
             if point_clouds:
                 names = _in_model_order(model, point_clouds)
-                depths = tracer(point_clouds, DEPTH_SIZE, depth=True).depth_data
-                pixels = DEPTH_SIZE**2
+                depths = tracer(names, DEPTH_SIZE, depth=True).depth_data
                 for k, name in enumerate(names):
-                    depth = depths[:, k * pixels : (k + 1) * pixels]
-                    select, chosen = _selection(task, model.camera(name), depth, data, points)
-                    work.append(select)
-                    self._clouds[name] = warp.to_torch(chosen)
+                    depth = depths[:, k * DEPTH_SIZE**2 : (k + 1) * DEPTH_SIZE**2]
+                    self._clouds[name] = torch.zeros(count, points, 3, device=device)
+                    work.append(_selection(task, model.camera(name), depth, data, self._clouds[name]))
 
-            def trace() -> None:
-                mujoco_warp.kinematics(on_device, data)
-                mujoco_warp.com_pos(on_device, data)  # for cameras that follow a centre of mass
-                mujoco_warp.camlight(on_device, data)
-                for run in work:
-                    run()
+        def trace() -> None:
+            mujoco_warp.kinematics(on_device, data)
+            mujoco_warp.com_pos(on_device, data)  # for cameras that follow a centre of mass
+            mujoco_warp.camlight(on_device, data)
+            for run in work:
+                run()
 
-            self._trace = trace  # keeps the memory that the record uses
-            self._draw = capture(trace)
+        self._trace = recorded(trace, device)
 
     def views(self, qpos: Tensor) -> Observation:
-        """Render K states `qpos` `(K, nq)`, K at most the number of worlds: images `(K, 3, size, size)`, clouds."""
-        count = len(qpos)
-        self._qpos[:count] = qpos
-        self._draw()
+        """Render the states `qpos` `(N, nq)`: images `(N, 3, size, size)` uint8 and clouds `(N, points, 3)`."""
+        self._qpos.copy_(qpos)
+        self._trace()
         images = {
-            IMAGE_PREFIX + camera: frame[:count, ..., :3].flip(-1).permute(0, 3, 1, 2).contiguous()
+            IMAGE_PREFIX + camera: frame[..., :3].flip(-1).permute(0, 3, 1, 2).contiguous()
             for camera, frame in self._images.items()
         }
-        return images | {CLOUD_PREFIX + camera: cloud[:count].clone() for camera, cloud in self._clouds.items()}
+        return images | {CLOUD_PREFIX + camera: cloud.clone() for camera, cloud in self._clouds.items()}
 
 
 def _in_model_order(model: mujoco.MjModel, names: Sequence[str]) -> list[str]:
     return [name for name in (model.camera(i).name for i in range(model.ncam)) if name in names]
 
 
-def _selection(task: MujocoTask, camera: Any, depth: Any, data: Any, count: int) -> tuple[Callable[[], Any], Any]:
-    """Return a launch that selects points from depth images `(N, pixels)`, and its result `(N, count)`."""
+def _selection(task: MujocoTask, camera: Any, depth: Any, data: Any, cloud: Tensor) -> Callable[[], Any]:
+    """Launch that selects points of depth images `(N, pixels)` for `cloud` `(N, points, 3)`."""
     import warp
 
     from robopolicy.sim.backends.warp_points import BLOCK, select_points
 
-    worlds, pixels = depth.shape
     rays = unproject(np.ones((DEPTH_SIZE, DEPTH_SIZE)), float(camera.fovy[0]), np.zeros(3), np.eye(3))
     low, high = task.workspace or (np.full(3, -np.inf), np.full(3, np.inf))
-    chosen = warp.zeros((worlds, count), dtype=warp.vec3)
     inputs = [depth, warp.array(rays, dtype=warp.vec3), int(camera.id), data.cam_xpos, data.cam_xmat]
     inputs += [warp.vec3(*low), warp.vec3(*high)]
-    inputs += [warp.zeros((worlds, pixels), dtype=warp.vec3), warp.zeros((worlds, pixels), dtype=float)]
-    return lambda: warp.launch_tiled(select_points, dim=[worlds], inputs=[*inputs, chosen], block_dim=BLOCK), chosen
+    inputs += [warp.zeros(depth.shape, dtype=warp.vec3), warp.zeros(depth.shape, dtype=float)]
+    inputs.append(warp.from_torch(cloud, dtype=warp.vec3))
+    return lambda: warp.launch_tiled(select_points, dim=[len(cloud)], inputs=inputs, block_dim=BLOCK)

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.sim.backends.mujoco.task import MujocoTask, ResetState
+from robopolicy.sim.backends.warp_cameras import WarpCameras
 from robopolicy.sim.backends.warp_physics import Columns, WarpPhysics
 from robopolicy.sim.batch_generator import BatchGenerator
+from robopolicy.sim.contract import Observation
 
 _BLOCK = 1024  # starts that are prepared together at most
 _MIN_BLOCK = 16
@@ -35,6 +37,7 @@ class StartRing:
         memory: Columns,
         observe: Callable[[Tensor], list[Tensor]],  # flat observations `(K, size)` of rows `(K, R)`
         scratch: Callable[[int], WarpPhysics],  # makes further worlds, if states need computing
+        cameras: Callable[[int], WarpCameras] | None = None,  # of a number of states, if cameras are observed
     ) -> None:
         self._task, self._physics, self._memory, self._observe = task, physics, memory, observe
         self._device, self._num_envs = physics.rows.device, len(physics.rows)
@@ -46,6 +49,11 @@ class StartRing:
         width = physics.rows.shape[1] + sum(part.shape[1] for part in observe(physics.rows[:1]))
         self.rows = torch.zeros(self.capacity, width, device=self._device)  # (C, R + O)
         self.fields = torch.zeros(self.capacity, physics.model_fields.width, device=self._device)  # (C, F)
+        self._cameras = cameras(self._block) if cameras is not None else None
+        self.views: Observation = {}  # (C, ...) first images and point clouds
+        if self._cameras is not None:
+            views = self._cameras.views(physics.rows.new_zeros(self._block, task.model.nq))
+            self.views = {key: value.new_zeros(self.capacity, *value.shape[1:]) for key, value in views.items()}
 
     def restart_at(self, seed: int) -> None:
         """Prepare no more than needed from `seed` on."""
@@ -58,7 +66,11 @@ class StartRing:
             rows, fields = self._prepared(seeds)
             first = self._filled % self.capacity
             split = min(self._block, self.capacity - first)
-            for ring, values in ((self.rows, rows), (self.fields, fields)):
+            pairs = [(self.rows, rows), (self.fields, fields)]
+            if self._cameras is not None:
+                views = self._cameras.views(rows[:, : self._task.model.nq])
+                pairs += [(self.views[key], value) for key, value in views.items()]
+            for ring, values in pairs:
                 ring[first : first + split] = values[:split]
                 ring[: self._block - split] = values[split:]
             self._filled += self._block
