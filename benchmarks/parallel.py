@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from benchmarks.common import load_cell, save_cell
-from robopolicy.training.workers import parallel_map
+from robopolicy.training.parallel import parallel_map
 
 Cell = dict[str, Any]
 Key = TypeVar("Key")

@@ -10,7 +10,7 @@ from benchmarks.finetune.cell import base_policy, demonstrations, run_cell
 from benchmarks.finetune.methods import METHODS, Base
 from benchmarks.finetune.tasks import TASKS
 from benchmarks.parallel import run_cells
-from robopolicy.training.workers import parallel_map
+from robopolicy.training.parallel import parallel_map
 
 Key = tuple[str, str, int]  # method, task, seed
 Shared = tuple[str, int, tuple[Base, ...]]  # task, seed, bases

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from robopolicy.evaluation.latency import LatencyResult
     from robopolicy.evaluation.result import EvalResult
     from robopolicy.policies.base import Policy
+    from robopolicy.sim.contract import VectorSim
     from robopolicy.sim.registry import TaskEntry
     from robopolicy.text.evaluation import SampledRollouts
 
@@ -28,6 +30,7 @@ EXAMPLES = """\
 examples:
   robopolicy eval runs/lift_reinflow/checkpoints/best --episodes 200
   robopolicy eval runs/lift_flow_bc/checkpoints/best runs/lift_reinflow/checkpoints/best --out runs/eval_lift
+  robopolicy eval runs/lift_seed*/checkpoints/best --jobs 8 --video 0
   robopolicy eval expert --task manipulation/lift --episodes 200 --video 0
   robopolicy eval random runs/hopper_ppo/checkpoints/best --task locomotion/hopper --json
   robopolicy eval runs/hopper_ppo/checkpoints/best --action-repeats 1 2 4 8 16
@@ -46,10 +49,10 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "eval",
         description="Evaluate policies on fixed episode seeds and report success (Wilson interval) and return "
-        "(bootstrap). Two policies are compared on each seed. The results do not depend on --num-envs.",
+        "(bootstrap). Two policies are compared on each seed. The results do not depend on --num-envs or --jobs.",
         epilog=EXAMPLES,
     )
-    text = "checkpoint folder, 'expert' or 'random'; at most 2"
+    text = "checkpoint folder, 'expert' or 'random'"
     parser.add_argument("policies", nargs="+", metavar="CKPT", help=text)
     add_rollout_options(parser)
     parser.add_argument("--episodes", type=int, default=100, help="episodes per policy (default: 100)")
@@ -63,6 +66,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--latency", nargs="+", type=float, default=[], metavar="MS", help=text)
     text = "with --latency, how overlapping chunks are blended: replace, hold, ensemble or rtc (default: replace)"
     parser.add_argument("--chunk-blending", default="replace", help=text)
+    text = "policies evaluated at a time, each in a process (default: 1)"
+    parser.add_argument("--jobs", type=int, default=1, help=text)
+    text = "with --jobs, use the Ray cluster of RAY_ADDRESS, or start one on this machine"
+    parser.add_argument("--ray", action="store_true", help=text)
     text = "answers per prompt for pass@k on text tasks; 0 for none (default: 8)"
     parser.add_argument("--samples", type=int, default=8, help=text)
     add_overwrite_option(parser)
@@ -81,9 +88,9 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.files import check_new_folder, next_free_path
     from robopolicy.text.evaluation import pass_at_k_facts, pass_at_k_table
 
-    check_numbers(args, positive=("episodes", "num_envs"), non_negative=("seed", "video", "samples"))
-    if len(args.policies) > 2 or len(set(args.policies)) < len(args.policies):
-        raise UserError(f"Pass one policy or two different ones, got {' '.join(args.policies)}.")
+    check_numbers(args, positive=("episodes", "num_envs", "jobs"), non_negative=("seed", "video", "samples"))
+    if len(set(args.policies)) < len(args.policies):
+        raise UserError(f"Pass different policies, got {' '.join(args.policies)}.")
     if args.action_repeats:
         check_action_repeats(args.action_repeats)
     latencies = [latency / 1e3 for latency in args.latency]
@@ -146,6 +153,10 @@ def _check_options(args: argparse.Namespace) -> None:
         reject_unused(args, "without --latency", "--chunk-blending")
     if not args.video:
         reject_unused(args, "without a video", "--camera")
+    if args.jobs > 1:
+        reject_unused(args, "with --jobs", "--action-repeats", "--latency")
+    else:
+        reject_unused(args, "without --jobs", "--ray")
 
 
 def _evaluate(
@@ -161,23 +172,21 @@ def _evaluate(
     from robopolicy.cli.policy_args import open_sim, sim_options
     from robopolicy.cli.progress import progress_bars
     from robopolicy.evaluation.frequency import frequency_curve
-    from robopolicy.evaluation.harness import evaluate
     from robopolicy.evaluation.latency import latency_curve
-    from robopolicy.training.world_sims import abstention_notes
 
+    if args.jobs > 1:
+        return _evaluate_in_parallel(args, policy_entries, notes), {}, {}
     results: dict[str, EvalResult] = {}
     repeated: dict[str, dict[int, EvalResult]] = {}
     delayed: dict[str, dict[float, LatencyResult]] = {}
-    episodes: dict[str, Any] = {"episodes": args.episodes, "seed": args.seed, "deterministic": not args.stochastic}
+    episodes = _episodes(args)
     options = sim_options(args, policy_entries, min(args.num_envs, args.episodes), args.device, args.judge)
     with closing(open_sim(entry, options, policy_entries)) as sim, progress_bars() as add_bar:
         for policy_entry in policy_entries:
             progress = add_bar(f"eval {policy_entry.label}", args.episodes)
-            policy, label = policy_entry.make(), policy_entry.label
-            _pop_notes(policy)  # of the video
-            results[label] = evaluate(policy, sim, progress=progress, **episodes)
-            notes += abstention_notes(label, sim)
-            notes += [f"{label}: {note}" for note in _pop_notes(policy)]
+            label = policy_entry.label
+            results[label], found = _evaluate_one(args, policy_entry, sim, progress)
+            notes += found
             if args.action_repeats:
                 repeated[label] = frequency_curve(policy_entry.make(), sim, args.action_repeats, **episodes)
             if latencies:
@@ -185,6 +194,60 @@ def _evaluate(
                     policy_entry.make(), sim, latencies, blending=args.chunk_blending, **episodes
                 )
     return results, repeated, delayed
+
+
+def _episodes(args: argparse.Namespace) -> dict[str, Any]:
+    return {"episodes": args.episodes, "seed": args.seed, "deterministic": not args.stochastic}
+
+
+def _evaluate_one(
+    args: argparse.Namespace, policy_entry: PolicyEntry, sim: VectorSim, progress: Callable[[int], None] | None
+) -> tuple[EvalResult, list[str]]:
+    """Return the result of a policy and remarks about it."""
+    from robopolicy.evaluation.harness import evaluate
+    from robopolicy.training.world_sims import abstention_notes
+
+    policy, label = policy_entry.make(), policy_entry.label
+    _pop_notes(policy)  # of the video
+    result = evaluate(policy, sim, progress=progress, **_episodes(args))
+    return result, [*abstention_notes(label, sim), *(f"{label}: {note}" for note in _pop_notes(policy))]
+
+
+def _evaluate_in_parallel(
+    args: argparse.Namespace, policy_entries: list[PolicyEntry], notes: list[str]
+) -> dict[str, EvalResult]:
+    """Evaluate every policy in a process of its own; `notes` receives remarks about them."""
+    from functools import partial
+
+    from robopolicy.cli.progress import progress_bars
+    from robopolicy.training.parallel import parallel_map
+
+    labels = {name: entry.label for name, entry in zip(args.policies, policy_entries, strict=True)}
+    found: dict[str, tuple[EvalResult, list[str]]] = {}
+    gpu = args.device != "cpu"
+    with progress_bars() as add_bar:
+        progress = add_bar("eval policies", len(labels))
+        evaluate = partial(evaluate_alone, args, labels)
+        for name, future in parallel_map(evaluate, list(labels), jobs=args.jobs, ray=args.ray, gpu=gpu):
+            found[name] = future.result()
+            progress(len(found))
+    for name in labels:
+        notes += found[name][1]
+    return {label: found[name][0] for name, label in labels.items()}
+
+
+def evaluate_alone(args: argparse.Namespace, labels: Mapping[str, str], name: str) -> tuple[EvalResult, list[str]]:
+    """Load and evaluate a policy of the command line in a worker process; see `_evaluate_one`."""
+    from contextlib import closing
+    from dataclasses import replace
+
+    from robopolicy.cli.policy_args import load_policy_entries, open_sim, sim_options, with_planning
+
+    policy_entries, entry = load_policy_entries([name], args.task, args.device)
+    policy_entries = [replace(item, label=labels[name]) for item in with_planning(policy_entries, args, entry)]
+    options = sim_options(args, policy_entries, min(args.num_envs, args.episodes), args.device, args.judge)
+    with closing(open_sim(entry, options, policy_entries)) as sim:
+        return _evaluate_one(args, policy_entries[0], sim, None)
 
 
 def _pop_notes(policy: Policy | Actor) -> list[str]:

@@ -20,18 +20,18 @@ class StepLog:
     """Control steps to write to a replay buffer later."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []  # arguments of `Replay.add`
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []  # arguments of `Replay.add`
         self._written = 0
 
     def add(self, *arguments: Any, **keywords: Any) -> None:
         """Store the arguments of `Replay.add`."""
-        self._calls.append((arguments, keywords))
+        self.calls.append((arguments, keywords))
 
     def write(self, replay: Replay) -> None:
         """Write the steps to `replay` that have not been written."""
-        for arguments, keywords in self._calls[self._written :]:
+        for arguments, keywords in self.calls[self._written :]:
             replay.add(*arguments, **keywords)
-        self._written = len(self._calls)
+        self._written = len(self.calls)
 
 
 class ReplaySampler:

@@ -34,6 +34,7 @@ from robopolicy.training.learner import build_learner, eval_simulator, simulator
 from robopolicy.training.make_source import SEEDS_PER_RANK, DataSource, make_source
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.overlap import check_overlap
+from robopolicy.training.remote_replay import check_workers
 from robopolicy.training.world_sims import is_world
 
 OUT_OF_BOUNDS_WARN = 0.05  # fraction of actions outside the bounds above which a dataset causes a warning
@@ -89,6 +90,7 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
     )
     check_distributed(config)
     check_overlap(config)
+    check_workers(config)
     if config.dataset:
         task = task or load_episodes(config.dataset).tasks[0]
     if not task:
@@ -163,7 +165,8 @@ def build(config: TrainConfig, start: Path | None = None) -> RunComponents:
     # Initial weights are equal in all processes, independent of the draws of their simulators.
     with torch.random.fork_rng([device] if device.type != "cpu" else [], device_type=device.type):
         eval_sim = eval_simulator(config) if evaluates else None
-        train_sim = simulator(config, config.sim.num_envs // world_size()) if needs_simulator else None
+        num_envs = 1 if config.sim.num_workers else config.sim.num_envs // world_size()
+        train_sim = simulator(config, num_envs) if needs_simulator else None
     sim = _spec(config, train_sim or eval_sim, data_source)
     if episodes is not None and sim is not None:
         _check_dataset(episodes, sim, config.dataset)

@@ -43,6 +43,9 @@ class SimConfig(Validated):
     num_envs: PositiveInt = 16  # parallel environments
     backend: str = "auto"  # auto | mujoco | mujoco-exact | warp | envpool | gymnasium | worldmodel:FOLDER | ...
     threads: NonNegativeInt = 0  # physics threads; 0 is one per core
+    num_workers: NonNegativeInt = 0  # processes with the environments of an algorithm with replay; 0: this process
+    worker_backend: str = "process"  # process | ray, workers on this machine or in a cluster
+    weights_every: PositiveInt = 1  # updates after which the workers receive new weights
     final_obs: str = "auto"  # last observations in mjlab, Isaac Lab: auto | exact | previous (faster on a device)
     overlap: Annotated[int, Range(0, 1)] = 0  # 1: collect the next data during an update, with the weights before it
 

@@ -38,8 +38,8 @@ from robopolicy.training.config import TaskConfig, TrainConfig
 from robopolicy.training.learner import build_learner
 from robopolicy.training.loggers import read_jsonl
 from robopolicy.training.loop import resume_run, start_run
+from robopolicy.training.parallel import parallel_map
 from robopolicy.training.resume import Interrupted
-from robopolicy.training.workers import parallel_map
 from robopolicy.versions import versions
 
 DUMMY_SIZE = 32  # size of dummy vector observations

@@ -25,6 +25,7 @@ from robopolicy.rollout.on_policy import Act
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.training.config import ReplayConfig
 from robopolicy.training.make_source import DataSource, SourceContext
+from robopolicy.training.remote_replay import RemoteSampler, SimWorkers
 from robopolicy.training.sources import on_device
 
 
@@ -50,6 +51,7 @@ class ReplaySource:
         seed: int,
         memory_device: torch.device = CPU,
         updates: int = 0,
+        workers: SimWorkers | None = None,
     ) -> None:
         """Create the source.
 
@@ -64,6 +66,7 @@ class ReplaySource:
             seed: First episode seed, and seed of exploration and sampling.
             memory_device: Device of the buffers.
             updates: Gradient steps per batch in place of `utd`; 0: unused.
+            workers: Processes with the environments; `sim` is then of their task.
         """
         if (sample_spec.age_quantile or sample_spec.weighting) and settings.prioritized:
             raise UserError("Age weighting does not support prioritised sampling; set replay.prioritized=0.")
@@ -79,14 +82,16 @@ class ReplaySource:
         # Buffer, batch and algorithm of the last batch; its errors become priorities after the update.
         self._pending: tuple[Replay | MixedReplay, Transitions, OffPolicy] | None = None
         self._log = StepLog()  # steps of the last `collect`
-        self.sampler: ReplaySampler | None = None
+        self.sampler: ReplaySampler | RemoteSampler | None = None
+        self._workers = workers
         if sim is not None:
-            envs = sim.sim.num_envs
+            envs = sim.sim.num_envs if workers is None else workers.num_envs
             self.batches = updates or gradient_steps(utd, envs, num_steps)
             self._warmup = max(settings.learning_starts, envs * (sample_spec.steps + 1))  # at least one full window
             self._first = sim.reset(seed)  # the sampler resets to the same episodes
-            replay = make_replay(settings, sample_spec, sim, memory_device)
-            self._make_sampler = partial(ReplaySampler, sim, replay, noise_repeat=settings.noise_repeat)
+            replay = make_replay(settings, sample_spec, sim, memory_device, envs)
+            make = partial(ReplaySampler, sim, replay, noise_repeat=settings.noise_repeat)
+            self._make_sampler = make if workers is None else partial(RemoteSampler, sim, workers, replay)
             self.sampler = self._make_sampler(seed=seed)
         else:
             assert offline is not None
@@ -121,6 +126,7 @@ class ReplaySource:
             updates=context.settings.gradient_steps,
             seed=context.seed,
             memory_device=device,
+            workers=SimWorkers.start(context.config),
         )
         return context.overlapped(source)
 
@@ -135,7 +141,7 @@ class ReplaySource:
 
     def collect(self, act: Act) -> StepLog:
         """Run a few decisions; `next` or `state_dict` writes their steps to the buffer."""
-        assert self.sampler is not None
+        assert isinstance(self.sampler, ReplaySampler)
         self._log = StepLog()
         self.sampler.collect(self._acting(self.sampler.sim, act), self.num_steps, self._log)
         return self._log
@@ -161,7 +167,11 @@ class ReplaySource:
             self._pending = memory, batch, algorithm
         return move(batch, self.device)
 
-    def _collect(self, algorithm: OffPolicy, sampler: ReplaySampler) -> None:
+    def _collect(self, algorithm: OffPolicy, sampler: ReplaySampler | RemoteSampler) -> None:
+        if isinstance(sampler, RemoteSampler):
+            while sampler.env_steps < self._warmup:
+                sampler.collect(algorithm, self.num_steps)
+            return sampler.collect(algorithm, self.num_steps)
         draw = algorithm.act if algorithm.updates else algorithm.warmup_action
         while sampler.env_steps < self._warmup:
             sampler.collect(self._acting(sampler.sim, draw))
@@ -225,6 +235,8 @@ class ReplaySource:
 
     def close(self) -> None:
         """Stop the simulator."""
+        if self._workers is not None:
+            self._workers.close()
         if self.sampler is not None:
             self.sampler.sim.sim.close()
 
@@ -255,10 +267,17 @@ def memory_device(
 
 
 def make_replay(
-    settings: ReplayConfig, sample_spec: ReplaySampleSpec, sim: ChunkedSim, device: torch.device = CPU
+    settings: ReplayConfig,
+    sample_spec: ReplaySampleSpec,
+    sim: ChunkedSim,
+    device: torch.device = CPU,
+    num_envs: int | None = None,
 ) -> Replay:
-    """Create the replay buffer of `sim`; a UserError is raised if it cannot hold a window per environment."""
-    envs, steps, chunk = sim.sim.num_envs, sample_spec.steps, sim.action_horizon
+    """Create the replay buffer of `num_envs` environments, by default those of `sim`.
+
+    A UserError is raised if it cannot hold a window per environment.
+    """
+    envs, steps, chunk = num_envs or sim.sim.num_envs, sample_spec.steps, sim.action_horizon
     window = steps + chunk if sample_spec.chunk_starts_only else max(steps, chunk)
     least = envs * (window + sample_spec.obs_horizon + 2)
     if settings.capacity < least:

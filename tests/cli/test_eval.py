@@ -82,7 +82,7 @@ def test_overwrite_replaces_reports_only(tmp_path, refused):
         (["random", "--task", "toy/point_mas"], "Did you mean 'toy/point_mass'?"),
         (["random", "--task", TASK, "--episodes", "-3"], "--episodes must be at least 1, got -3"),
         (["random", "--task", TASK, "--seed", "-1"], "--seed must be at least 0, got -1"),
-        (["random", "random", "--task", TASK], "one policy or two different ones"),
+        (["random", "random", "--task", TASK], "Pass different policies"),
         (["no/such/checkpoint"], "no/such/checkpoint does not exist"),
         (["random", "--task", TASK, "--backend", "mujco"], "Unknown backend"),
         (["expert", "--task", "locomotion/hopper"], "has no scripted expert"),
@@ -171,3 +171,24 @@ def test_help_shows_that_action_repeats_requires_two_values(capsys):
     with pytest.raises(SystemExit):
         main(["eval", "--help"])
     assert "--action-repeats M M [M ...]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ray", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_parallel_evaluation_gives_the_same_episodes(make_checkpoint, tmp_path, ray: bool):
+    if ray:
+        pytest.importorskip("ray")
+    names, found = [*(make_checkpoint(name) for name in ("one", "two")), "expert"], []
+    for number, jobs in enumerate((["--jobs", "1"], ["--jobs", "2", *(["--ray"] if ray else [])])):
+        out = tmp_path / f"out{number}"
+        argv = ["eval", *names, "--task", TASK, "--episodes", "6", "--video", "0", "--out", str(out), *jobs]
+        assert main(argv) == 0
+        results = json.loads((out / "report.json").read_text())["results"]
+        found.append({label: result["episodes"] for label, result in results.items()})
+    assert [label.split("/")[-1] for label in found[0]] == ["one", "two", "expert"]
+    assert list(found[0]) == list(found[1]) and found[0] == found[1]
+
+
+@pytest.mark.parametrize("option", [["--ray"], ["--jobs", "2", "--latency", "50"]])
+def test_options_without_effect_on_parallel_evaluation_are_refused(make_checkpoint, tmp_path, capsys, option):
+    assert main(["eval", make_checkpoint("one"), "--out", str(tmp_path / "out"), *option]) == 2
+    assert "has no effect" in capsys.readouterr().err

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from robopolicy.training.workers import parallel_map
+from robopolicy.training.parallel import parallel_map
 
 
 def test_results_and_errors_are_returned_with_their_items():

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from in_process import InProcessHandle
 
 pytest.importorskip("transformers")
 
@@ -20,33 +21,21 @@ from robopolicy.text.rollouts.protocols import Task, require_capability
 from robopolicy.text.rollouts.strategies import STRATEGIES, Independent
 from robopolicy.text.sim import TextSim
 from robopolicy.text.text_env import TextEnv, score
-from robopolicy.training.text_rollout_source import AsyncTextRolloutSource
-from robopolicy.training.workers import (
+from robopolicy.training.parallel import (
     WORKER_HANDLES,
     ProcessHandle,
     RayHandle,
-    RemoteRolloutEnv,
-    Worker,
-    WorkerHandle,
-    WorkerSpec,
     arrays_to_tensors,
-    packed_weights,
     tensors_to_arrays,
 )
+from robopolicy.training.text_rollout_source import AsyncTextRolloutSource
+from robopolicy.training.workers import RemoteRolloutEnv, Worker, WorkerSpec, packed_weights
 from robopolicy_tasks.text.arithmetic import Arithmetic
 
 
-class InProcessHandle(WorkerHandle):
-    """A handle whose worker runs in this process."""
-
-    def __init__(self, role):
-        self.player = Worker(role)
-
-    def call(self, name, *arguments):
-        return getattr(self.player, name)(*arguments)
-
-    def close(self):
-        self.player.env.reward_runner.close()
+def worker(policy, seed=1):
+    """A factory of rollout workers for the arithmetic task."""
+    return partial(Worker, WorkerSpec.of(policy, "text/arithmetic", seed=seed))
 
 
 def small(seed=0):
@@ -71,7 +60,7 @@ def check_rollouts(line, policy):
         batch = env.batch(trajectories)
         torch.testing.assert_close(score(policy, batch).logp, batch.logp_old, rtol=0, atol=2e-5)
         assert batch.group.tolist() == [5, 5, 6] and home.generated == int(batch.valid().sum()) > 0
-        with pytest.raises(RuntimeError, match="A rollout worker failed"):
+        with pytest.raises(RuntimeError, match="A worker failed"):
             env.load(b"no weights")
     finally:
         env.close()
@@ -86,7 +75,7 @@ def test_tensor_trees_round_trip_through_arrays():
 
 def test_worker_process_acts_with_the_received_weights():
     policy = small(seed=3)
-    check_rollouts(ProcessHandle(WorkerSpec.of(policy, "text/arithmetic", seed=1)), policy)
+    check_rollouts(ProcessHandle(worker(policy)), policy)
 
 
 class FakeRay(SimpleNamespace):
@@ -104,10 +93,8 @@ class FakeRay(SimpleNamespace):
         self.started.append(settings)
 
     def remote(self, kind):
-        def make(role):
-            player = kind(role)
-            calls = {name: partial(self.later, getattr(player, name)) for name in ("load", "rollout")}
-            return SimpleNamespace(**{name: SimpleNamespace(remote=call) for name, call in calls.items()})
+        def make(factory):
+            return SimpleNamespace(call=SimpleNamespace(remote=partial(self.later, kind(factory).call)))
 
         return SimpleNamespace(options=lambda num_cpus: SimpleNamespace(remote=make))
 
@@ -127,16 +114,18 @@ class FakeRay(SimpleNamespace):
 def test_ray_handle_starts_and_kills_one_actor(monkeypatch):
     ray, policy = FakeRay(), small(seed=3)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    check_rollouts(RayHandle(WorkerSpec.of(policy, "text/arithmetic", seed=1)), policy)
+    check_rollouts(RayHandle(worker(policy)), policy)
     assert len(ray.started) == 1 == len(ray.killed)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 def test_ray_rollouts_use_the_weights_that_were_sent():
     policy = small(seed=3)
-    check_rollouts(RayHandle(WorkerSpec.of(policy, "text/arithmetic", seed=1)), policy)
+    check_rollouts(RayHandle(worker(policy)), policy)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 def test_workers_are_on_different_nodes_of_a_cluster(monkeypatch):
     """Three nodes with separate stores run on one machine: the head has no core, the others have one each."""
@@ -149,7 +138,7 @@ def test_workers_are_on_different_nodes_of_a_cluster(monkeypatch):
             cluster.add_node(num_cpus=1, **store)
         cluster.wait_for_nodes()
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        lines = [RayHandle(WorkerSpec.of(policy, "text/arithmetic", seed=seed)) for seed in (1, 2)]
+        lines = [RayHandle(worker(policy, seed)) for seed in (1, 2)]
         for line in lines:  # while the other one holds the core of its node
             line.call("load", packed_weights(policy))
         for line in lines:
@@ -162,7 +151,7 @@ def test_workers_are_on_different_nodes_of_a_cluster(monkeypatch):
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
 def test_missing_ray_names_the_extra():
     with pytest.raises(UserError, match=r"pip install 'robopolicy\[ray\]'"):
-        RayHandle(WorkerSpec.of(small(), "text/arithmetic", seed=1))
+        RayHandle(worker(small()))
 
 
 def test_two_workers_share_the_groups_and_respect_the_staleness_bound(monkeypatch):
