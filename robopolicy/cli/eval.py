@@ -220,11 +220,12 @@ def _evaluate_in_parallel(
     from functools import partial
 
     from robopolicy.cli.progress import progress_bars
+    from robopolicy.device import usable_device
     from robopolicy.training.parallel import parallel_map
 
     labels = {name: entry.label for name, entry in zip(args.policies, policy_entries, strict=True)}
     found: dict[str, tuple[EvalResult, list[str]]] = {}
-    gpu = args.device != "cpu"
+    gpu = usable_device(args.device).type != "cpu"
     with progress_bars() as add_bar:
         progress = add_bar("eval policies", len(labels))
         evaluate = partial(evaluate_alone, args, labels)

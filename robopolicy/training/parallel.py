@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -30,8 +31,8 @@ def parallel_map(
 ) -> Iterator[tuple[Item, Future[Any]]]:
     """Yield every item with the finished future of `function(item)`, in the order of completion.
 
-    At most `jobs` processes run at a time, with `ray` in its cluster, each with a GPU if `gpu`. `function` belongs to an
-    importable module, not to `__main__`.
+    At most `jobs` processes run at a time, with `ray` in its cluster, and then each with a GPU if `gpu`. `function`
+    belongs to an importable module, not to `__main__`.
     """
     if ray:
         yield from _map_in_ray(function, items, jobs, gpu)
@@ -49,12 +50,13 @@ def parallel_map(
 def _map_in_ray(
     function: Callable[[Item], Any], items: Sequence[Item], jobs: int, gpu: bool
 ) -> Iterator[tuple[Item, Future[Any]]]:
-    ray = start_ray()
+    ray = start_ray(GPU=int(gpu))
     task = ray.remote(_single_threaded).options(num_cpus=1, num_gpus=int(gpu))
     waiting, running = list(reversed(items)), dict[Any, Item]()
     while waiting or running:
         while waiting and len(running) < jobs:
-            running[task.remote(function, waiting[-1])] = waiting.pop()
+            item = waiting.pop()
+            running[task.remote(function, item)] = item
         (reference,), _ = ray.wait(list(running))
         future: Future[Any] = Future()
         try:
@@ -154,7 +156,7 @@ class RayHandle(WorkerHandle):
     """Worker in a Ray actor with one CPU core."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self._ray = start_ray()
+        self._ray = start_ray(CPU=1)
         self._actor = self._ray.remote(_Actor).options(num_cpus=1).remote(make)
         self._reference: Any = None
 
@@ -181,11 +183,18 @@ class RayHandle(WorkerHandle):
 WORKER_HANDLES: dict[str, Callable[[Callable[[], Any]], WorkerHandle]] = {"process": ProcessHandle, "ray": RayHandle}
 
 
-def start_ray() -> Any:
-    """Connect to the cluster that `RAY_ADDRESS` names, or start a local one; returns the package."""
+def start_ray(**needed: int) -> Any:
+    """Connect to the cluster that `RAY_ADDRESS` names, or start a local one; returns the package.
+
+    Warns if the `needed` resources are not free, since Ray then waits without a message.
+    """
     ray = require("ray", "ray")
     if not ray.is_initialized():
         ray.init(include_dashboard=False, log_to_driver=False)
+    free = ray.available_resources()
+    for name, count in needed.items():
+        if free.get(name, 0) < count:
+            warnings.warn(f"The Ray cluster has no free {name}; this waits until it has one.", stacklevel=2)
     return ray
 
 

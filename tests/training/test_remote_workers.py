@@ -92,6 +92,9 @@ class FakeRay(SimpleNamespace):
     def init(self, **settings):
         self.started.append(settings)
 
+    def available_resources(self):
+        return {"CPU": 0.0}
+
     def remote(self, kind):
         def make(factory):
             return SimpleNamespace(call=SimpleNamespace(remote=partial(self.later, kind(factory).call)))
@@ -114,7 +117,9 @@ class FakeRay(SimpleNamespace):
 def test_ray_handle_starts_and_kills_one_actor(monkeypatch):
     ray, policy = FakeRay(), small(seed=3)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    check_rollouts(RayHandle(worker(policy)), policy)
+    with pytest.warns(UserWarning, match="The Ray cluster has no free CPU; this waits until it has one"):
+        handle = RayHandle(worker(policy))
+    check_rollouts(handle, policy)
     assert len(ray.started) == 1 == len(ray.killed)
 
 
