@@ -273,7 +273,7 @@ def make_replay(
     device: torch.device = CPU,
     num_envs: int | None = None,
 ) -> Replay:
-    """Create the replay buffer of `num_envs` environments, by default those of `sim`.
+    """Create the replay buffer for `num_envs` environments; by default, for all environments of `sim`.
 
     A UserError is raised if it cannot hold a window per environment.
     """
