@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.compiles, pytest.mark.filterwarnings("ignore:MULTICCD"
 
 NUM_ENVS = 6
 # Mean launches of a step of all rows, and of a step of some rows; a step that prepares starts has more.
-BUDGETS = {"half_cheetah": (40, 50), "inverted_pendulum": (38, 48), "lift": (96, 106)}
+BUDGETS = {"half_cheetah": (40, 50), "inverted_pendulum": (38, 48), "lift": (96, 106), "go1_randomized": (150, 160)}
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +50,6 @@ def test_a_step_keeps_its_budget_and_equals_the_cpu(task: str, device: str) -> N
         assert torch.equal(step.reward.cpu(), expected.reward)
         assert torch.equal(sim.episode_seed.cpu(), reference.episode_seed)
         ended += int(expected.done.sum())
-    assert ended or task == "half_cheetah"
+    assert ended or task not in ("lift", "inverted_pendulum")
     for measured, budget in zip(launches, BUDGETS[task], strict=True):
         assert 0.8 * budget <= sum(measured) / len(measured) <= budget, measured

@@ -291,6 +291,42 @@ def test_sensors_lag_one_physics_step_and_are_fresh_after_reset_like_native() ->
         torch.testing.assert_close(step.obs, expected.obs)
 
 
+class Watching(Slider):
+    """Observes the position of the body and the force on it, one physics step late, and the last position."""
+
+    derived_fields = ("xpos", "cfrc_ext")
+    needs_exact_engine = True
+
+    def __init__(self) -> None:
+        super().__init__(noise=0.2)
+        wall = '<geom type="box" pos="3.2 0 0" size=".5 .5 .5"/><body>'
+        self.model = mujoco.MjModel.from_xml_string(
+            XML.replace("<body>", wall).replace('timestep="1"', 'timestep=".1"')
+        )
+        self.frame_skip = 10
+
+    def control(self, action: Array, state: BatchState) -> Array:
+        state.memory["steps_seen"] = 1.0 * state.derived_field("xpos")[:, 1, 0]
+        return action
+
+    def observe(self, state: BatchState) -> dict[str, Array]:
+        parts = [state.derived_field("xpos")[:, 1, 0], state.derived_field("cfrc_ext")[:, 1, 3]]
+        return {"state": namespace(state.qpos).stack([*parts, state.memory["steps_seen"]], axis=1)}
+
+
+def test_derived_fields_agree_with_the_exact_engine_also_after_restarts() -> None:
+    on_warp, exact = WarpSim(Watching(), 3, device="cpu"), MujocoSim(Watching(), 3, engine="exact")
+    torch.testing.assert_close(on_warp.reset(0), exact.reset(0))
+    action, touched = torch.tensor([[1.0], [0.5], [-0.5]]), False
+    for k in range(9):
+        active = None if k % 3 else torch.tensor([True, False, True])
+        step, expected = on_warp.step(action, active), exact.step(action, active)
+        torch.testing.assert_close(step.final_obs, expected.final_obs, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(step.obs, expected.obs, rtol=1e-3, atol=1e-4)
+        touched |= bool((expected.final_obs["state"][:, 1].abs() > 0.1).any())
+    assert touched
+
+
 @pytest.mark.slow
 def test_frames_match_the_native_backend(lift: WarpSim) -> None:
     reference = native("lift", NUM_ENVS)

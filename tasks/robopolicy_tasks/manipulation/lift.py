@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.sim.backends.mujoco.task import Array, BatchState, namespace
-from robopolicy_tasks.manipulation.objects import distance, nearness, rotation_6d, upright
+from robopolicy_tasks.manipulation.objects import distance, nearness
 from robopolicy_tasks.manipulation.panda_task import Arm, PandaTask
+from robopolicy_tasks.poses import rotation_columns, upright
 
 CUBE_HALF = 0.02  # [m]
 CUBE_LOW: Array = np.array([0.40, -0.15])  # [m] initial position of the cube
@@ -39,7 +40,9 @@ class CubeTask(PandaTask):
     def cube_obs(self, arm: Arm, state: BatchState) -> Array:
         """Cube observation `(N, 12)` with the names `CUBE_NAMES`."""
         position, quaternion = self.cube(state)
-        return namespace(position).concat([position, rotation_6d(quaternion), position - arm.tool.position], axis=1)
+        return namespace(position).concat(
+            [position, rotation_columns(quaternion)[:, :6], position - arm.tool.position], axis=1
+        )
 
     def held(self, arm: Arm, state: BatchState) -> NDArray[np.bool_]:
         """Whether the finger pads grasp the cube `(N,)`."""

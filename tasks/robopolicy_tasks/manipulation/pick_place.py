@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from robopolicy.sim.backends.mujoco.task import Array, BatchState, namespace
 from robopolicy.sim.batch_generator import rejection_sample
 from robopolicy_tasks.manipulation.lift import CUBE_HALF, CUBE_HIGH, CUBE_LOW, CUBE_NAMES, CUBE_YAW, CubeTask
-from robopolicy_tasks.manipulation.objects import distance, nearness, upright
+from robopolicy_tasks.manipulation.objects import distance, nearness
 from robopolicy_tasks.manipulation.panda_task import Arm
+from robopolicy_tasks.poses import upright
 
 PAD_RADIUS = 0.03  # [m] maximum distance between the centres of cube and pad for success
 MIN_DISTANCE = 0.14  # [m] minimum distance between cube and pad at the start

@@ -32,4 +32,4 @@ def register() -> None:
     """Register the family without importing MuJoCo."""
     for short, (ranges, description) in _TASKS.items():
         name = f"velocity/{short}"
-        register_entry(TaskEntry(name, _maker(name, ranges), description, backends=("mujoco", "mujoco-exact")))
+        register_entry(TaskEntry(name, _maker(name, ranges), description, backends=("mujoco", "mujoco-exact", "warp")))

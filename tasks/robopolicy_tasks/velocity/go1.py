@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import cast
+from functools import cache
+from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from robopolicy.errors import UserError
 from robopolicy.mirror_symmetry import MirrorSymmetry, SignedPermutation
-from robopolicy.sim.backends.mujoco.task import Array, BatchState, MujocoTask, ResetState, StepResult
+from robopolicy.sim.backends.mujoco.task import (
+    Array,
+    BatchState,
+    MujocoTask,
+    ResetState,
+    StepResult,
+    constant,
+    namespace,
+)
 from robopolicy.sim.contract import TensorSpec
+from robopolicy_tasks.poses import upright
 from robopolicy_tasks.velocity import rewards
 from robopolicy_tasks.velocity.motion import BaseMotion, feet_on_ground, read
 from robopolicy_tasks.velocity.randomization import NOMINAL, Randomization, edited_fields
@@ -69,6 +81,7 @@ class Go1(MujocoTask):
         commands: Replaces the random commands by these `(4, 3)`.
     """
 
+    array_api = batched_initial = True
     frame_skip = 4  # at 5 ms: 50 Hz
     max_episode_steps = 1000
     action_low: Array = -np.ones(12)
@@ -91,16 +104,18 @@ class Go1(MujocoTask):
             "state": TensorSpec((len(STATE_NAMES),), names=STATE_NAMES),
             "privileged": TensorSpec((len(PRIVILEGED_NAMES),), names=PRIVILEGED_NAMES),
         }
-        self._motors = np.array([self.model.actuator(name.removesuffix("_joint")).id for name in JOINTS])
-        self._pushes = np.array([self.model.actuator(name).id for name in PUSHES])
+        names = (*(name.removesuffix("_joint") for name in JOINTS), *PUSHES)
+        if [self.model.actuator(i).name for i in range(self.model.nu)] != [*names]:
+            raise UserError(f"The actuators of the robot must be {', '.join(names)}, in this order.")
+        self._gain = self.model.actuator_gainprm[: len(JOINTS), 0].copy()
+        self._limit = self.model.actuator_forcerange[: len(JOINTS), 1].copy()
         self._mass = float(self.model.body(TRUNK).subtreemass[0])  # [kg]
 
     def initial(self, rng: np.random.Generator) -> ResetState:
         """Sample posture, heading and velocity, the commands, and the randomization `ranges`."""
         heading = rng.uniform(-np.pi, np.pi)
-        joints = HOME + rng.uniform(-0.1, 0.1, 12)
-        pose = [0.0, 0.0, HEIGHT, np.cos(heading / 2), 0.0, 0.0, np.sin(heading / 2)]
-        speeds = np.concatenate([rng.uniform(-0.2, 0.2, 6), np.zeros(12)])
+        joints = HOME + rng.uniform(-0.1, 0.1, 12)  # (12,), or (B, 12) of a `BatchGenerator`
+        base = rng.uniform(-0.2, 0.2, 6)
         commands = rng.uniform(COMMAND_LOW, COMMAND_HIGH, (SEGMENTS, 3)) * (
             rng.random((SEGMENTS, 1)) >= STANDING_FRACTION
         )
@@ -108,7 +123,7 @@ class Go1(MujocoTask):
         force = rng.uniform(0, self.ranges.push, SEGMENTS) * self._mass / PUSH_TIME  # [N]
         memory = {
             "commands": commands if self.commands is None else self.commands,
-            "push": force[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1),
+            "push": force[..., None] * np.stack([np.cos(angle), np.sin(angle)], -1),
             "push_start": rng.uniform(1.0, SEGMENT - PUSH_TIME, SEGMENTS),  # [s] after the start of the segment
             "noise": rng.integers(len(_BANK)),
             "action": np.zeros(12),
@@ -117,37 +132,38 @@ class Go1(MujocoTask):
             "error": 0.0,
         }
         edits = edited_fields(self.ranges, self.model, rng)
-        return ResetState(np.concatenate([pose, joints]), speeds, memory, edits)
+        qpos = np.concatenate([upright(0 * heading, 0 * heading, HEIGHT, heading), joints], axis=-1)
+        return ResetState(qpos, np.concatenate([base, np.zeros_like(joints)], axis=-1), memory, edits)
 
     def control(self, action: Array, state: BatchState) -> Array:
         """Targets of the motors and forces of pushes `(N, 14)`."""
         memory = _memory(state)
         memory["last_action"], memory["action"] = memory["action"], action
-        memory["air_time"] = np.where(feet_on_ground(state), 0.0, memory["air_time"] + self.dt)
-        control = np.zeros((len(state), self.model.nu))
-        control[:, self._motors] = HOME + ACTION_SCALE * action
-        rows, segment = np.arange(len(state)), _segment(state)
-        since = state.time - segment * SEGMENT - memory["push_start"][rows, segment]
-        control[:, self._pushes] = memory["push"][rows, segment] * ((since >= 0) & (since < PUSH_TIME))[:, None]
-        return control
+        xp, segment = namespace(action), _segment(state)
+        memory["air_time"] = xp.where(feet_on_ground(state), 0.0, memory["air_time"] + self.dt)
+        since = state.time - segment * SEGMENT - _of_segment(memory["push_start"], segment)
+        pushing = (since >= 0) & (since < PUSH_TIME)
+        force = _of_segment(memory["push"], segment) * pushing[:, None]
+        return xp.concat([constant(HOME, action) + ACTION_SCALE * action, force], axis=1)
 
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
         """Reward for tracking the observed command; a fall terminates."""
         memory, motion, command = _memory(after), read(after), _command(before)
         step = ControlStep(
             motion, command, action, memory["last_action"], self._torque(action, motion), memory["air_time"],
-            motion.joints - HOME,
+            motion.joints - constant(HOME, action),
         )  # fmt: skip
+        xp = namespace(action)
         reward = tracking = rewards.total(rewards.TRACKING, step)
         fallen = (motion.gravity[:, 2] > -0.5) | (motion.height < 0.14)
         if self.shaped:
             reward = (reward + rewards.total(rewards.STYLE, step)).clip(min=0.0)
-            reward += np.where(fallen, rewards.TERMINATION_PENALTY / self.dt, 0.0)
-        error = np.sqrt(np.square(command[:, :2] - motion.velocity[:, :2]).sum(1))
+            reward = xp.where(fallen, reward + rewards.TERMINATION_PENALTY / self.dt, reward)
+        error = xp.sqrt(xp.square(command[:, :2] - motion.velocity[:, :2]).sum(1))
         memory["error"] = memory["error"] + error
-        last = np.rint(after.time / self.dt) >= self.max_episode_steps
+        last = xp.round(after.time / self.dt) >= self.max_episode_steps
         success = last & ~fallen & (memory["error"] < MAX_MEAN_ERROR * self.max_episode_steps)
-        turning_error = np.abs(command[:, 2] - motion.turning[:, 2])
+        turning_error = xp.abs(command[:, 2] - motion.turning[:, 2])
         info = {
             "success": success,
             "velocity_error": error,
@@ -160,14 +176,15 @@ class Go1(MujocoTask):
     def observe(self, state: BatchState) -> dict[str, Array]:
         """Measurements of the robot, and privileged observations of the simulator."""
         motion, memory = read(state), _memory(state)
-        measured = np.concatenate(
-            [motion.turning, motion.gravity, motion.joints - HOME, SPEED_SCALE * motion.speeds], axis=1
-        )
+        xp = namespace(state.qpos)
+        offset = motion.joints - constant(HOME, motion.joints)
+        measured = xp.concat([motion.turning, motion.gravity, offset, SPEED_SCALE * motion.speeds], axis=1)
         if self.ranges.noise:
-            index = memory["noise"].astype(np.int64) + np.rint(state.time / self.dt).astype(np.int64)
-            measured = measured + self.ranges.noise * NOISE * _BANK[index % len(_BANK)]
-        privileged = np.concatenate([motion.velocity, motion.height[:, None], motion.contact.astype(float)], axis=1)
-        state_vector = np.concatenate([measured, memory["action"], _command(state)], axis=1)
+            index = memory["noise"] + xp.round(state.time / self.dt)
+            errors = _bank(measured)[xp.asarray(index, dtype=xp.int64) % len(_BANK)]
+            measured = measured + constant(self.ranges.noise * NOISE, measured) * errors
+        privileged = xp.concat([motion.velocity, motion.height[:, None], motion.contact], axis=1)
+        state_vector = xp.concat([measured, memory["action"], _command(state)], axis=1)
         return {"state": state_vector, "privileged": privileged}
 
     def initial_memory(self, state: BatchState) -> dict[str, NDArray[np.generic]]:
@@ -194,19 +211,37 @@ class Go1(MujocoTask):
 
     def _torque(self, action: Array, motion: BaseMotion) -> Array:
         """Torques of the nominal motors at the end of the step `(N, 12)` [N m]."""
-        gain, limit = self.model.actuator_gainprm[self._motors, 0], self.model.actuator_forcerange[self._motors, 1]
-        return np.clip(gain * (HOME + ACTION_SCALE * action - motion.joints), -limit, limit)
+        gain, limit, home = (constant(value, action) for value in (self._gain, self._limit, HOME))
+        return namespace(action).clip(gain * (home + ACTION_SCALE * action - motion.joints), -limit, limit)
 
 
 def _memory(state: BatchState) -> dict[str, Array]:
     return cast(dict[str, Array], state.memory)
 
 
-def _segment(state: BatchState) -> np.ndarray:
+def _segment(state: BatchState) -> Any:
     """Index `(N,)` of the current command."""
-    return np.minimum((state.time + 1e-6) // SEGMENT, SEGMENTS - 1).astype(np.int64)
+    xp = namespace(state.time)
+    return xp.asarray(xp.clip((state.time + 1e-6) // SEGMENT, None, SEGMENTS - 1), dtype=xp.int64)
+
+
+def _of_segment(values: Any, segment: Any) -> Any:
+    """Values `(N, ...)` of the current segment, of values `(N, SEGMENTS, ...)`."""
+    if isinstance(values, np.ndarray):
+        return values[np.arange(len(values)), segment]
+    return torch.take_along_dim(values, segment.reshape(-1, *[1] * (values.dim() - 1)), dim=1)[:, 0]
 
 
 def _command(state: BatchState) -> Array:
     """Current command `(N, 3)`."""
-    return _memory(state)["commands"][np.arange(len(state)), _segment(state)]
+    return _of_segment(_memory(state)["commands"], _segment(state))
+
+
+def _bank(like: Any) -> Any:
+    """Sensor errors `(8192, 30)` in the library, type and device of `like`."""
+    return _BANK if isinstance(like, np.ndarray) else _uploaded_bank(like.dtype, like.device)
+
+
+@cache
+def _uploaded_bank(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(_BANK).to(device, dtype)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.sim.backends.mujoco.task import Array, BatchState
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, namespace
+from robopolicy_tasks.poses import rotation_columns
 from robopolicy_tasks.velocity.scene import FEET
 
 CONTACT = 1.0  # [N] minimum force at a foot in contact
@@ -29,33 +30,38 @@ class BaseMotion(NamedTuple):
 
 def read(state: BatchState) -> BaseMotion:
     """Compute the motion of `state`; foot sensors lag by one physics step."""
-    rotation = matrix(state.qpos[:, 3:7])
-    inverse = rotation.transpose(0, 2, 1)
-    feet = np.stack([state.sensor(f"{foot}_velocity") for foot in FEET], 1)
+    xp, rotation, feet = namespace(state.qpos), matrix(state.qpos[:, 3:7]), _feet(state)
     return BaseMotion(
-        velocity=(inverse @ state.qvel[:, :3, None])[..., 0],
+        velocity=_in_body_frame(rotation, state.qvel[:, :3]),
         turning=state.qvel[:, 3:6],
         gravity=-rotation[:, 2],
         height=state.qpos[:, 2],
         joints=state.qpos[:, 7:],
         speeds=state.qvel[:, 6:],
         contact=feet_on_ground(state),
-        foot_height=np.stack([state.sensor(f"{foot}_position")[:, 2] for foot in FEET], 1),
-        foot_speed=np.linalg.norm(feet[..., :2], axis=-1),
+        foot_height=feet[..., 3],
+        foot_speed=xp.linalg.norm(feet[..., 4:6], axis=-1),
     )
 
 
 def feet_on_ground(state: BatchState) -> NDArray[np.bool_]:
     """Mask `(N, 4)` of feet on the ground."""
-    return np.concatenate([state.sensor(f"{foot}_touch") for foot in FEET], 1) > CONTACT
+    return _feet(state)[..., 0] > CONTACT
 
 
 def matrix(quaternion: Array) -> Array:
     """Rotation matrices `(N, 3, 3)` of unit quaternions `(N, 4)`, w first."""
-    w, x, y, z = quaternion.T
-    rows = (
-        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
-        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
-        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
-    )
-    return np.stack([np.stack(row, -1) for row in rows], 1)
+    return rotation_columns(quaternion).reshape(len(quaternion), 3, 3).mT
+
+
+def _feet(state: BatchState) -> Array:
+    """Sensors of the feet `(N, 4, 7)`: force [N], position [m] and velocity [m/s]."""
+    start = int(state.model.sensor(f"{FEET[0]}_touch").adr[0])
+    return state.sensordata[:, start : start + 7 * len(FEET)].reshape(len(state), len(FEET), 7)
+
+
+def _in_body_frame(rotation: Array, vectors: Array) -> Array:
+    """Vectors `(N, 3)` of the world in the frames of `rotation` `(N, 3, 3)`."""
+    if isinstance(rotation, np.ndarray):
+        return (rotation.mT @ vectors[:, :, None])[..., 0]
+    return (rotation * vectors[:, :, None]).sum(1)  # a matrix product on a GPU may use fewer bits

@@ -8,6 +8,7 @@ import mujoco
 import numpy as np
 
 from robopolicy.sim.backends.mujoco.task import Array
+from robopolicy.sim.batch_generator import BatchGenerator
 from robopolicy_tasks.velocity.scene import FEET, TRUNK
 
 Range = tuple[float, float]
@@ -31,31 +32,26 @@ TRAINING = Randomization(
 )
 
 
-def edited_fields(ranges: Randomization, model: mujoco.MjModel, rng: np.random.Generator) -> dict[str, Array]:
-    """Sample the changed fields of `model` for one episode; none for the nominal robot."""
-    friction, payload = rng.uniform(*ranges.friction), rng.uniform(*ranges.payload)
+def edited_fields(
+    ranges: Randomization, model: mujoco.MjModel, rng: np.random.Generator | BatchGenerator
+) -> dict[str, Array]:
+    """Sample the changed fields `(..., *shape)` of `model` for one episode or several; none for the nominal robot."""
+    friction, payload = (np.asarray(rng.uniform(*bounds)) for bounds in (ranges.friction, ranges.payload))
     offset = rng.uniform(-ranges.payload_offset, ranges.payload_offset, 3)
-    strength = rng.uniform(*ranges.motor_strength)
+    strength = np.asarray(rng.uniform(*ranges.motor_strength))
     changed = (ranges.friction, ranges.payload, ranges.motor_strength, ranges.payload_offset)
     if changed == (NOMINAL.friction, NOMINAL.payload, NOMINAL.motor_strength, NOMINAL.payload_offset):
         return {}
-    trunk = model.body(TRUNK).id
-    mass, inertia, center = model.body_mass.copy(), model.body_inertia.copy(), model.body_ipos.copy()
-    inertia[trunk] *= (mass[trunk] + payload) / mass[trunk]
-    mass[trunk] += payload
-    center[trunk] += offset
-    sliding = model.geom_friction.copy()
-    sliding[[model.geom(foot).id for foot in FEET], 0] = friction
+    names = ("body_mass", "body_inertia", "body_ipos", "geom_friction")
+    names += ("actuator_gainprm", "actuator_biasprm", "actuator_forcerange")
+    values = {name: np.asarray(getattr(model, name)) for name in names}
+    fields = {name: np.broadcast_to(value, (*payload.shape, *value.shape)).copy() for name, value in values.items()}
+    trunk, mass = model.body(TRUNK).id, fields["body_mass"]
+    fields["body_inertia"][..., trunk, :] *= ((mass[..., trunk] + payload) / mass[..., trunk])[..., None]
+    mass[..., trunk] += payload
+    fields["body_ipos"][..., trunk, :] += offset
+    fields["geom_friction"][..., [model.geom(foot).id for foot in FEET], 0] = friction[..., None]
     servos = np.flatnonzero(model.actuator_biastype == mujoco.mjtBias.mjBIAS_AFFINE)
-    gain, bias, limit = model.actuator_gainprm.copy(), model.actuator_biasprm.copy(), model.actuator_forcerange.copy()
-    for field in (gain, bias, limit):
-        field[servos] *= strength
-    return {
-        "body_mass": mass,
-        "body_inertia": inertia,
-        "body_ipos": center,
-        "geom_friction": sliding,
-        "actuator_gainprm": gain,
-        "actuator_biasprm": bias,
-        "actuator_forcerange": limit,
-    }
+    for name in names[4:]:
+        fields[name][..., servos, :] *= strength[..., None, None]
+    return fields
