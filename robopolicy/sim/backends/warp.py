@@ -275,7 +275,7 @@ class WarpSim(VectorSim):
             diverged, counted, terminated = moves & diverged, moves & counted, moves & terminated
             overflow, truncated = moves & overflow, moves & truncated
         final = torch.where(counted[:, None], values[:, : self._observations.width], episodes["obs"])
-        views = self._views(torch.where(counted[:, None], rows, old))
+        views = {} if self._cameras is None else self._views(torch.where(counted[:, None], rows, old))
         info = {key: _masked(_tensor(value), counted) for key, value in outcome.info.items()}
 
         done = terminated | truncated
