@@ -95,12 +95,13 @@ class C51(Histogram):
 
     def project(self, probabilities: Tensor, atoms: Tensor) -> Tensor:
         """Distribute `probabilities` `(m, B, bins)` at `atoms` `(B, bins)` over the nearest atoms of the support."""
-        position = (atoms.clamp(self.low, self.high) - self.low) / self.distance
-        lower = position.floor()
-        above = probabilities * (position - lower)
-        index = lower.long().expand_as(probabilities)
-        result = torch.zeros_like(probabilities).scatter_add_(-1, index, probabilities - above)
-        return result.scatter_add_(-1, (index + 1).clamp_max_(atoms.shape[-1] - 1), above)
+        bins = atoms.shape[-1]
+        position = ((atoms - self.low) / self.distance).clamp(0, bins - 1)
+        above = probabilities * position.frac()
+        index = position.long().expand_as(probabilities)
+        result = probabilities.new_zeros(*probabilities.shape[:-1], bins + 1)  # the last one stays 0
+        result.scatter_add_(-1, index, probabilities - above).scatter_add_(-1, index + 1, above)
+        return result[..., :bins]
 
 
 HISTOGRAMS = {"hl_gauss": HLGauss, "c51": C51}
