@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import gymnasium
 import pytest
 import torch
 from cartpole_usd import write_assets
 
 from robopolicy.errors import UserError
-from robopolicy.sim.backends.isaac_style import IsaacStyleSim
+from robopolicy.sim.backends.isaac_style import IsaacStyleSim, building
+from robopolicy.sim.backends.isaaclab import isaaclab_config
 from robopolicy.sim.checker import check_simulator
 from robopolicy.sim.contract import Step
 from robopolicy.sim.registry import SimOptions, make_sim
@@ -62,6 +64,22 @@ def test_chunk_policies_are_cloned_and_fine_tuned_from_the_command_line(tmp_path
     settings = ["algorithm.num_steps=2", "algorithm.batch_size=16", "replay.learning_starts=64"]
     assert main(["train", start, "algorithm=dsrl_na", "name=dsrl", *settings, *common]) == 0
     assert len(env_steps(tmp_path / "dsrl")) == 2
+
+
+@pytest.mark.compiles
+def test_the_viewport_is_drawn_where_the_configuration_has_a_visualizer() -> None:
+    from isaaclab_visualizers.newton import NewtonGLVisualizerCfg
+
+    config = isaaclab_config("Isaac-Cartpole", 2, "cpu")
+    config.sim.visualizer_cfgs = [NewtonGLVisualizerCfg(headless=True, window_width=128, window_height=96)]
+    with building("cpu"):
+        sim = IsaacStyleSim(gymnasium.make("Isaac-Cartpole", cfg=config), task="test/cartpole")
+    frames = sim.render(width=64, height=48, envs=2)
+    assert (frames.dtype, frames.shape) == (torch.uint8, (2, 3, 48, 64))
+    assert frames.float().std() > 10.0  # sky and floor
+    with pytest.raises(UserError, match="Unknown camera 'front'"):
+        sim.render("front")
+    sim.close()
 
 
 @pytest.fixture(scope="module", params=KINDS)

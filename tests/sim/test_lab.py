@@ -296,6 +296,11 @@ def test_metrics_average_over_episodes_and_report_inexact_final_obs(kind: str) -
     assert sampler.episode_stats() == {}
 
 
+def test_an_environment_without_a_viewport_says_how_to_draw_it() -> None:
+    with pytest.raises(UserError, match=r"cfg\.sim\.visualizer_cfgs"):
+        make("direct").render()
+
+
 def test_short_names_resolve_to_mjlab_environments() -> None:
     names = [name for name in task_names() if name.startswith("mjlab/")]
     assert {"mjlab/go1_flat", "mjlab/g1_rough", "mjlab/cartpole_balance", "mjlab/lift_cube"} <= set(names)

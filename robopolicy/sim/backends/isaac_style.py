@@ -172,14 +172,16 @@ class IsaacStyleSim(VectorSim):
                 self.env.cfg.compute_final_obs = True
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
-        """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments of mjlab."""
-        if not self._is_mjlab:
-            return super().render(camera, width=width, height=height, envs=envs)
-        if self._renderer is None:
+        """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments."""
+        if self._is_mjlab and self._renderer is None:
             from robopolicy.sim.backends.mjlab import MjlabRenderer
 
             self._renderer = MjlabRenderer(self.env)
-        return self._renderer.frames(camera, width, height, envs)
+        if self._renderer is not None:
+            return self._renderer.frames(camera, width, height, envs)
+        from robopolicy.sim.backends.isaaclab import viewport_frames
+
+        return viewport_frames(self.env, camera, width, height, envs)
 
     def close(self) -> None:
         """Free the environment; safe to call twice."""

@@ -8,8 +8,11 @@ from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
 
-from robopolicy.errors import UserError, unknown_environment
+from robopolicy.errors import UserError, unknown_environment, unknown_name
 from robopolicy.sim.backends.isaac_style import IsaacStyleSim, building, default_action_bound
 from robopolicy.sim.registry import SimOptions
 
@@ -50,6 +53,24 @@ def isaaclab_config(env_id: str, num_envs: int, device: str) -> Any:
     if hasattr(config, "compute_final_obs"):
         config.compute_final_obs = True
     return config
+
+
+def viewport_frames(env: Any, camera: str | None, width: int, height: int, envs: int) -> Tensor:
+    """Frames `(envs, 3, height, width)` uint8 of the first `envs` rows, from the camera of the viewport of `env`.
+
+    Isaac Lab 3 draws with the visualizer in `cfg.sim.visualizer_cfgs`; without one, a UserError is raised.
+    """
+    drawing = [each for each in getattr(env.sim, "visualizers", ()) if hasattr(each, "render_rgb_array")]
+    if not drawing:
+        raise UserError("This environment of Isaac Lab draws no images; add a visualizer to cfg.sim.visualizer_cfgs.")
+    if camera is not None:
+        raise unknown_name("camera", camera, (), "of Isaac Lab's viewport")
+    frames: list[Tensor] = []
+    for origin in env.scene.env_origins[:envs].tolist():
+        views = (env.cfg.viewer.eye, env.cfg.viewer.lookat)
+        drawing[0].set_camera_view(*(tuple(a + b for a, b in zip(view, origin, strict=True)) for view in views))
+        frames.append(torch.from_numpy(drawing[0].render_rgb_array().copy()).permute(2, 0, 1))
+    return interpolate(torch.stack(frames).float(), (height, width), mode="area").round().to(torch.uint8)
 
 
 def _missing(error: ImportError) -> str:
