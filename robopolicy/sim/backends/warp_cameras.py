@@ -23,6 +23,7 @@ from robopolicy.sim.contract import Observation
 from robopolicy.sim.point_cloud import DEPTH_SIZE, unproject
 
 _DRAWN_GROUPS = [0, 1, 2]  # of geoms, as in `mujoco.MjvOption`
+_NO_RGBA = (0.5, 0.5, 0.5, 1.0)  # of a geom that sets no colour
 
 
 class WarpCameras:
@@ -46,11 +47,7 @@ class WarpCameras:
         for camera in (*cameras, *point_clouds):
             if camera not in task.cameras:
                 raise unknown_name("camera", camera, task.cameras, f"of task {task.name}")
-        model = copy(task.model)
-        painted, alpha = model.geom_matid >= 0, model.geom_rgba[:, 3].copy()
-        alpha[painted] = model.mat_rgba[model.geom_matid[painted], 3]
-        model.geom_group[alpha == 0] = mujoco.mjNGROUP - 1  # a group that is not drawn
-        model.geom_contype[:] = model.geom_conaffinity[:] = 0  # nothing collides here
+        model = _drawn_model(task.model)
         self._qpos = torch.zeros(count, model.nq, device=device)
         self._images: dict[str, Tensor] = {}  # packed colours (N, size, size, 4) uint8: blue, green, red, alpha
         self._clouds: dict[str, Tensor] = {}  # (N, points, 3) [m]
@@ -109,6 +106,32 @@ class WarpCameras:
             for camera, frame in self._images.items()
         }
         return images | {CLOUD_PREFIX + camera: cloud.clone() for camera, cloud in self._clouds.items()}
+
+
+def _drawn_model(model: mujoco.MjModel) -> mujoco.MjModel:
+    """Copy of `model` without collisions that the ray tracer draws in the colours of OpenGL.
+
+    In OpenGL, the colour of a geom replaces that of its material, a geom without opacity is not drawn, and the texture
+    of a plane may be repeated over its size instead of per metre.
+    """
+    model = copy(model)
+    model.geom_contype[:] = model.geom_conaffinity[:] = 0
+    for geom in range(model.ngeom):
+        rgba, size, material = model.geom_rgba[geom], model.geom_size[geom, :2], int(model.geom_matid[geom])
+        if material >= 0:
+            if (rgba != _NO_RGBA).any():
+                model.mat_rgba[material] = rgba
+            rgba = model.mat_rgba[material]
+            if (
+                model.geom_type[geom] == mujoco.mjtGeom.mjGEOM_PLANE
+                and size.all()
+                and not model.mat_texuniform[material]
+            ):
+                model.mat_texuniform[material] = True
+                model.mat_texrepeat[material] /= size
+        if rgba[3] == 0:
+            model.geom_group[geom] = mujoco.mjNGROUP - 1  # a group that is not drawn
+    return model
 
 
 def _in_model_order(model: mujoco.MjModel, names: Sequence[str]) -> list[str]:

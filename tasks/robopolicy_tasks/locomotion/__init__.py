@@ -20,7 +20,6 @@ _TASKS = {
     "swimmer": ("Swimmer-v5", "Swim forward with three links."),
     "walker2d": ("Walker2d-v5", "Walk forward on two planar legs without falling."),
 }
-_FORCES = ("ant", "humanoid")  # observe values that need a persistent MjData
 
 
 def _maker(name: str, env_id: str) -> Callable[[SimOptions], VectorSim]:
@@ -36,5 +35,5 @@ def register() -> None:
     """Register the family without importing MuJoCo."""
     for short, (env_id, description) in _TASKS.items():
         name = f"locomotion/{short}"
-        backends = ("mujoco", "mujoco-exact", *(() if short in _FORCES else ("warp",)), "envpool", "gymnasium")
+        backends = ("mujoco", "mujoco-exact", "warp", "envpool", "gymnasium")
         register_entry(TaskEntry(name, _maker(name, env_id), description, backends=backends))

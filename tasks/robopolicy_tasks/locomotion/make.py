@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import mujoco
+
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions
@@ -37,6 +39,8 @@ def make_locomotion(name: str, env_id: str, options: SimOptions) -> VectorSim:
         return _mirrored(sim, task)
     from robopolicy.sim.backends.mujoco.backend import make_mujoco
 
+    if options.backend == "warp" and task.model.opt.solver == mujoco.mjtSolver.mjSOL_PGS:
+        task.model.opt.solver = mujoco.mjtSolver.mjSOL_NEWTON  # MuJoCo Warp has no PGS, which the humanoid sets
     return make_mujoco(task, options)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.mirror_symmetry import MirrorSymmetry, SignedPermutation
-from robopolicy.sim.backends.mujoco.task import Array, BatchState, ResetState, StepResult, namespace
+from robopolicy.sim.backends.mujoco.task import Array, BatchState, ResetState, StepResult, constant, namespace
 from robopolicy_tasks.locomotion.base import GymnasiumRobot, reward_terms
 
 
@@ -96,7 +98,7 @@ def _ant_mirror() -> MirrorSymmetry:
 
 
 class Ant(GymnasiumRobot):
-    """Four-legged robot, 8 motors; walk forward. Contact forces are observed, so it needs the exact engine."""
+    """Four-legged robot, 8 motors; walk forward. Contact forces are observed, so MuJoCo needs the exact engine."""
 
     xml, frame_skip = "ant.xml", 5
     noise, velocity_noise, skipped = 0.1, "normal", 2
@@ -104,7 +106,6 @@ class Ant(GymnasiumRobot):
     derived_fields = ("xpos", "cfrc_ext")
     needs_exact_engine = True
     mirror = _ant_mirror()
-    array_api = False
 
     def state_names(self) -> tuple[str, ...]:
         """One name per element of the observation."""
@@ -124,15 +125,16 @@ class Ant(GymnasiumRobot):
     def observe(self, state: BatchState) -> dict[str, Array]:
         """Positions without world x and y, velocities, contact forces within +-1."""
         forces = self._forces(state)[:, 6:]
-        return {"state": np.concatenate([state.qpos[:, 2:], state.qvel, forces], 1)}
+        return {"state": namespace(forces).concat([state.qpos[:, 2:], state.qvel, forces], axis=1)}
 
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
         """Forward velocity plus 1 while healthy, minus control and contact costs; a fall ends the episode."""
-        forward = (after.derived_field("xpos")[:, 1, 0] - before.memory["torso_x"].astype(np.float64)) / self.dt
+        start = cast(Array, before.memory["torso_x"])
+        forward = (after.derived_field("xpos")[:, 1, 0] - start) / self.dt
         height = after.qpos[:, 2]
         healthy = (height >= 0.2) & (height <= 1.0)
         survive, control = 1.0 * healthy, self.cost(action)
-        contact = self.contact_cost * np.square(self._forces(after)).sum(1)
+        contact = self.contact_cost * namespace(action).square(self._forces(after)).sum(1)
         reward = forward + survive - (control + contact)
         return StepResult(
             reward, ~healthy, reward_terms(forward=forward, survive=survive, ctrl=-control, contact=-contact)
@@ -140,18 +142,17 @@ class Ant(GymnasiumRobot):
 
     def _forces(self, state: BatchState) -> Array:
         """(N, 6 * bodies) external wrench on every body, clipped to +-1."""
-        return np.clip(state.derived_field("cfrc_ext"), -1.0, 1.0).reshape(len(state), -1)
+        return namespace(state.qpos).clip(state.derived_field("cfrc_ext"), -1.0, 1.0).reshape(len(state), -1)
 
 
 class Humanoid(GymnasiumRobot):
-    """Humanoid, 17 motors; walk forward. Inertias and forces are observed, so it needs the exact engine."""
+    """Humanoid, 17 motors; walk forward. Inertias and forces are observed, so MuJoCo needs the exact engine."""
 
     xml, frame_skip = "humanoid.xml", 5
     noise, skipped = 1e-2, 2
     control_cost, contact_cost = 0.1, 5e-7
     derived_fields = ("cinert", "cvel", "cfrc_ext", "qfrc_actuator", "xipos")
     needs_exact_engine = True
-    array_api = False
 
     def state_names(self) -> tuple[str, ...]:
         """One name per element of the observation."""
@@ -181,15 +182,16 @@ class Humanoid(GymnasiumRobot):
         inertia, velocity, external = (part.reshape(len(state), -1) for part in parts)
         motors = state.derived_field("qfrc_actuator")[:, 6:]
         values = [state.qpos[:, 2:], state.qvel, inertia, velocity, motors, external]
-        return {"state": np.concatenate(values, 1)}
+        return {"state": namespace(motors).concat(values, axis=1)}
 
     def outcome(self, before: BatchState, action: Array, after: BatchState) -> StepResult:
         """1.25 x forward velocity plus 5 while healthy, minus control and contact costs; a fall ends the episode."""
-        velocity = (self._mass_x(after) - before.memory["mass_x"].astype(np.float64)) / self.dt
+        xp, start = namespace(action), cast(Array, before.memory["mass_x"])
+        velocity = (self._mass_x(after) - start) / self.dt
         healthy = (after.qpos[:, 2] > 1.0) & (after.qpos[:, 2] < 2.0)
         forces = after.derived_field("cfrc_ext").reshape(len(after), -1)
-        contact = np.minimum(self.contact_cost * np.square(forces).sum(1), 10.0)
-        forward, survive, control = 1.25 * velocity, 5.0 * healthy, self.control_cost * np.square(action).sum(1)
+        contact = xp.clip(self.contact_cost * xp.square(forces).sum(1), None, 10.0)
+        forward, survive, control = 1.25 * velocity, 5.0 * healthy, self.control_cost * xp.square(action).sum(1)
         reward = forward + survive - (control + contact)
         return StepResult(
             reward, ~healthy, reward_terms(forward=forward, survive=survive, ctrl=-control, contact=-contact)
@@ -197,8 +199,8 @@ class Humanoid(GymnasiumRobot):
 
     def _mass_x(self, state: BatchState) -> Array:
         """(N,) x of the centre of mass [m]."""
-        mass = self.model.body_mass[:, None]
-        return np.sum(mass * state.derived_field("xipos"), 1)[:, 0] / np.sum(mass)
+        mass, centres = self.model.body_mass[:, None], state.derived_field("xipos")
+        return (constant(mass, centres) * centres).sum(1)[:, 0] / float(mass.sum())
 
 
 _WRENCH = ("rx", "ry", "rz", "x", "y", "z")
