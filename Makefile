@@ -19,7 +19,7 @@ TEST    := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 NUMERIC := $(addprefix tests/,core nets policies critics rollout algorithms evaluation worldmodel)
 export OMP_NUM_THREADS ?= 2
 
-.PHONY: demo test test-product test-all test-portable mutants test-lerobot test-isaaclab test-ros fuzz audit sbom lint types format docs check setup setup-dev clean
+.PHONY: demo test test-product test-all test-portable mutants test-lerobot test-isaaclab test-ros fuzz audit sbom gpu lint types format docs check setup setup-dev clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -67,6 +67,9 @@ audit: $(VENV)/.setup-dev $(TOOLS_VENV)/.setup  ## known vulnerabilities of the 
 
 sbom: $(VENV)/.setup $(TOOLS_VENV)/.setup  ## list of all installed packages and licenses in sbom.json (CycloneDX)
 	$(TOOLS_VENV)/bin/cyclonedx-py environment $(BIN)/python --of JSON -o sbom.json
+
+gpu: $(VENV)/.setup-dev  ## all measurements of a machine with a GPU, in 40 minutes: benchmarks/results/gpu.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.gpu
 
 lint: $(VENV)/.setup-dev  ## ruff: rules and format
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

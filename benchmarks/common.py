@@ -60,9 +60,9 @@ def print_result(name: str, rows: Sequence[Row], figures: Mapping[str, Any]) -> 
     for column in rows[0] if rows else ():
         table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
     for row in rows:
-        table.add_row(*(_text(value) for value in row.values()))
+        table.add_row(*(as_text(value) for value in row.values()))
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-    print(json.dumps(_plain(_record(name, figures))), flush=True)
+    print(json.dumps(plain(_record(name, figures))), flush=True)
 
 
 def write_result(
@@ -71,7 +71,7 @@ def write_result(
     """Write `results/NAME.json` and the Markdown table `results/NAME.md`, with notes below."""
     record = _record(name, figures)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    content = json.dumps(_plain({**record, "command": command, "rows": list(rows)}), indent=2)
+    content = json.dumps(plain({**record, "command": command, "rows": list(rows)}), indent=2)
     write_text(RESULTS / f"{name}.json", content + "\n")
     columns = list(rows[0]) if rows else []
     lines = [
@@ -82,7 +82,7 @@ def write_result(
         "",
         f"| {' | '.join(columns)} |",
         f"|{'---|' * len(columns)}",
-        *(f"| {' | '.join(_text(value) for value in row.values())} |" for row in rows),
+        *(f"| {' | '.join(as_text(value) for value in row.values())} |" for row in rows),
         *(["", *notes] if notes else []),
     ]
     write_text(RESULTS / f"{name}.md", "\n".join(lines) + "\n")
@@ -109,25 +109,26 @@ def save_cell(name: str, cell: Mapping[str, Any]) -> None:
     """Store a finished cell, so that an interrupted benchmark can continue."""
     path = RESULTS / "cells" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(_plain(cell), indent=2) + "\n")
+    write_text(path, json.dumps(plain(cell), indent=2) + "\n")
 
 
 def _record(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
     return {"benchmark": name, **figures, "versions": versions(PACKAGES), "machine": machine()}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON has no infinities and no numpy: non-finite numbers become null, numpy scalars and arrays become plain."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     if hasattr(value, "tolist"):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _text(value: object) -> str:
+def as_text(value: object) -> str:
+    """Cell of a table: three digits of a number, thousands in full."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return str(value)

@@ -142,7 +142,8 @@ def train_ours(contest: Contest, seed: int, num_envs: int, device: str, updating
         ),
         seed=seed,
     )
-    algorithm = PPO(config, policy, total_updates=contest.iterations)
+    with torch.device(device):
+        algorithm = PPO(config, policy, total_updates=contest.iterations)
     sampler = RolloutSampler(ChunkedSim(sim, gamma=algorithm.step_discount), decisions=config.num_steps, seed=seed)
     simulating, updating = Stopwatch(), updating or Stopwatch()
     simulating.around(sim.env, "step", "reset")

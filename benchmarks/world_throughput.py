@@ -77,7 +77,8 @@ def contestants(shown: Shown, num_envs: int, models: Sequence[tuple[str, int]], 
     return found
 
 
-def _player(sim: VectorSim) -> Play:
+def player(sim: VectorSim) -> Play:
+    """Random actions in `sim`; a step ends when the host has its result."""
     generator = torch.Generator().manual_seed(0)
     low, high = sim.spec.action_low, sim.spec.action_high
     ring = low + (high - low) * torch.rand(64, sim.num_envs, sim.spec.action_dim, generator=generator)
@@ -87,7 +88,7 @@ def _player(sim: VectorSim) -> Play:
 
 def _play(sim: VectorSim, ring: torch.Tensor, i: int) -> None:
     with torch.no_grad():
-        sim.step(ring[i % len(ring)])
+        sim.step(ring[i % len(ring)]).done.cpu()
 
 
 def rows_of(rates: dict[str, np.ndarray], **what: object) -> list[dict[str, object]]:
@@ -127,7 +128,7 @@ def main() -> None:
             sims = contestants(shown, num_envs, models, arguments.device)
             for count in threads:
                 torch.set_num_threads(count)
-                plays = {name: _player(sim) for name, sim in sims.items()}
+                plays = {name: player(sim) for name, sim in sims.items()}
                 rates = take_turns(plays, num_envs, turns, seconds)
                 rows += rows_of(rates, task=shown.task, environments=num_envs, threads=count)
                 key = f"{shown.task}, {num_envs} environments, {count} threads"
