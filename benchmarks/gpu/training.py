@@ -83,7 +83,8 @@ def curve(name: str, settings: Sequence[str], options: Options, seconds: float, 
                 yield point(name, metrics, threshold if reached else None)
             if reached:
                 return
-    yield point(name, metrics, None)
+    if metrics["seconds"] > last:
+        yield point(name, metrics, None)
 
 
 def point(name: str, metrics: dict[str, Any], reached: float | None) -> Row:

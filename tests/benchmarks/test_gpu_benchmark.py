@@ -100,6 +100,7 @@ def test_a_curve_ends_at_its_threshold(options: Options, monkeypatch: pytest.Mon
         (40.0, 81.0, "reached 80"),
     ]
     assert {row["env steps/s"] for row in rows} == {100.0}
+    assert [row["seconds"] for row in training.curve("go1", [], options, 60, threshold=100)] == [1.0, 30.0, 41.0]
 
 
 def test_a_failed_training_run_reports_its_last_line(options: Options) -> None:
@@ -116,21 +117,24 @@ def test_quick_steps_measure_every_row(step: Any, options: Options) -> None:
 
 
 @pytest.mark.parametrize("name", ["bc", *(pytest.param(n, marks=pytest.mark.slow) for n in ("ppo", "sac", "reinflow"))])
-def test_parity_finds_equal_updates_and_other_noise(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_on_the_device_equals_the_one_on_the_cpu(name: str) -> None:
     simulated = pytest.importorskip("simulated", exc_type=ImportError)
-    head = correctness.PAIRS[name]
     with workplace([name]) as place:
-        row = correctness.update_parity(name, head, place, simulated.NAME)
-        assert row["largest"] < 1e-4  # type: ignore[operator]
-        seeds, noise = itertools.count(), correctness.HostNoise
+        row = correctness.update_parity(name, correctness.PAIRS[name], place, simulated.NAME)
+    assert row["largest"] < 1e-4  # type: ignore[operator]
 
-        def other_noise() -> correctness.HostNoise:
-            made = noise()
-            made._generator.manual_seed(next(seeds))
-            return made
 
-        monkeypatch.setattr(correctness, "HostNoise", other_noise)
-        assert correctness.update_parity(name, head, place, "cpu")["largest"] > 1e-2  # type: ignore[operator]
+def test_parity_sees_other_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds, noise = itertools.count(), correctness.HostNoise
+
+    def other_noise() -> correctness.HostNoise:
+        made = noise()
+        made._generator.manual_seed(next(seeds))
+        return made
+
+    monkeypatch.setattr(correctness, "HostNoise", other_noise)
+    with workplace(["bc"]) as place:
+        assert correctness.update_parity("bc", "flow", place, "cpu")["largest"] > 1e-2  # type: ignore[operator]
 
 
 @pytest.mark.slow
