@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import torch
-
 from robopolicy.atomic import restore_partial
 from robopolicy.constraints import NonNegativeInt, OpenFraction, PositiveInt, Validated
 from robopolicy.data.formats.lerobot import read_lerobot
@@ -214,8 +212,7 @@ def build(config: WorldTrainConfig) -> WorldRunComponents:
     if config.pretrained.source:
         learner, source = build_pretrained(config.pretrained, videos, device, config.seed)
     else:
-        with torch.device(device):
-            learner = WorldLearner(config.learner, LatentWorldModel(config.model, spec), config.seed)
+        learner = WorldLearner(config.learner, LatentWorldModel(config.model, spec).to(device), config.seed)
         source = StagedVideoSource(videos, device, config.seed)
     held_out = VideoDataset(spec, validation, config.dataset)
     return WorldRunComponents(config, learner, source, held_out, episodes.tasks[0])
