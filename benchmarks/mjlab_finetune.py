@@ -1,7 +1,7 @@
 """Fine-tuning in mjlab: a flow cloned from demonstrations of the cart-pole's swing-up, before and after ReinFlow.
 
     python -m benchmarks.mjlab_finetune --quick     # one seed, small budgets, nothing written
-    python -m benchmarks.mjlab_finetune             # 3 seeds, about 8 CPU minutes each
+    python -m benchmarks.mjlab_finetune             # 3 seeds, about 6 CPU minutes each
 
 40 demonstrations with noise on the executed actions, `experiment=mjlab_swingup_flow_bc`, then
 `experiment=mjlab_swingup_reinflow` on the sparse reward, which counts the steps (of 200) in which the pole is upright.
@@ -29,7 +29,7 @@ from robopolicy.training.checkpoint import load_policy
 TASK = "mjlab/cartpole_swingup_sparse"
 WORK = Path("runs/mjlab_finetune")
 QUICK = {"demonstrations": 4, "cloning": 5, "updates": 1, "episodes": 8}
-FULL = {"demonstrations": 40, "cloning": 4000, "updates": 30, "episodes": 256}
+FULL = {"demonstrations": 40, "cloning": 4000, "updates": 60, "episodes": 256}
 
 
 def run(seed: int, size: dict[str, int], folder: Path) -> dict[str, Any]:

@@ -131,7 +131,6 @@ class DPPO(OnPolicy):
     heads = ("diffusion",)
     reference = "ren2024dppo"
     distributed = True
-    supports_overlap = True
     config: DPPOConfig
     policy: DiffusionChain
     base: StagedDiffusion

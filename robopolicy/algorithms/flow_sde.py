@@ -62,7 +62,6 @@ class FlowSDE(OnPolicy):
     heads = ("flow", "shortcut", "meanflow")
     reference = "chen2025pirl"
     distributed = True
-    supports_overlap = True
     config: FlowSDEConfig
     policy: SDEChain
 

@@ -77,7 +77,6 @@ class PPO(OnPolicy):
     reference = "schulman2017ppo"
     distributed = True
     supports_recurrent = True
-    supports_overlap = True
     config: PPOConfig
 
     def __init__(

@@ -99,7 +99,6 @@ class ReinFlow(OnPolicy):
     heads = ("flow", "shortcut", "meanflow")
     reference = "zhang2025reinflow"
     distributed = True
-    supports_overlap = True
     config: ReinFlowConfig
     policy: StochasticFlow
 

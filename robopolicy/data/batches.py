@@ -112,6 +112,7 @@ class Rollout:
     last_obs: dict[str, Tensor]  # (N, To, ...) observation after the last decision
     terms: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (T, N) reward terms, where known
     undiscounted: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # (T, N) without discount
+    weight: Tensor | None = None  # (T, N) importance weights if earlier weights of the policy acted
 
     @property
     def shape(self) -> tuple[int, int]:

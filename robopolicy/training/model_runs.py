@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import torch
+
 from robopolicy.atomic import restore_partial
 from robopolicy.constraints import NonNegativeInt, OpenFraction, PositiveInt, Validated
 from robopolicy.data.formats.lerobot import read_lerobot
@@ -212,7 +214,8 @@ def build(config: WorldTrainConfig) -> WorldRunComponents:
     if config.pretrained.source:
         learner, source = build_pretrained(config.pretrained, videos, device, config.seed)
     else:
-        learner = WorldLearner(config.learner, LatentWorldModel(config.model, spec).to(device), config.seed)
+        with torch.device(device):
+            learner = WorldLearner(config.learner, LatentWorldModel(config.model, spec), config.seed)
         source = StagedVideoSource(videos, device, config.seed)
     held_out = VideoDataset(spec, validation, config.dataset)
     return WorldRunComponents(config, learner, source, held_out, episodes.tasks[0])

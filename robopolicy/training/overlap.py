@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.algorithms.common.on_policy import BackgroundWorker
+from robopolicy.algorithms.common.rollout_batch import flatten
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.data.batches import Rollout
 from robopolicy.device import move
@@ -34,6 +35,7 @@ from robopolicy.training.distributed import mean_metrics
 from robopolicy.training.make_source import DataSource
 
 SHARED = (torch.optim.Optimizer, torch.Generator, BackgroundWorker)  # parts of an algorithm that `act` does not use
+MAX_WEIGHT = 2.0  # of importance weights
 
 
 def check_overlap(config: TrainConfig) -> None:
@@ -97,6 +99,29 @@ def _tensors(algorithm: Algorithm) -> list[Tensor]:
     return tensors
 
 
+@torch.no_grad()
+def rescore(rollout: Rollout, algorithm: Algorithm) -> Rollout:
+    """Set log-probabilities under the present weights, and importance weights: their ratios to the recorded ones.
+
+    The first ratios of an update are then 1, as in decoupled PPO (Hilton et al. 2022). With ratios to the weights that
+    acted, the previous update would use up the clip range and the target KL of the next one. Importance weights are at
+    most `MAX_WEIGHT`; policies without a density have none.
+    """
+    policy: Any = algorithm.policy
+    if not policy.scored_by_sample:
+        return rollout
+    obs, record = flatten(rollout.obs), flatten(rollout.record)
+    if policy.spec.hidden_dim:
+        obs = policy.unroll_rnn(obs, rollout.shape[0])
+    parts: list[Tensor] = []
+    for start in range(0, rollout.reward.numel(), algorithm.config.batch_size):
+        rows = slice(start, start + algorithm.config.batch_size)
+        part = ({key: value[rows] for key, value in tree.items()} for tree in (obs, record))
+        parts.append(policy.decisions(*part).logp)
+    logp = torch.cat(parts).unflatten(0, rollout.shape)
+    return replace(rollout, logp=logp, weight=(logp - rollout.logp).sum(-1).exp().clamp(max=MAX_WEIGHT))
+
+
 @dataclass(frozen=True)
 class Collected:
     """Data for one update."""
@@ -139,6 +164,8 @@ class OverlapSource:
         else:
             self._start(algorithm)
             batch = self.source.next(algorithm, collected.data)
+            if isinstance(batch, Rollout):
+                batch = rescore(batch, algorithm)
         self._held = batch, collected.data
         self.env_steps = collected.env_steps
         self._stats += [collected.stats] if collected.stats else []

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from docs.compatibility import Outcome, all_heads, allowed, opened, try_pair
 from docs.references import references
 from robopolicy.algorithms.registry import ALGORITHMS
+from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import Policy
 from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 from robopolicy.training.make_source import SOURCES
-from robopolicy.training.overlap import ActingCopy
+from robopolicy.training.overlap import ActingCopy, rescore
 from robopolicy.training.resume import load_tree, save_tree
 
 
@@ -74,6 +75,9 @@ def check_acts_by_a_copy(name: str, place: Path) -> None:
     with opened(place, name, min(allowed(name))) as run:
         algorithm, source = run.algorithm, run.source
         acting = ActingCopy(algorithm)
+        batch = source.next(algorithm)
+        if isinstance(batch, Rollout):
+            assert torch.allclose(rescore(batch, algorithm).logp, batch.logp, atol=1e-5)
         for _ in range(2):
             algorithm.update(source.next(algorithm))
             acting.update(algorithm)

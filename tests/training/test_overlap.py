@@ -3,6 +3,7 @@
 import copy
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,18 +44,35 @@ def rollout_threads() -> list[threading.Thread]:
 def test_a_rollout_has_the_weights_before_the_previous_update(tmp_path: Path) -> None:
     run = trainer(tmp_path, *PPO_RUN, OVERLAP, "budget.updates=4")
     algorithm, source = run.algorithm, run.source
+    assert isinstance(source, OverlapSource)
     policies = [copy.deepcopy(algorithm.policy)]  # before each update
     for update in range(4):
+        acted = None if source._pending is None else source._pending.result().data.logp
         batch = source.next(algorithm)
         rows = [{key: value.flatten(0, 1) for key, value in part.items()} for part in (batch.obs, batch.record)]
         age = min(update, 1)
-        acted, present = (policy.decisions(*rows).logp for policy in (policies[update - age], policies[-1]))
-        assert torch.allclose(acted, batch.logp.flatten(0, 1), atol=1e-4)  # other sizes of products round differently
-        assert age == 0 or not torch.allclose(present, acted, atol=1e-4)
+        earlier, present = (policy.decisions(*rows).logp.view(8, 4, 1) for policy in (policies[-1 - age], policies[-1]))
+        if acted is not None:
+            assert torch.allclose(acted, earlier, atol=1e-4)  # other sizes of products round differently
+            assert not torch.allclose(earlier, present, atol=1e-4)
+        assert torch.allclose(batch.logp, present, atol=1e-4)  # ratios begin at 1
+        expected = (present - earlier).squeeze(-1).exp().clamp(max=2.0)
+        assert batch.weight is None if age == 0 else torch.allclose(batch.weight, expected, atol=1e-3)
         assert source.metrics()["rollout/staleness"] == age
         assert source.env_steps == (update + 1) * 8 * 4 * 2  # decisions, environments, actions of a decision
         algorithm.update(batch)
         policies.append(copy.deepcopy(algorithm.policy))
+    run.close()
+
+
+def test_importance_weights_multiply_advantages_only(tmp_path: Path) -> None:
+    run = trainer(tmp_path, *PPO_RUN, "budget.updates=2")
+    batch = run.source.next(run.algorithm)
+    weight = torch.linspace(0.5, 2.0, 32).view(8, 4)
+    assert isinstance(run.algorithm, PPO)
+    plain, weighted = (run.algorithm.process_rollout(each) for each in (batch, replace(batch, weight=weight)))
+    assert torch.equal(weighted.advantage, plain.advantage * weight.flatten())
+    assert torch.equal(weighted.value_target, plain.value_target)
     run.close()
 
 
@@ -271,7 +289,7 @@ def test_the_log_has_the_age_of_the_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["algorithm=fpo", "policy=flow"], "Algorithm 'fpo' learns only from data of its present weights"),
+        (["algorithm=gorl", "policy=flow"], "Algorithm 'gorl' learns only from data of its present weights"),
         (["algorithm=reinflow", "policy=flow", "algorithm.recompute_chains=true"], "algorithm.recompute_chains"),
         (["algorithm=ppo", "policy=gaussian", "sim.overlap=2"], "sim.overlap"),
     ],

@@ -85,6 +85,7 @@ class OnPolicy(Algorithm):
     Algorithms whose critic has its own optimiser set `critic_optimizer` and use `critic_in_background`.
     """
 
+    supports_overlap = True
     config: OnPolicyConfig
     critic_optimizer: torch.optim.Optimizer
 

@@ -76,6 +76,8 @@ def compute_advantages(
     discount = chunk_discount(gamma, rollout.steps, discount_unit)
     reward = rollout.reward if reward_scale is None else reward_scale(rollout.reward)
     advantage, target = gae(reward, values, successor, rollout.terminated, rollout.truncated, discount, gae_lambda)
+    if rollout.weight is not None:
+        advantage = advantage * rollout.weight
     return RolloutBatch(
         obs,
         flatten(rollout.record),

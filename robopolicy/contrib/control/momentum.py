@@ -57,6 +57,7 @@ class MomentumState(nn.Module):
 class MomentumGradient(OnPolicy):
     """One gradient step per rollout; `policy` acts with exploration weights, `current` holds the learned ones."""
 
+    supports_overlap = False  # its estimate of the gradient needs rollouts of present weights
     config: MomentumConfig
 
     def __init__(self, config: MomentumConfig, policy: Policy, *, total_updates: int) -> None:

@@ -40,6 +40,7 @@ class EndpointNoisePolicy(HeadWrapper):
     """A head with learned Gaussian noise on its chunk; one decision per chunk, over its executed steps."""
 
     name = "perturbed_flow"
+    scored_by_sample = False
 
     def __init__(self, head: GenerativePolicy, config: EndpointNoiseConfig, *, times: int = 1) -> None:
         """Wrap `head`, which is shared; the change of velocity is evaluated at `times` (M) points of the path."""

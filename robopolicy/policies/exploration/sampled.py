@@ -30,6 +30,7 @@ class SampledPolicy(HeadWrapper):
     """
 
     name = "sampled"
+    scored_by_sample = False
 
     def __init__(
         self, head: GenerativePolicy, *, num_mc_samples: int, exploration_std: float = 0.0, stratified: bool = False

@@ -226,18 +226,14 @@ class IsaacStyleSim(VectorSim):
 
 
 @contextmanager
-def building(device: str) -> Iterator[str]:
-    """Suppress the output of a library and preserve the global random generators while it builds an environment.
-
-    Yields the name of the device that `device` stands for.
-    """
+def building(device: str) -> Iterator[None]:
+    """Suppress the output of a library and preserve the global random generators while it builds an environment."""
     with suppress(ImportError, AttributeError):  # Warp prints every kernel that it loads
         import warp
 
         warp.config.log_level = warp.LOG_WARNING
-    usable = usable_device(device)
-    with _RandomStream(usable), redirect_stdout(io.StringIO()):
-        yield str(usable)
+    with _RandomStream(usable_device(device)), redirect_stdout(io.StringIO()):
+        yield
 
 
 class _RandomStream:
