@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.formatwarning = _warning
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
-        if args.command_name != "train":
+        if args.command_name != "train" and (args.command_name, getattr(args, "action", "")) != ("worldmodel", "train"):
             check_single_process(args.command_name)
         command = COMMANDS[args.command_name]
         if command.needs_mujoco:

@@ -98,17 +98,22 @@ def train_model(
     Returns:
         Exit code, and the report of a run that has ended.
     """
+    from robopolicy.training.distributed import processes
     from robopolicy.training.resume import Interrupted
 
     if args.resume is not None and (args.dataset or args.override):
         raise UserError("A resumed run keeps its settings; pass only --resume RUN.")
     fields = {name: getattr(args, name) for name in ("dataset", "seed", "device", "out", "name")}
-    trainer = start(fields) if args.resume is None else resume(args.resume)
-    try:
-        report = trainer.train()
-    except Interrupted as stop:
-        print(f"Stopped; resume with: robopolicy {args.command_name} train --resume {stop.folder}")
-        return stop.exit_code, None
+    with processes():
+        trainer = start(fields) if args.resume is None else resume(args.resume)
+        try:
+            report = trainer.train()
+        except Interrupted as stop:
+            if trainer.writes:
+                print(f"Stopped; resume with: robopolicy {args.command_name} train --resume {stop.folder}")
+            return stop.exit_code, None
+    if not trainer.writes:
+        return 0, None
     print(describe_end(trainer, report))
     return 0, report
 

@@ -78,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
         try:
             report = trainer.train()
         except Interrupted as stop:
-            print(stop)
+            if trainer.writes:
+                print(stop)
             return stop.exit_code
     if trainer.writes:
         print(describe_end(trainer, report))

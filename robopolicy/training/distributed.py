@@ -77,9 +77,14 @@ def check_distributed(config: TrainConfig) -> None:
     sizes = {"algorithm.batch_size": config.algorithm["batch_size"]}
     if ALGORITHMS[name].data_source != "dataset":
         sizes["sim.num_envs"] = config.sim.num_envs
+    check_divisible(sizes)
+
+
+def check_divisible(sizes: Mapping[str, int]) -> None:
+    """Raise a UserError if the number of processes does not divide the value of a setting."""
     for key, number in sizes.items():
-        if number % ranks:
-            raise UserError(f"{key}={number} is not divisible by the {ranks} processes; choose a multiple.")
+        if number % world_size():
+            raise UserError(f"{key}={number} is not divisible by the {world_size()} processes; choose a multiple.")
 
 
 class DistributedSource:
@@ -130,14 +135,15 @@ def mean_metrics(rows: list[dict[str, float]]) -> dict[str, float]:
     return result
 
 
-def gather_states(state: Mapping[str, Any], algorithm: Algorithm) -> dict[str, Any]:
+def gather_states(state: Mapping[str, Any], algorithm: object) -> dict[str, Any]:
     """Add to a resume point the parts that differ between the processes, by process.
 
     These are the data source, the random generators and the running episodes.
     """
     if world_size() == 1:
         return dict(state)
-    items = [name for name, item in algorithm.checkpoint_items().items() if isinstance(item, EpisodeTracker)]
+    parts = algorithm.checkpoint_items() if isinstance(algorithm, Algorithm) else {}
+    items = [name for name, item in parts.items() if isinstance(item, EpisodeTracker)]
     own = {name: state["algorithm"][name] for name in ("generator", *items)}
     own = {"source": state["source"], "random": state["random"], "algorithm": own}
     return {**state, "processes": [unpack_tree(data) for data in all_gather_bytes(pack_tree(own))]}

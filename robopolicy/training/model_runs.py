@@ -15,6 +15,7 @@ import torch
 
 from robopolicy.atomic import restore_partial
 from robopolicy.constraints import NonNegativeInt, OpenFraction, PositiveInt, Validated
+from robopolicy.core.distributed import all_reduce_max, rank, world_size
 from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.device import GPUConfig, usable_device
 from robopolicy.errors import UserError, cannot_write, did_you_mean, unknown_name
@@ -24,8 +25,10 @@ from robopolicy.training.build import seed_everything
 from robopolicy.training.checkpoint import load_training_state
 from robopolicy.training.compose import config_content, config_file, config_text, leaves
 from robopolicy.training.config import GuardConfig, LoggingConfig, check_run_name
+from robopolicy.training.distributed import check_divisible
 from robopolicy.training.guards import Summary
 from robopolicy.training.loop import Trainer
+from robopolicy.training.make_source import SEEDS_PER_RANK
 from robopolicy.training.manifest import Listing, git_commit, versions
 from robopolicy.training.resume import restore
 from robopolicy.training.world_sims import SCHEMA, WorldManifest, read_world_manifest, save_world
@@ -78,6 +81,8 @@ def start_model(config: Config, build: Build[Config], trainer: Callable[[Any, Pa
     """
     check_run_name(config.name)
     folder = Path(config.out) / config.name
+    if rank() > 0:  # process 0 makes the folder
+        return trainer(build(config), folder)
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"Run {folder} exists; resume it with --resume {folder}, or choose another --name.")
     parts = build(config)
@@ -110,7 +115,9 @@ def resume_model(
     if (folder / "report.json").exists():
         raise UserError(f"Run {folder} has ended; start a new one.")
     config = from_dict(config_class, config_content(file), str(file))
-    restore_partial(last)
+    if rank() == 0:
+        restore_partial(last)
+    all_reduce_max(0)  # the other processes read afterwards
     if not last.exists():
         return trainer(build(config), folder)
     state = load_training_state(last, read)
@@ -192,6 +199,10 @@ def resolve_config(config: WorldTrainConfig) -> WorldTrainConfig:
     """Fill in the name; a UserError is raised without a dataset."""
     if not config.dataset:
         raise UserError("No videos are given; pass a dataset of 'robopolicy collect --render'.")
+    sizes = {"learner.batch_size": config.learner.batch_size}
+    check_divisible(sizes | {"learner.autoencoder_batch": config.learner.autoencoder_batch})
+    if config.pretrained.source and world_size() > 1:
+        raise UserError("Pretrained world models train in one process; drop torchrun.")
     name = config.name or f"{Path(config.dataset).name}_world_seed{config.seed}"
     return replace(config, name=name)
 
@@ -214,8 +225,9 @@ def build(config: WorldTrainConfig) -> WorldRunComponents:
     if config.pretrained.source:
         learner, source = build_pretrained(config.pretrained, videos, device, config.seed)
     else:
+        seed = config.seed + SEEDS_PER_RANK * rank()  # of the noise
         with torch.device(device):
-            learner = WorldLearner(config.learner, LatentWorldModel(config.model, spec), config.seed)
+            learner = WorldLearner(config.learner, LatentWorldModel(config.model, spec), seed)
         source = StagedVideoSource(videos, device, config.seed)
     held_out = VideoDataset(spec, validation, config.dataset)
     return WorldRunComponents(config, learner, source, held_out, episodes.tasks[0])
@@ -241,7 +253,7 @@ class WorldTrainer(Trainer):
     def _evaluate(self) -> Summary | None:
         """Test the model on the validation videos; the best checkpoint has the highest PSNR a few frames ahead."""
         learner, videos, config = self.world.algorithm, self.world.validation, self.world.config
-        if learner.stage == "autoencoder":
+        if learner.stage == "autoencoder" or not self.writes:
             return None
         tests = config.evaluation
         following = measure_action_following(
@@ -263,6 +275,8 @@ class WorldTrainer(Trainer):
         return self.latest
 
     def _save(self, name: str, state: Mapping[str, Any]) -> None:
+        if not self.writes:
+            return
         learner, videos = self.world.algorithm, self.world.source.videos
         model = learner.inference_policy()
         data = {"behaviours": sorted(set(videos.episodes.behaviours)), "failures": failure_fraction(videos)}

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from robopolicy.algorithms.common.algorithm import Metrics, make_metrics
 from robopolicy.constraints import FractionBelowOne, NonNegative, Positive, PositiveInt, Validated
+from robopolicy.core.distributed import average_gradients
 from robopolicy.core.gradients import clip_gradients
 from robopolicy.device import restore_generator
 from robopolicy.nets.module_state import EMA
@@ -164,6 +165,7 @@ class WorldLearner:
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        average_gradients(parameters)
         clip_gradients(parameters, config.grad_clip)
         optimizer.step()
         if isinstance(batch, LatentBatch):

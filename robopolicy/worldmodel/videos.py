@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robopolicy.core.distributed import rank, world_size
 from robopolicy.data.episodes import Episodes, is_cloud, is_image
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.encoder import IMAGE_PREFIX
@@ -229,16 +230,16 @@ class FrameSampler:
         self._generator = torch.Generator().manual_seed(seed)
 
     def targets(self, count: int) -> Tensor:
-        """Sample `count` frames that have a predecessor."""
-        return self.videos.targets[self._draw(len(self.videos.targets), count)]
+        """Sample `count` frames that have a predecessor; in distributed training, return the share of this process."""
+        return self.videos.targets[self._draw(len(self.videos.targets), count)][rank() :: world_size()]
 
     def frames(self, count: int) -> Tensor:
-        """Sample `count` frames, half of them successes if there are any."""
+        """Sample `count` frames as `targets` does, half of them successes if there are any."""
         chosen = self._draw(len(self.videos), count)
         wins = self.videos.success.nonzero().flatten()
         if len(wins):
             chosen[: count // 2] = wins[self._draw(len(wins), count // 2)]
-        return chosen
+        return chosen[rank() :: world_size()]
 
     def _draw(self, among: int, count: int) -> Tensor:
         return torch.randint(among, (count,), generator=self._generator)

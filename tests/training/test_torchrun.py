@@ -13,6 +13,7 @@ import pytest
 import torch
 from run_rules import SETTINGS
 from safetensors.torch import load_file
+from small_world import small_run
 
 from robopolicy.errors import UserError
 from robopolicy.training.compose import compose_config
@@ -109,7 +110,7 @@ def test_an_interrupted_run_of_two_processes_resumes_exactly(tmp_path: Path):
     ("action", "message"),
     [
         ("raise UserError('The simulator is broken.')", "robopolicy: error: The simulator is broken."),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "Another process of this run has ended"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "Another process of this run ended"),
     ],
     ids=["error", "killed"],
 )
@@ -133,3 +134,20 @@ def test_imitation_by_two_processes_equals_one_process(tmp_path: Path, demonstra
     subprocess.run([sys.executable, *TRAIN, *words, f"out={tmp_path / 'one'}"], check=True, timeout=120)
     one, two = weights(tmp_path / "one/run"), weights(tmp_path / "two/run")
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_world_model_of_two_processes_equals_one_process(tmp_path: Path):
+    """The autoencoder has no noise here; the dynamics have other noise in each process."""
+    small_run(tmp_path)
+    words = ["-m", "robopolicy", "worldmodel", "train", str(tmp_path / "films"), "--preset", "smoke", "--name", "run"]
+    words += ["--override", "learner.autoencoder_updates=20", "learner.updates=5", "learner.latent_noise=0"]
+    words += ["learner.batch_size=8", "learner.autoencoder_batch=8", "evaluation.windows=4", "evaluation.horizon=3"]
+    run = start(*words, "--out", str(tmp_path / "two"))
+    output, errors = run.communicate(timeout=200)
+    assert run.returncode == 0 and output.count("Done in") == 1, errors
+    subprocess.run([sys.executable, *words, "--out", str(tmp_path / "one")], check=True, timeout=200)
+    one, two = weights(tmp_path / "one/run"), weights(tmp_path / "two/run")
+    names = [key for key in one if key.startswith("autoencoder.")]
+    assert names
+    torch.testing.assert_close({key: two[key] for key in names}, {key: one[key] for key in names}, rtol=1e-3, atol=1e-5)
