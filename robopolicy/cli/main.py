@@ -117,6 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parse(sys.argv[1:] if argv is None else argv)
         if args.command_name != "train" and (args.command_name, getattr(args, "action", "")) != ("worldmodel", "train"):
             check_single_process(args.command_name)
+        if getattr(args, "device", "") == "auto":
+            from robopolicy.device import device_name
+
+            args.device = device_name(args.device)
         command = COMMANDS[args.command_name]
         if command.needs_mujoco:
             check_mujoco_gl()

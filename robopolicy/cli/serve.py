@@ -96,7 +96,7 @@ def _load(args: argparse.Namespace) -> BatchedPolicy:
     if (args.policy / MANIFEST).is_file():
         from robopolicy.deploy.batching import ServedChunkPolicy
 
-        if args.stochastic or args.device not in ("auto", "cpu"):
+        if args.stochastic or (args.device != "cpu" and "--device" in args.given):
             raise UserError("A bundle is served as it was exported; --device and --stochastic are for checkpoints.")
         bundle = open_bundle(args.policy)
         if bundle.manifest.policy_spec.hidden_dim:

@@ -20,8 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.common.algorithm import Algorithm
-from robopolicy.algorithms.common.on_policy import BackgroundWorker
-from robopolicy.algorithms.common.rollout_batch import flatten
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.data.batches import Rollout
 from robopolicy.device import move
@@ -34,7 +32,7 @@ from robopolicy.training.config import TrainConfig, section
 from robopolicy.training.distributed import mean_metrics
 from robopolicy.training.make_source import DataSource
 
-SHARED = (torch.optim.Optimizer, torch.Generator, BackgroundWorker)  # parts of an algorithm that `act` does not use
+SHARED = (torch.optim.Optimizer, torch.Generator)  # parts of an algorithm that `act` does not use
 MAX_WEIGHT = 2.0  # of importance weights
 
 
@@ -110,7 +108,7 @@ def rescore(rollout: Rollout, algorithm: Algorithm) -> Rollout:
     policy: Any = algorithm.policy
     if not policy.scored_by_sample:
         return rollout
-    obs, record = flatten(rollout.obs), flatten(rollout.record)
+    obs, record = ({key: value.flatten(0, 1) for key, value in tree.items()} for tree in (rollout.obs, rollout.record))
     if policy.spec.hidden_dim:
         obs = policy.unroll_rnn(obs, rollout.shape[0])
     parts: list[Tensor] = []

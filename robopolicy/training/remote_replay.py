@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from robopolicy.algorithms.common.algorithm import Algorithm
-from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.data.replay import Replay
 from robopolicy.errors import UserError, unknown_name
@@ -27,6 +26,9 @@ from robopolicy.training.config import TrainConfig
 from robopolicy.training.distributed import mean_metrics
 from robopolicy.training.make_source import SEEDS_PER_RANK
 from robopolicy.training.parallel import WORKER_HANDLES, WorkerHandle, arrays_to_tensors, tensors_to_arrays
+
+if TYPE_CHECKING:
+    from robopolicy.algorithms.common.off_policy import OffPolicy
 
 
 def check_workers(config: TrainConfig) -> None:
@@ -93,13 +95,13 @@ class SimWorker:
 
     def collect(self, decisions: int, updates: int, weights: bytes | None) -> dict[str, Any]:
         """Run chunks with the `weights` after a number of `updates`; None keeps the present weights."""
-        assert isinstance(self._algorithm, OffPolicy)
+        algorithm = cast("OffPolicy", self._algorithm)
         if weights is not None:
-            load_weights(self._algorithm, weights)
-            self._algorithm.updates = updates
+            load_weights(algorithm, weights)
+            algorithm.updates = updates
         log = StepLog()
-        self._sampler.collect(self._algorithm.act if updates else self._algorithm.warmup_action, decisions, log)
-        if not self._algorithm.sample_spec.chunk_starts_only:
+        self._sampler.collect(algorithm.act if updates else algorithm.warmup_action, decisions, log)
+        if not algorithm.sample_spec.chunk_starts_only:
             for _, keywords in log.calls:
                 keywords["record"] = {}
         totals = {"env_steps": self._sampler.env_steps, "stats": self._sampler.episode_stats()}

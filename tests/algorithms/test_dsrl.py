@@ -235,7 +235,7 @@ def test_actor_and_critics_share_the_normalisation_of_clouds_and_sets_with_the_b
     noise_critic = getattr(algorithm, "noise_critic", algorithm.critic)
     for encoder in (algorithm.policy.actor.encoder, algorithm.critic.encoder, noise_critic.encoder):
         for key, value in base.encoder.named_buffers():
-            assert torch.equal(encoder.state_dict()[key], value), key
+            assert torch.equal(encoder.get_buffer(key), value), key
 
 
 @kinds

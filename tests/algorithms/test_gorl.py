@@ -241,7 +241,7 @@ def test_new_decoders_and_encoders_copy_the_normalisation_of_clouds_and_sets() -
     algorithm._begin_stage()
     for part in (algorithm.policy.actor, algorithm.decoder.head, algorithm.decoder_trainer.head):
         for key, fitted in head.encoder.named_buffers():
-            assert torch.equal(part.encoder.state_dict()[key], fitted), key
+            assert torch.equal(part.encoder.get_buffer(key), fitted), key
 
 
 def test_decoder_reproduces_the_distribution_of_executed_actions() -> None:

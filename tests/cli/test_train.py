@@ -140,7 +140,7 @@ def test_help_names_the_presets_but_no_recipe(capsys):
         ([*PPO, "budget.updates=1", "device=cuda:77"], "Device 'cuda:77' cannot be used"),
         ([*PPO, "budget.updates=1", "device=tpu9"], "Device 'tpu9' cannot be used"),
         ([*PPO, "budget.updates=1", "device=meta"], "Device 'meta' cannot be used"),
-        ([*PPO, "budget.updates=1", "task=mjlab/No-Such"], "set chunk.horizon=1 chunk.action_horizon=1"),
+        ([*PPO, "budget.updates=1", "task=mjlab/No-Such"], "mjlab has no environment 'No-Such'"),
         (["algorithm=ppo", "budget.updates=1", "init_from=no/such"], "no/such does not exist"),
         (["init_from=x", "policy.steps=8"], "come from the checkpoint in init_from; drop policy.steps"),
         ([*PPO, "budget.updates=1", "task.reward=dense"], "Unknown reward 'dense' of task toy/point_mass"),

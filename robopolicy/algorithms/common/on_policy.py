@@ -254,6 +254,9 @@ class BackgroundWorker:
         self._results: SimpleQueue[Tensor | Exception] = SimpleQueue()
         threading.Thread(target=_serve, args=(self._calls, self._results), daemon=True, name="critic").start()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> BackgroundWorker:
+        return self  # a copy of an algorithm only acts
+
     def start(self, function: Callable[..., Tensor], rows: RolloutBatch, *more: Any) -> None:
         """Start `function(rows, *more)`; `wait` must follow."""
         inline = rows.advantage.device.type != "cpu" or world_size() > 1  # collectives need one order in all processes
