@@ -80,7 +80,8 @@ def half(batch: Any, side: int) -> Any:
         value = getattr(batch, entry.name)
         dim = 0 if entry.name in ("last_obs", "group") else 1
         pick = lambda x, dim=dim: x[part] if dim == 0 else x[:, part]  # noqa: E731
-        cut[entry.name] = pick(value) if isinstance(value, Tensor) else {key: pick(x) for key, x in value.items()}
+        if value is not None:
+            cut[entry.name] = pick(value) if isinstance(value, Tensor) else {key: pick(x) for key, x in value.items()}
     mask = batch.truncated & ~batch.terminated
     mine = torch.zeros_like(mask)
     mine[:, part] = True
