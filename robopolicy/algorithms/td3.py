@@ -1,9 +1,10 @@
 """TD3: twin critics, delayed deterministic actor, smoothed targets (Fujimoto et al. 2018), and FastTD3 by its settings.
 
 The actor is the mode of a squashed Gaussian; its standard deviation is unused. Exploration adds Gaussian noise, targets
-add clipped noise, and the actor steps once per `policy_delay` critic steps. FastTD3 (Seo et al. 2025) is for simulators
-on a GPU: batches of tens of thousands of rows, a distributional critic (`critic.histogram=c51`), different noise scales
-per environment (`exploration_noise_max`), no target policy (`policy_tau=1`) and weight decay.
+add clipped noise, and the actor and both target networks step once per `policy_delay` critic steps. FastTD3 (Seo et al.
+2025) is for simulators on a GPU: batches of tens of thousands of rows, a distributional critic
+(`critic.histogram=c51`), different noise scales per environment (`exploration_noise_max`), no target policy
+(`policy_tau=1`), a target critic that follows every critic step (`critic_target_interval=1`) and weight decay.
 
 Use it from scratch with dense rewards, for a deterministic policy, especially with thousands of environments. For one
 environment SAC explores better. It does not support pretrained diffusion or flow policies.
@@ -31,7 +32,7 @@ from robopolicy.algorithms.common.off_policy import (
     optimizer_step,
     require_squashed,
 )
-from robopolicy.constraints import Fraction, NonNegative, PositiveInt
+from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, PositiveInt
 from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate
 from robopolicy.data.batches import Transitions
 from robopolicy.errors import unknown_name
@@ -50,6 +51,7 @@ class TD3Config(OffPolicyConfig):
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
     policy_delay: PositiveInt = 2  # critic steps per actor step
+    critic_target_interval: NonNegativeInt = 0  # critic steps per update of the target critic; 0: policy_delay
     noise: NonNegative = 0.1  # standard deviation of the exploration noise, normalised actions
     exploration_noise_max: NonNegative = 0.0  # of the last environment, with interpolation in between; 0: all equal
     target_noise: NonNegative = 0.2  # standard deviation of the target's action noise, normalised
@@ -136,7 +138,7 @@ class TD3(OffPolicy):
         """Take critic steps on consecutive minibatches, with delayed actor steps."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
-            stats.critic(self.critic_step(part))  # TD loss towards `target`, Adam, Polyak
+            stats.critic(self.critic_step(part))  # TD loss towards `target`, Adam, delayed Polyak
             if self.policy_due():
                 loss, info = self.actor_loss(part)
                 optimizer_step(self.optimizer, loss)

@@ -99,7 +99,7 @@ class TD3BC(OffPolicy):
         """Take critic steps on consecutive minibatches, with delayed actor steps."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
-            stats.critic(self.critic_step(part))  # TD loss towards `target`, Adam, Polyak
+            stats.critic(self.critic_step(part))  # TD loss towards `target`, Adam, delayed Polyak
             if self.policy_due():
                 loss, info = self.actor_loss(part)
                 optimizer_step(self.optimizer, loss)

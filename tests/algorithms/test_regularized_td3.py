@@ -4,7 +4,13 @@ import pytest
 import torch
 from chunk_bandit import STATISTICS
 from mixed_bandit import batches, mixed, regret
-from td3_learners import check_accepts_only_a_squashed_gaussian_and_sane_settings, drawn, gradient, td3_bc
+from td3_learners import (
+    check_accepts_only_a_squashed_gaussian_and_sane_settings,
+    check_critic_targets_move_only_with_the_actor,
+    drawn,
+    gradient,
+    td3_bc,
+)
 
 from robopolicy.algorithms.td3 import actor_loss
 from robopolicy.algorithms.td3_bc import chunk_distance, regularized_loss
@@ -44,6 +50,11 @@ def test_chunk_distance_uses_normalised_units_over_valid_executed_steps() -> Non
 
 def test_only_squashed_gaussians_and_valid_settings_are_accepted() -> None:
     check_accepts_only_a_squashed_gaussian_and_sane_settings(td3_bc)
+
+
+def test_critic_targets_move_only_with_the_actor() -> None:
+    algorithm = td3_bc()
+    check_critic_targets_move_only_with_the_actor(algorithm, drawn(algorithm))
 
 
 def test_td3_bc_has_lower_regret_than_imitation_on_mixed_data() -> None:

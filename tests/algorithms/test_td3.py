@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 import torch
 from chunk_bandit import SMALL, batch, first_actions, flow, gaussian
+from td3_learners import check_critic_targets_move_only_with_the_actor
 from torch import Tensor
 
 from robopolicy.algorithms.td3 import TD3, TD3Config, noisy_chunk, smoothed_chunk
 from robopolicy.critics.q import CriticConfig
 from robopolicy.errors import UserError
+from robopolicy.training.compose import compose_config
 
 
 def td3(seed: int = 0, **config: Any) -> TD3:
@@ -59,10 +61,23 @@ def test_actor_updates_are_delayed_and_use_the_first_critic() -> None:
     algorithm.update(random_batch())
     assert not same()
     data = random_batch()
+    body: Any = algorithm.critic.body
     with torch.no_grad():
-        algorithm.critic.body.layers[-1].bias[1] += 100.0  # the second member must not matter
+        body.layers[-1].bias[1] += 100.0  # the second member must not matter
         value = algorithm.critic(data.obs, algorithm.policy.mode(data.obs))[0].mean()
     assert float(algorithm.actor_loss(data)[0].detach()) == pytest.approx(-float(value), rel=1e-5)
+
+
+def test_critic_targets_move_only_with_the_actor_unless_an_interval_is_given() -> None:
+    check_critic_targets_move_only_with_the_actor(td3(), random_batch())
+    algorithm = td3(tau=1.0, critic_target_interval=1)
+    algorithm.update(random_batch())
+    assert all(map(torch.equal, algorithm.critic.parameters(), algorithm.target_critic.parameters()))
+
+
+def test_fast_td3_updates_its_target_critic_in_every_step() -> None:
+    config = compose_config(["algorithm=fast_td3"]).algorithm
+    assert (config["policy_delay"], config["critic_target_interval"]) == (2, 1)
 
 
 def test_target_networks_equal_the_networks_with_tau_one() -> None:

@@ -1,4 +1,4 @@
-"""TD3+BC on data of mixed quality, and checks that it shares with derived algorithms."""
+"""TD3+BC on data of mixed quality, and checks that it shares with related algorithms."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +9,7 @@ from chunk_bandit import SMALL, flow, gaussian
 from mixed_bandit import batches, mixed
 from torch import Tensor
 
+from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.algorithms.td3_bc import TD3BC, TD3BCConfig
 from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError
@@ -39,3 +40,16 @@ def check_accepts_only_a_squashed_gaussian_and_sane_settings(make: Callable[...,
     kind = type(make())
     with pytest.raises(UserError, match="squashed"):
         kind(make().config, flow(), total_updates=1)
+
+
+def check_critic_targets_move_only_with_the_actor(algorithm: OffPolicy, data: Transitions) -> None:
+    """With a delay of two the target critic keeps its weights in the first critic step and moves in the second."""
+    assert algorithm.config.policy_delay == 2
+    before = [weights.clone() for weights in algorithm.target_critic.parameters()]
+    algorithm.update(data)
+    assert all(map(torch.equal, before, algorithm.target_critic.parameters()))
+    algorithm.update(data)
+    moved = zip(before, algorithm.critic.parameters(), algorithm.target_critic.parameters(), strict=True)
+    for old, online, target in moved:
+        torch.testing.assert_close(target, old.lerp(online, algorithm.config.tau))
+        assert not torch.equal(old, target)

@@ -64,6 +64,7 @@ class OffPolicyConfig(Validated):
     lr_final_fraction: PositiveFraction = 1.0  # of all learning rates, at the end of their cosine decay; 1: constant
     weight_decay: NonNegative = 0.0  # decoupled (AdamW), of the critic and of the actor of sac and td3
     tau: PositiveFraction = 0.005  # weight of the online critic in the Polyak update of its target
+    critic_target_interval: NonNegativeInt = 1  # critic steps per update of the target critic; 0: policy_delay
     critic: CriticConfig = field(default_factory=CriticConfig)  # Q ensemble
     num_min_qs: PositiveInt = 2  # randomly drawn members whose minimum is the target
     num_steps: PositiveInt = 1  # chunk decisions per environment between updates
@@ -223,11 +224,12 @@ class OffPolicy(Algorithm):
         return td_loss(self.critic, batch, self.target)
 
     def critic_step(self, batch: Transitions) -> Info:
-        """Take a gradient step on `critic_loss` and update the target network."""
+        """Take a gradient step on `critic_loss`, and update the target network if its interval has passed."""
         loss, info = self.critic_loss(batch)
         optimizer_step(self.critic_optimizer, loss)
-        self._target_update.step(self.config.tau)
         self.critic_steps += 1
+        if self.critic_steps % (self.config.critic_target_interval or self.config.policy_delay) == 0:
+            self._target_update.step(self.config.tau)
         return {"loss": loss, **info}
 
     def policy_due(self) -> bool:

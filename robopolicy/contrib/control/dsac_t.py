@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.sac import SAC, SACConfig
-from robopolicy.constraints import Positive, PositiveInt
+from robopolicy.constraints import NonNegativeInt, Positive, PositiveInt
 from robopolicy.contrib.control.gaussian_critic import GaussianQ
 from robopolicy.critics.q import CriticConfig, TargetUpdate
 from robopolicy.data.batches import Transitions
@@ -45,6 +45,7 @@ class DSACTConfig(SACConfig):
     lr: Positive = 1e-4  # learning rate of the actor
     critic_lr: Positive = 1e-4  # learning rate of the critic
     policy_delay: PositiveInt = 2  # critic steps per actor step
+    critic_target_interval: NonNegativeInt = 0  # critic steps per update of the target critic; 0: policy_delay
     spread_clip: Positive = 3.0  # sampled targets are clipped at this many average standard deviations from the mean
     huber: Positive = 50.0  # error of the mean beyond which its loss is linear
 
@@ -133,7 +134,7 @@ class DSACT(SAC):
         return (loss * batch.weight).mean(1).sum(), {**info, "td_errors": errors}
 
     def update(self, batch: Transitions) -> Metrics:
-        """Update as in SAC, on the least mean; every actor step also updates the target policy."""
+        """Update as in SAC, on the least mean; every actor step also updates both targets."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
             stats.critic(self.critic_step(part))

@@ -57,6 +57,7 @@ class DCGMAPElitesConfig(TD3Config):
         default_factory=lambda: CriticConfig(hidden=(256, 256), activation="relu", layer_norm=False)
     )
     policy_delay: PositiveInt = 2  # critic steps per actor step
+    critic_target_interval: NonNegativeInt = 1  # critic steps per update of the target critic; 0: policy_delay
     cells: PositiveInt = 1024  # of the archive
     fitness_floor: Finite = 0.0  # return that counts as 0 in the QD score
     ga_offspring: NonNegativeInt = 128  # candidates of a generation by mutation

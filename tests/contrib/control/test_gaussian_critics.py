@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from chunk_bandit import SPEC, batch, first_actions, gaussian, seeded, shifted
+from td3_learners import check_critic_targets_move_only_with_the_actor
 from torch import Tensor, nn
 
 from robopolicy.algorithms.common.off_policy import optimizer_step
@@ -108,6 +109,10 @@ def test_dsac_t_target_policy_follows_by_tau() -> None:
     algorithm.update(loop())
     pairs = zip(before, algorithm.policy.parameters(), algorithm.target_policy.parameters(), strict=True)
     assert all(torch.allclose(slow, old.lerp(new, 0.25)) and not torch.equal(old, new) for old, new, slow in pairs)
+
+
+def test_dsac_t_moves_critic_targets_only_with_the_actor() -> None:
+    check_critic_targets_move_only_with_the_actor(learner("dsac_t"), loop())
 
 
 def test_dsac_t_std_equals_the_std_of_the_return() -> None:

@@ -16,6 +16,7 @@ from td3_learners import (
     COMMON,
     SHOWN,
     check_accepts_only_a_squashed_gaussian_and_sane_settings,
+    check_critic_targets_move_only_with_the_actor,
     drawn,
     gradient,
     td3_bc,
@@ -57,6 +58,12 @@ MAKERS: dict[str, Callable[..., TD3BC]] = {"prdc": prdc, "a2pr": a2pr}
 @pytest.mark.parametrize("name", MAKERS)
 def test_only_a_squashed_gaussian_and_valid_settings_are_accepted(name: str) -> None:
     check_accepts_only_a_squashed_gaussian_and_sane_settings(MAKERS[name])
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_critic_targets_move_only_with_the_actor(name: str) -> None:
+    algorithm = MAKERS[name]()
+    check_critic_targets_move_only_with_the_actor(algorithm, drawn(algorithm))
 
 
 # PRDC.

@@ -12,6 +12,7 @@ import torch
 from chunk_bandit import batch, flow, gaussian
 from torch import Tensor
 
+from robopolicy.algorithms.common.algorithm import Metrics
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.gaussian import GaussianConfig
 from robopolicy.schema import to_dict
@@ -45,7 +46,7 @@ NETWORK = GaussianConfig(
     action_normalization="minmax",
     normalization="identity",
 )
-SMALL = {
+SMALL: dict[str, Any] = {
     "cells": 32,
     "ga_offspring": 4,
     "pg_offspring": 3,
@@ -73,12 +74,16 @@ def run(
     return build(resolve_config(config))
 
 
+def test_target_critic_moves_in_every_critic_step_as_in_the_public_code() -> None:
+    assert DCGMAPElitesConfig().critic_target_interval == 1
+
+
 def learner(parts: RunComponents) -> DCGMAPElites:
     assert isinstance(parts.algorithm, DCGMAPElites)
     return parts.algorithm
 
 
-def generations(parts: RunComponents, count: int) -> list[dict[str, float]]:
+def generations(parts: RunComponents, count: int) -> list[Metrics]:
     return [parts.algorithm.update(parts.source.next(parts.algorithm)) for _ in range(count)]
 
 
