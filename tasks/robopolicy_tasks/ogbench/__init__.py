@@ -1,8 +1,12 @@
-"""Manipulation environments of OGBench (Park et al. 2024) with a random target per episode, and their oracles."""
+"""OGBench (Park et al. 2025): its single tasks under their own ids, and environments with a random target and oracles.
+
+Ids of single tasks are those of the package, e.g. `ogbench/scene-singletask-task1-v0`; without `-task1` they are the
+default task of the environment. `sim.reward=shaped` is the reward of the package, `sparse` is -1 until success.
+"""
 
 from __future__ import annotations
 
-from robopolicy_tasks.optional_envs import register_package_task
+from robopolicy_tasks.optional_envs import register_package_family, register_package_task
 
 TASKS = {
     "cube-single-v0": "move a cube to a target pose",
@@ -13,8 +17,11 @@ TASKS = {
     "puzzle-4x4-v0": "press one of sixteen buttons",
 }
 
+REWARDS = ("sparse", "shaped")  # of single tasks
+
 
 def register() -> None:
     """Register the family without importing OGBench."""
+    register_package_family("ogbench", "OGBench: single tasks of scene, cube, puzzle and mazes.", REWARDS)
     for task, description in TASKS.items():
         register_package_task("ogbench", task, f"OGBench: {description}.", rewards=("sparse",))

@@ -1,7 +1,8 @@
-"""OGBench environments in data-collection mode: one random target per episode, in the observation.
+"""OGBench environments: its single tasks, and the data-collection mode with one random target per episode.
 
-The datasets of OGBench omit the target, which offline goal-conditioned methods relabel. Here `goal` is an observation,
-so that plain imitation and reinforcement learning have a well-posed task.
+Single tasks are the official environments, unchanged. In data-collection mode the datasets of OGBench omit the target,
+which offline goal-conditioned methods relabel; here `goal` is an observation, so that plain imitation and reinforcement
+learning have a well-posed task.
 """
 
 from __future__ import annotations
@@ -34,22 +35,66 @@ _ORACLES = {"cube": CubePlanOracle, "button": ButtonPlanOracle, "drawer": Drawer
 _TARGET = "privileged/target_"
 
 
-class OGBenchEnv(gymnasium.Wrapper):
+class PackageEnv(gymnasium.Wrapper):
+    """Environment of the package whose model is compiled once, with its control rate, and whose renderer is freed."""
+
+    def __init__(self, task: str, **settings: Any) -> None:
+        with compiled_once():
+            super().__init__(gymnasium.make(task, disable_env_checker=True, **settings))
+            self.unwrapped.reset()  # the first reset compiles the model
+        base_env: Any = self.unwrapped
+        if hasattr(base_env, "_control_timestep"):  # mazes declare `dt`
+            self.metadata = {**self.metadata, "render_fps": round(1 / base_env._control_timestep)}
+
+    def close(self) -> None:
+        """Free the renderer, which OGBench frees only at interpreter exit."""
+        base_env: Any = self.unwrapped
+        if getattr(base_env, "_renderer", None) is not None:
+            base_env._renderer.close()
+            base_env._renderer = None
+        super().close()
+
+
+class SingleTaskEnv(PackageEnv):
+    """Official single-task environment, e.g. `scene-singletask-task1-v0`, whose episodes depend only on their seed.
+
+    The reward of a step is that of the state before it: the number of satisfied sub-goals minus their number, or, if
+    `sparse`, -1 until all are satisfied. A step from a state with all satisfied ends the episode.
+    """
+
+    def __init__(self, task: str, *, sparse: bool) -> None:
+        super().__init__(task)
+        self._sparse = sparse
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Sample an initial state; random steps of the package in between use the same seed."""
+        base_env: Any = self.unwrapped
+        space = base_env.action_space
+        space.seed(seed)
+        with numpy_seed(seed), patch.object(type(base_env), "action_space", space, create=True):
+            return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Apply one action."""
+        obs, reward, terminated, truncated, info = super().step(action)
+        reward = float(reward)
+        if self._sparse and reward < 0:
+            reward = -1.0
+        return obs, reward, bool(terminated), truncated, info
+
+
+class OGBenchEnv(PackageEnv):
     """Environment with observations `state` and `goal`; reward 1 and end when the target is reached.
 
     `goal` is one-hot kind (cube, button, drawer, window), block and button indices one-hot, then the target numbers.
     """
 
     def __init__(self, task: str) -> None:
-        settings: dict[str, Any] = {"terminate_at_goal": True, "mode": "data_collection"}
-        with compiled_once():
-            super().__init__(gymnasium.make(task, max_episode_steps=MAX_STEPS, disable_env_checker=True, **settings))
-            self.unwrapped.reset()  # the first reset compiles the model
+        super().__init__(task, max_episode_steps=MAX_STEPS, terminate_at_goal=True, mode="data_collection")
         self.state: Any = None  # last observation of OGBench
         self.info: dict[str, Any] = {}  # last info, for the oracle
         base_env: Any = self.unwrapped
         self._counts = {"block": getattr(base_env, "_num_cubes", 0), "button": getattr(base_env, "_num_buttons", 0)}
-        self.metadata = {**self.metadata, "render_fps": round(1 / base_env._control_timestep)}
         self.reset(seed=0)
         space: Any = self.env.observation_space
         goal = gymnasium.spaces.Box(-np.inf, np.inf, self._goal().shape, np.float32)
@@ -65,14 +110,6 @@ class OGBenchEnv(gymnasium.Wrapper):
         """Apply one action."""
         self.state, reward, terminated, truncated, self.info = super().step(action)
         return {"state": self.state, "goal": self._goal()}, float(reward), bool(terminated), truncated, self.info
-
-    def close(self) -> None:
-        """Free the renderer, which OGBench frees only at interpreter exit."""
-        base_env: Any = self.unwrapped
-        if base_env._renderer is not None:
-            base_env._renderer.close()
-            base_env._renderer = None
-        super().close()
 
     def _goal(self) -> NDArray[np.float32]:
         kind = np.array([self.info[_TARGET + "task"] == name for name in _ORACLES])
@@ -135,8 +172,10 @@ def numpy_seed(seed: int | None) -> Iterator[None]:
         np.random.set_state(state)
 
 
-def make_env(task: str, options: SimOptions) -> OGBenchEnv:
-    """Make one environment of `task`, e.g. "cube-single-v0"."""
+def make_env(task: str, options: SimOptions) -> PackageEnv:
+    """Make one environment of `task`: a single task, e.g. "scene-singletask-task1-v0", or e.g. "cube-single-v0"."""
+    if "singletask" in task.split("-"):
+        return SingleTaskEnv(task, sparse=options.reward == "sparse")
     return OGBenchEnv(task)
 
 
