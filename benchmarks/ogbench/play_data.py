@@ -118,7 +118,7 @@ def write_block(name: str, seed: int, folder: Path, span: range) -> None:
     if not path.exists():
         episodes = [play_episode(name, seed + index) for index in span]
         part = path.with_suffix(".part.npz")
-        np.savez_compressed(part, **{key: np.concatenate([each[key] for each in episodes]) for key in episodes[0]})
+        _save(part, {key: np.concatenate([each[key] for each in episodes]) for key in episodes[0]})
         part.rename(path)
 
 
@@ -134,6 +134,10 @@ def generate(name: str, out: Path, episodes: int, seed: int, processes: int) -> 
     blocks = [np.load(block_path(folder, span)) for span in spans]
     arrays = {key: np.concatenate([block[key] for block in blocks]) for key in blocks[0].files}
     train = int(np.flatnonzero(arrays["terminals"])[episodes - 1]) + 1
-    np.savez_compressed(out.with_name(f"{out.stem}-val.npz"), **{key: array[train:] for key, array in arrays.items()})
-    np.savez_compressed(out, **{key: array[:train] for key, array in arrays.items()})
+    _save(out.with_name(f"{out.stem}-val.npz"), {key: array[train:] for key, array in arrays.items()})
+    _save(out, {key: array[:train] for key, array in arrays.items()})
     shutil.rmtree(folder)
+
+
+def _save(path: Path, arrays: dict[str, Any]) -> None:
+    np.savez_compressed(path, **arrays)
