@@ -18,6 +18,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from robopolicy.evaluation.student import two_sided_quantile
+
 Array = NDArray[np.float64]
 MINIMUM_EPISODES = 100
 _BLOCK = 2_000_000  # numbers per block of resamples, which bounds the memory
@@ -57,14 +59,17 @@ def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
     """Wilson score interval of the rate `successes` / `n`."""
     if not 0 <= successes <= n or n < 1:
         raise ValueError(f"Need 0 <= successes <= n and n >= 1, got {successes} of {n}.")
+    low, high = wilson_bounds(successes / n, n, level)
+    return Interval(successes / n, low, high, n, level)
+
+
+def wilson_bounds(rate: float, n: float, level: float = 0.95) -> tuple[float, float]:
+    """Bounds of Wilson's interval of a `rate` from `n` independent outcomes; `n` need not be whole."""
     z = NormalDist().inv_cdf(0.5 + level / 2)
-    rate = successes / n
     centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
     # exact at both ends, where the formula is subject to rounding
-    low = 0.0 if successes == 0 else centre - half
-    high = 1.0 if successes == n else centre + half
-    return Interval(rate, low, high, n, level)
+    return 0.0 if rate == 0 else centre - half, 1.0 if rate == 1 else centre + half
 
 
 def bootstrap_mean(
@@ -110,7 +115,7 @@ def student_mean(values: ArrayLike, *, level: float = 0.95) -> Interval:
     mean = float(data.mean())
     if data.size == 1:
         return Interval(mean, math.nan, math.nan, 1, level)
-    half = _student_quantile(level, data.size - 1) * float(data.std(ddof=1)) / math.sqrt(data.size)
+    half = two_sided_quantile(level, data.size - 1) * float(data.std(ddof=1)) / math.sqrt(data.size)
     return Interval(mean, mean - half, mean + half, data.size, level)
 
 
@@ -230,22 +235,6 @@ def sample_warning(n: int, *, rate: bool = True, minimum: int = MINIMUM_EPISODES
         f"Only {episodes}: a success rate near 50 % is uncertain by ±{half:.0f} points; "
         f"use at least {minimum} (±{enough:.0f})."
     )
-
-
-def _student_quantile(level: float, freedom: int) -> float:
-    """Return t with P(|T| < t) = level, by bisection of finite sums (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
-    low, high = 0.0, math.pi / 2  # angle whose tangent is t / sqrt(freedom)
-    for _ in range(60):
-        angle = (low + high) / 2
-        term = math.cos(angle) if freedom % 2 else 1.0
-        total = term if freedom > 1 else 0.0
-        for k in range(3 if freedom % 2 else 2, freedom, 2):
-            term *= (k - 1) / k * math.cos(angle) ** 2
-            total += term
-        inside = math.sin(angle) * total
-        inside = 2 / math.pi * (angle + inside) if freedom % 2 else inside
-        low, high = (angle, high) if inside < level else (low, angle)
-    return math.tan(low) * math.sqrt(freedom)
 
 
 def _resampled_means(data: Array, resamples: int, rng: np.random.Generator) -> Array:
