@@ -94,7 +94,10 @@ def test_building_does_not_change_the_global_random_state() -> None:
     assert torch.equal(after, torch.rand(3))
 
 
-def test_cameras_of_the_model_become_images_and_frames() -> None:
+def test_cameras_of_the_model_become_images_and_frames(monkeypatch) -> None:
+    from mujoco.rendering.classic import gl_context
+
+    monkeypatch.setattr(gl_context, "GLContext", None)  # MuJoCo was imported before the choice of an OpenGL library
     sim = make_sim("mjlab/lift_cube", SimOptions(num_envs=2, cameras=("camera_d405",), image_size=16))
     image = sim.reset(0)["image.camera_d405"]
     assert (image.dtype, image.shape) == (torch.uint8, (2, 3, 16, 16))

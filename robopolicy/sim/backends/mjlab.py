@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -127,7 +128,7 @@ class MjlabRenderer:
     def _renderer(self, row: int, width: int, height: int) -> Any:
         """Renderer of one row, which mjlab fixes at its first frame."""
         if (row, width, height) not in self._renderers:
-            gl_backend()
+            _choose_context()
             from mjlab.viewer.offscreen_renderer import OffscreenRenderer
 
             env = self._env
@@ -137,3 +138,11 @@ class MjlabRenderer:
             renderer.initialize()
             self._renderers[row, width, height] = renderer
         return self._renderers[row, width, height]
+
+
+def _choose_context() -> None:
+    """Let MuJoCo's renderer draw with `gl_backend`; MuJoCo itself reads MUJOCO_GL on import only."""
+    name = gl_backend()
+    from mujoco.rendering.classic import gl_context
+
+    gl_context.GLContext = import_module(f"mujoco.{name}").GLContext
