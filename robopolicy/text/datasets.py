@@ -1,6 +1,6 @@
 """Text datasets: one JSON object per line (.jsonl) or the rows of a .parquet file, with these columns.
 
-    prompts         prompt, answer; verify: exact | number | math (exact)
+    prompts         prompt, answer; verify: exact | number | math (exact); split: train | test (by a hash of the prompt)
     demonstrations  prompt, completion; or messages: user and assistant alternate
     pairs           prompt, chosen, rejected
     offline         prompt, completion, reward; or messages, and rewards: one per assistant message
@@ -25,7 +25,7 @@ import pyarrow.parquet
 
 from robopolicy.errors import UserError
 from robopolicy.files import parse_json
-from robopolicy.text.task import SingleTurn, TextTask, check_fits, check_text
+from robopolicy.text.task import SingleTurn, TextTask, check_fits, check_text, is_held_out
 from robopolicy.text.verify import ANSWER_EXTRACTORS, VERIFIERS
 
 MAX_PROMPT_BYTES = 4096  # of tasks from files
@@ -115,7 +115,7 @@ READERS: dict[str, Callable[[str], list[WrittenConversation]]] = {
 
 
 class PromptTask(TextTask):
-    """The prompts of a file as a task; episode seed s is row s modulo the number of rows."""
+    """The prompts of a file as a task; seed s is row s modulo the number of rows, of the file or of one side."""
 
     prompt_bytes = MAX_PROMPT_BYTES
 
@@ -127,13 +127,35 @@ class PromptTask(TextTask):
         if not 1 <= size <= MAX_COMPLETION_BYTES:
             raise UserError(f"Messages of {self.name} must have 1 to {MAX_COMPLETION_BYTES} bytes, got {size}.")
         self.completion_bytes = size
-        self._rows = [_prompt(row, f"{path} row {number}") for number, row in enumerate(read_rows(path), 1)]
+        rows = [(row, f"{path} row {number}") for number, row in enumerate(read_rows(path), 1)]
+        self._rows = [_prompt(*row) for row in rows]
+        sides: dict[str, bool] = {}  # prompt -> whether it is held out
+        for (prompt, *_), row in zip(self._rows, rows, strict=True):
+            held_out = _is_test(prompt, *row)
+            if sides.setdefault(prompt, held_out) != held_out:
+                raise UserError(f"{row[1]}: the prompt is in both splits; remove one of the rows.")
+        self._sides = {side: [n for n, row in enumerate(self._rows) if sides[row[0]] == side] for side in (False, True)}
+        self._held_out = frozenset(self._sides[True])
 
     def episode(self, seed: int) -> SingleTurn:
         """Return the problem of a row."""
         prompt, answer, verify = self._rows[seed % len(self._rows)]
         verifier, extract = VERIFIERS[verify], ANSWER_EXTRACTORS.get(verify)
         return SingleTurn(prompt, lambda completion: verifier(completion, answer), answer, extract_answer=extract)
+
+    def is_held_out(self, seed: int) -> bool:
+        """Whether the row of a seed is for evaluation only."""
+        return seed % len(self._rows) in self._held_out
+
+    def _seed_on_side(self, seed: int, *, held_out: bool) -> int:
+        """Return row `seed` modulo the number of rows of the side."""
+        rows = self._sides[held_out]
+        if not rows:
+            side, column = ("held-out", "test") if held_out else ("training", "train")
+            raise UserError(
+                f"{self.name} has no {side} prompts; add rows, or mark some by a column split with {column}."
+            )
+        return rows[seed % len(rows)]
 
 
 def _json(line: str, file: Path, number: int) -> dict[str, Any]:
@@ -183,3 +205,10 @@ def _prompt(row: dict[str, Any], where: str) -> tuple[str, str, str]:
     prompt = _text(row, "prompt", where)
     check_fits(prompt, MAX_PROMPT_BYTES, f"{where}: 'prompt'")
     return prompt, _text(row, "answer", where), verify
+
+
+def _is_test(prompt: str, row: dict[str, Any], where: str) -> bool:
+    split = row.get("split")
+    if split not in (None, "train", "test"):
+        raise UserError(f"{where}: 'split' must be train or test, found {split!r}.")
+    return is_held_out(prompt) if split is None else split == "test"

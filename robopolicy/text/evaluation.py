@@ -101,14 +101,15 @@ def pass_at_k_facts(results: Mapping[str, SampledRollouts]) -> dict[str, Any]:
 def sample_rollouts(
     policy: TextPolicy, task: TextTask, seeds: Sequence[int], *, samples: int, temperature: float = 1.0, seed: int = 0
 ) -> SampledRollouts:
-    """Roll out every prompt (episode seed) `samples` times; `seed` is the seed of the sampling."""
+    """Roll out every held-out problem of `seeds` `samples` times; `seed` is the seed of the sampling."""
     env = policy.env_class(policy, task, torch.Generator().manual_seed(seed))
     prompts = max(1, MAX_ROLLOUTS // samples)
     wins: list[Tensor] = []
     measures: dict[str, list[float]] = {}
     entropy, count = 0.0, 0
     for start in range(0, len(seeds), prompts):
-        tasks = [Task(key, payload=key, temperature=temperature) for key in seeds[start : start + prompts]]
+        block = seeds[start : start + prompts]
+        tasks = [Task(key, payload=task.held_out_seed(key), temperature=temperature) for key in block]
         trajectories = env.rollout([task for task in tasks for _ in range(samples)])
         wins.append(torch.tensor([trajectory.metrics["success"] > 0 for trajectory in trajectories]).view(-1, samples))
         for trajectory in trajectories:

@@ -1,6 +1,7 @@
 """A text task as a simulator: a control step is a turn, an action is a message in bytes.
 
-The tools that evaluate, compare and select robot policies therefore work for text policies. A completion without a
+The tools that evaluate, compare and select robot policies therefore work for text policies. Episodes are held-out
+problems (`TextTask.held_out_seed`). A completion without a
 valid reward ends its episode as a failure and is reported with the prompt id (`reward_errors`).
 """
 
@@ -79,7 +80,7 @@ class TextSim(TorchVectorEnv):
         """Restart the episodes and repeat their messages."""
         self._messages = [list(row) for row in state["responses"]]
         obs = super().load_state_dict(state)
-        self._episodes = [self.task.episode(int(seed)) for seed in self._seeds.current]
+        self._episodes = [self.task.episode(self.task.held_out_seed(int(seed))) for seed in self._seeds.current]
         for row, episode in enumerate(self._episodes):
             for completion in self._messages[row][1::2]:
                 episode.step(completion)
@@ -92,7 +93,8 @@ class TextSim(TorchVectorEnv):
 
     def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
         """Start the episodes of `seeds`."""
-        started = {row: self.task.reset(seed) for row, seed in zip(rows.tolist(), seeds, strict=True)}
+        problems = [self.task.held_out_seed(seed) for seed in seeds]
+        started = {row: self.task.reset(problem) for row, problem in zip(rows.tolist(), problems, strict=True)}
         self._episodes = [started.get(row) or self._episodes[row] for row in range(self.num_envs)]
         for row, episode in started.items():
             self._messages[row] = [episode.prompt]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +17,8 @@ KEY = "text"  # of the observation
 TURN = "\x1e"  # ASCII record separator between messages
 FORMAT = "format"  # metric: 1 for well-formed messages
 SUBGOAL = "subgoal"  # metric: 1 for messages that announce a subgoal
+HELD_OUT = 8  # one problem in eight is held out
+MAX_DRAWS = 1000  # draws of a problem of one side of the split
 ADVANTAGE = "advantage"  # metric of a critic: improvement by a message, may be negative
 
 
@@ -68,6 +72,11 @@ def messages(text: str) -> list[str]:
 def truncate(text: str, width: int) -> str:
     """Return the text after `pack` and `unpack`."""
     return text.encode("utf-8", errors="replace")[:width].split(b"\0", 1)[0].decode("utf-8", errors="ignore")
+
+
+def is_held_out(content: str) -> bool:
+    """Whether a problem is for evaluation only, by a hash of its content that is equal on every machine."""
+    return int.from_bytes(hashlib.sha256(content.encode("utf-8", errors="replace")).digest()[:8]) % HELD_OUT == 0
 
 
 @dataclass(frozen=True)
@@ -149,7 +158,11 @@ class SingleTurn(TextEpisode):
 
 
 class TextTask(ABC):
-    """A family of problems, one per seed."""
+    """A family of problems, one per seed.
+
+    The content of a problem decides whether it is for training or held out for evaluation, so that the two sets are
+    disjoint whatever the seeds.
+    """
 
     name: str  # registered task id
     prompt_bytes: int  # maximum size of the observation, a conversation
@@ -173,6 +186,29 @@ class TextTask(ABC):
         check_fits(episode.prompt, self.prompt_bytes, f"Prompt {seed} of {self.name}")
         return episode
 
+    def is_held_out(self, seed: int) -> bool:
+        """Whether the problem of a seed is for evaluation only: a function of its content."""
+        return is_held_out(self.content(seed))
+
+    def content(self, seed: int) -> str:
+        """Return the content of a problem, equal for prompts that ask the same in another form; here, the prompt."""
+        return self.episode(seed).prompt
+
+    def training_seed(self, seed: int) -> int:
+        """Return the seed of a training problem, the first of a fixed series that starts with `seed`."""
+        return self._seed_on_side(seed, held_out=False)
+
+    def held_out_seed(self, seed: int) -> int:
+        """Return the seed of a held-out problem, the first of a fixed series that starts with `seed`."""
+        return self._seed_on_side(seed, held_out=True)
+
+    def _seed_on_side(self, seed: int, *, held_out: bool) -> int:
+        for draw in range(MAX_DRAWS):
+            candidate = _redrawn(seed, draw) if draw else seed
+            if self.is_held_out(candidate) == held_out:
+                return candidate
+        raise UserError(f"{MAX_DRAWS} draws of {self.name} have no {'held-out' if held_out else 'training'} problem.")
+
     def category(self, seed: int) -> int | None:
         """Return the category of the problem, for curricula; None: no categories."""
         return None
@@ -194,3 +230,8 @@ class TextTask(ABC):
 
     def close(self) -> None:
         """Free the resources of the task; it can be used again."""
+
+
+def _redrawn(seed: int, draw: int) -> int:
+    """Return another seed, below 2**40."""
+    return int(np.random.SeedSequence((seed, draw)).generate_state(1, np.uint64)[0]) >> 24

@@ -168,12 +168,13 @@ def check_lengths(written: list[WrittenConversation], policy: TextPolicy) -> lis
 
 
 def conversations(task: TextTask, seeds: Sequence[int]) -> list[list[str]]:
-    """Build the conversations (prompt, message, reply, message, ...) of the task's own demonstrations.
+    """Build the conversations (prompt, message, reply, message, ...) of demonstrations of training problems.
 
     Raises:
         UserError: The task has no demonstrations, or one that fails.
     """
-    episodes, reward_runner = [task.reset(seed) for seed in seeds], RewardRunner(task.reward_timeout)
+    problems = [task.training_seed(seed) for seed in seeds]
+    episodes, reward_runner = [task.reset(problem) for problem in problems], RewardRunner(task.reward_timeout)
     solutions = [episode.demonstration() or [] for episode in episodes]
     if not all(solutions):
         raise UserError(f"Task {task.name} has no demonstrations; pass algorithm.data=FILE.")
@@ -185,7 +186,7 @@ def conversations(task: TextTask, seeds: Sequence[int]) -> list[list[str]]:
         messages = [solutions[row][turn] for row in active]
         reward_runner.prepare(task, [episodes[row] for row in active], messages)
         for row, message in zip(active, messages, strict=True):
-            answer = reward_runner.step(episodes[row], message, seeds[row])
+            answer = reward_runner.step(episodes[row], message, problems[row])
             if answer is None:
                 raise UserError(f"The solution of {reward_runner.pop_errors()[0]}.")
             transcripts[row].append(answer.reply)

@@ -89,11 +89,13 @@ class TextRolloutSource(TextSource):
         self._annotator_generator = torch.Generator().manual_seed(seed + 1)
         self._annotator_tokens = 0  # tokens of the annotators; the environment counts its own, possibly in a thread
         seeds = range(seed, seed + algorithm.config.num_prompts)
-        pool = TextPromptPool([Task(key, payload=key) for key in seeds], task=self.task)
+        self.pool = TextPromptPool([Task(key, payload=self.task.training_seed(key)) for key in seeds], task=self.task)
         plain = algorithm.recipe.rollout
         try:
             size = algorithm.group_size
-            self.collector = Collector(plain, pool, self.env, group_size=size, seed=seed, extra_keys=SCORING_OPTIONS)
+            self.collector = Collector(
+                plain, self.pool, self.env, group_size=size, seed=seed, extra_keys=SCORING_OPTIONS
+            )
             self.collector.strategy.check(self.task)
         except ValueError as error:
             raise UserError(f"Recipe '{algorithm.config.recipe}': {error}") from error
@@ -227,7 +229,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     Only trajectories without hints, if any, and with a valid reward count for: all metrics common to them (`length`,
     `success`, `format`, `calls`, ...); `return`; `entropy` of the sampled tokens [nats]; `degenerate`, the fraction of
     groups whose rewards are all equal; and pass@k for k the size of the smallest group of at least two. All
-    trajectories count for `reward_failed` and `assisted`.
+    trajectories count for `reward_failed`, `assisted` and `continued`, the fraction that continue others.
     """
     unassisted = [trajectory for trajectory in trajectories if not trajectory.metrics["assisted"]] or trajectories
     scored = [trajectory for trajectory in unassisted if not trajectory.metrics["reward_failed"]]
@@ -235,6 +237,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     found = {name: fmean(trajectory.metrics[name] for trajectory in scored) for name in sorted(names)}
     for name in ("reward_failed", "assisted"):
         found[name] = fmean(trajectory.metrics[name] for trajectory in trajectories)
+    found["continued"] = fmean(float(trajectory.task.prefix is not None) for trajectory in trajectories)
     found["return"] = fmean(trajectory.reward for trajectory in scored)
     entropy = sum(float(trajectory.decisions.require("entropy").sum()) for trajectory in scored)
     found["entropy"] = entropy / max(sum(trajectory.metrics["length"] for trajectory in scored), 1.0)

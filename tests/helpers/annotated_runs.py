@@ -17,7 +17,7 @@ class Scale(TextTask):
     """The reward is the number of bytes of the answer; the solution is `ab`."""
 
     name = "text/scale"
-    prompt_bytes, completion_bytes = 8, 4
+    prompt_bytes, completion_bytes = 16, 4
 
     def episode(self, seed):
         return SingleTurn(str(seed), lambda completion: float(len(completion)), "ab")

@@ -107,6 +107,7 @@ def test_unreadable_files_are_refused(name, text, message, tmp_path):
 
 def test_a_file_of_prompts_is_a_task(tmp_path):
     rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "half?", "answer": "0.5", "verify": "number"}]
+    rows = [{**row, "split": "test"} for row in rows]
     sim = make_sim(f"prompts/{written(tmp_path / 'x.jsonl', rows)}", SimOptions(num_envs=2))
     assert unpack(sim.reset(0)["text"]) == ["1+1=", "half?"]
     assert sim.spec.action_dim == 1024
@@ -146,6 +147,7 @@ def test_offline_recipes_learn_from_data_files(recipe, tmp_path):
     ]
     assert main(["train", *words, f"out={tmp_path}", "name=run"]) == 0
     policy, _ = load_policy(tmp_path / "run" / "checkpoints" / "last")
+    assert isinstance(policy, TextPolicy)
     prompt = policy.tokenizer.prompt(["3?"])
     with torch.no_grad():
         loss, _ = policy.sft_loss([prompt, prompt], [[*b"yes", 258], [*b"no", 258]])

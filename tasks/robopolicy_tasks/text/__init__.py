@@ -15,18 +15,24 @@ if TYPE_CHECKING:
 BUILT_IN = {
     "arithmetic": (
         "Arithmetic",
-        "Add two numbers below 30: dense success after little supervised fine-tuning.",
+        "Add five or six digits: dense success after little supervised fine-tuning.",
     ),
+    "arithmetic_hard": ("ArithmeticHard", "Add and subtract three to six numbers below 100."),
     "calculator": ("Calculator", "Add with a calculator tool, whose calls are counted."),
-    "countdown": ("Countdown", "Reach a number with three others, each used once: sparse success."),
+    "countdown": ("Countdown", "Reach a number with four others, each used once: sparse success."),
     "grid": ("Grid", "Move to the goal of a small grid, one move per turn."),
     "panda": ("Panda", "Write a program of commands for a simulated Panda from an instruction."),
     "panda_turns": ("PandaTurns", "The same with one command per turn and a report of the hand after each."),
-    "pits": ("Pits", "The grid with a pit to avoid."),
+    "pits": ("Pits", "A larger grid with two pits to avoid."),
     "waypoints": ("Waypoints", "The grid with waypoints announced before they are visited."),
 }
 
-MODULES = {"panda_turns": "panda", "pits": "grid", "waypoints": "grid"}  # modules of tasks with another name
+MODULES = {
+    "arithmetic_hard": "arithmetic",
+    "panda_turns": "panda",
+    "pits": "grid",
+    "waypoints": "grid",
+}  # modules of tasks with another name
 
 
 def _expert() -> Expert:

@@ -1,4 +1,4 @@
-"""Sums with a calculator tool: `17+28=`, answered directly or after the message `?`, which returns the sum.
+"""Sums with a calculator tool: `3+8+2+4+1=`, answered directly or after the message `?`, which returns the sum.
 
 Demonstrations call the tool in half of the problems, like a fine-tuned policy. The metric `calls` shows the effect of
 rewards: a call is always correct, and free unless the recipe adds a cost. The metric `grounding` is 1 for calls and for
@@ -10,19 +10,20 @@ from __future__ import annotations
 import numpy as np
 
 from robopolicy.text.task import FORMAT, TextEpisode, TextTask, Turn
-from robopolicy_tasks.text.arithmetic import LIMIT, is_number
+from robopolicy_tasks.text.arithmetic import Arithmetic, is_integer
 
 CALL = "?"
+ARITHMETIC = Arithmetic()  # source of the problems
+_STREAM = 0x0CA1  # separates the random stream of demonstrations from the problems
 
 
 class CalculatorEpisode(TextEpisode):
-    """One addition."""
+    """One problem."""
 
     def __init__(self, seed: int) -> None:
-        draw = np.random.default_rng(seed)
-        first, second = draw.integers(0, LIMIT, 2).tolist()
-        self.answer, self.prompt = str(first + second), f"{first}+{second}="
-        self._calls_tool = bool(draw.integers(2))
+        terms = ARITHMETIC.summands(seed)
+        self.answer, self.prompt = str(terms.value), terms.prompt
+        self._calls_tool = bool(np.random.default_rng([_STREAM, seed]).integers(2))
         self._result_shown = False
 
     def step(self, completion: str) -> Turn:
@@ -33,7 +34,7 @@ class CalculatorEpisode(TextEpisode):
             grades = {FORMAT: 1.0, "grounding": 1.0}
             return Turn(0.0, done=False, reply=f"{self.answer}=", calls=1, metrics=grades)
         right = response == self.answer
-        grades = {FORMAT: float(is_number(response)), "grounding": float(right and self._result_shown)}
+        grades = {FORMAT: float(is_integer(response)), "grounding": float(right and self._result_shown)}
         return Turn(float(right), success=right, calls=0, metrics=grades)
 
     def demonstration(self) -> list[str]:
@@ -42,11 +43,15 @@ class CalculatorEpisode(TextEpisode):
 
 
 class Calculator(TextTask):
-    """Additions in up to three messages."""
+    """The problems of `text/arithmetic` in up to three messages."""
 
     name = "text/calculator"
     prompt_bytes, completion_bytes, max_turns = 40, 6, 3
 
     def episode(self, seed: int) -> CalculatorEpisode:
-        """Draw two numbers uniformly from 0 to 29."""
+        """Return the problem of a seed."""
         return CalculatorEpisode(seed)
+
+    def content(self, seed: int) -> str:
+        """Return the content in `text/arithmetic`."""
+        return ARITHMETIC.content(seed)

@@ -1,14 +1,17 @@
-"""Countdown: reach a target with three numbers, each used once, by +, - and *, written as `3 5 7 22:`."""
+"""Countdown: reach a target with four numbers, each used once, by +, - and *, written as `3 5 7 2 24:`."""
 
 from __future__ import annotations
 
 import re
+from math import prod
 
 import numpy as np
 
 from robopolicy.text.task import SingleTurn, TextTask
 
-FORM = re.compile(r"(\d+)([-+*])(\d+)([-+*])(\d+)")
+COUNT = 4  # numbers of a problem
+FORM = re.compile(rf"\d+(?:[-+*]\d+){{{COUNT - 1}}}")
+PRODUCT = re.compile(r"([-+]?)(\d+(?:\*\d+)*)")
 
 
 class Countdown(TextTask):
@@ -16,10 +19,10 @@ class Countdown(TextTask):
 
     name = "text/countdown"
     prompt_bytes, completion_bytes = 24, 12
-    response_pattern = r"\d[-+*]\d[-+*]\d"
+    response_pattern = rf"\d(?:[-+*]\d){{{COUNT - 1}}}"
 
     def episode(self, seed: int) -> SingleTurn:
-        """Draw three numbers from 1 to 9, and the value of a random expression of them as the target."""
+        """Draw four numbers from 1 to 9, and the value of a random expression of them as the target."""
         numbers, solution = _problem(seed)
         found = value_of(solution)
         assert found is not None
@@ -31,6 +34,11 @@ class Countdown(TextTask):
             lambda completion: value_of(completion) is not None,
             progress=lambda completion: _closeness(completion, target),
         )
+
+    def content(self, seed: int) -> str:
+        """Return the prompt with sorted numbers."""
+        *numbers, target = self.episode(seed).prompt.split()
+        return " ".join([*sorted(numbers), target])
 
     def category(self, seed: int) -> int:
         """Count the products of the known solution."""
@@ -44,25 +52,20 @@ class Countdown(TextTask):
 def _problem(seed: int) -> tuple[list[int], str]:
     """Draw numbers and a solution."""
     draw = np.random.default_rng(seed)
-    numbers = draw.integers(1, 10, 3).tolist()
-    order = draw.permutation(3)
-    first, second = draw.choice(list("+-*"), 2).tolist()
-    return numbers, f"{numbers[order[0]]}{first}{numbers[order[1]]}{second}{numbers[order[2]]}"
+    numbers = draw.integers(1, 10, COUNT).tolist()
+    shuffled = [str(numbers[place]) for place in draw.permutation(COUNT)]
+    signs = draw.choice(list("+-*"), COUNT - 1).tolist()
+    return numbers, "".join(map("".join, zip(shuffled, [*signs, ""], strict=True)))
 
 
 def value_of(expression: str) -> tuple[int, list[int]] | None:
-    """Evaluate `a.b.c` with the usual precedence and return value and numbers; None for another form."""
-    match = FORM.fullmatch(expression.strip())
-    if match is None:
+    """Evaluate an expression with the usual precedence and return value and numbers; None for another form."""
+    text = expression.strip()
+    if FORM.fullmatch(text) is None:
         return None
-    a, b, c = (int(match[place]) for place in (1, 3, 5))
-    if match[4] == "*" and match[2] != "*":
-        return _apply(match[2], a, b * c), [a, b, c]
-    return _apply(match[4], _apply(match[2], a, b), c), [a, b, c]
-
-
-def _apply(sign: str, a: int, b: int) -> int:
-    return a + b if sign == "+" else a - b if sign == "-" else a * b
+    products = [(sign or "+", factors.split("*")) for sign, factors in PRODUCT.findall(text)]
+    value = sum((-1 if sign == "-" else 1) * prod(map(int, factors)) for sign, factors in products)
+    return value, [int(number) for _, factors in products for number in factors]
 
 
 def _verify(completion: str, numbers: list[int], target: int) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from robopolicy.text.task import ADVANTAGE, FORMAT, SUBGOAL, TextEpisode, TextTask, Turn
 
 SIZE = 4
+LARGE, PITS = 5, 2  # size and pits of `text/pits`, which has 302,400 problems
 PLACE = re.compile(f"[0-{SIZE - 1}]{{2}}")
 MOVES = {"n": (0, 1), "s": (0, -1), "e": (1, 0), "w": (-1, 0)}
 
@@ -25,11 +25,14 @@ Place = tuple[int, int]
 class GridEpisode(TextEpisode):
     """One episode; walls block moves, invalid words do nothing, and a pit can be left."""
 
-    def __init__(self, seed: int, pits: int = 0) -> None:
-        """Draw different positions for goal, start and at most one pit."""
-        places = np.random.default_rng(seed).permutation(SIZE * SIZE).tolist()
-        self.at, self.goal, *pit = (divmod(place, SIZE) for place in places[: 2 + pits])
-        self.far = distances(self.goal, pit)
+    def __init__(self, seed: int, size: int = SIZE, pits: int = 0) -> None:
+        """Draw different positions for goal, start and pits, until the pits do not enclose a position."""
+        draw = np.random.default_rng(seed)
+        self.size, self.far = size, dict[Place, int]()
+        while not self.far:
+            places = draw.permutation(size * size).tolist()
+            self.at, self.goal, *pit = (divmod(place, size) for place in places[: 2 + pits])
+            self.far = distances(self.goal, pit, size)
         self._pits = pit
         pit_text = "".join(f" pit {x}{y}" for x, y in pit)
         self.prompt = f"goal {self.goal[0]}{self.goal[1]}{pit_text} at {self.at[0]}{self.at[1]}:"
@@ -37,7 +40,7 @@ class GridEpisode(TextEpisode):
     def step(self, completion: str) -> Turn:
         """Move."""
         word = completion.strip()
-        before, self.at = self.at, moved(self.at, word)
+        before, self.at = self.at, moved(self.at, word, self.size)
         gain = self.far[before] - self.far[self.at]
         grades = {FORMAT: word in MOVES, "legal": before != self.at, "efficiency": gain > 0}
         metrics = {name: float(grade) for name, grade in grades.items()} | {ADVANTAGE: float(gain)}
@@ -48,11 +51,11 @@ class GridEpisode(TextEpisode):
         return Turn(0.0, done=False, reply=f" at {self.at[0]}{self.at[1]}:", metrics=metrics)
 
     def demonstration(self) -> list[str]:
-        """Return a shortest path around the pit, east or west first if possible."""
+        """Return a shortest path around the pits, east or west first if possible."""
         at, words = self.at, list[str]()
         while at != self.goal:
-            words.append(min(("e", "w", "n", "s"), key=lambda word: self.far[moved(at, word)]))
-            at = moved(at, words[-1])
+            words.append(min(("e", "w", "n", "s"), key=lambda word: self.far[moved(at, word, self.size)]))
+            at = moved(at, words[-1], self.size)
         return words
 
 
@@ -69,14 +72,14 @@ class Grid(TextTask):
 
 
 class Pits(Grid):
-    """Grid with a pit, which affects only the metric `safe`."""
+    """Larger grid with pits, which affect only the metrics, in twelve turns."""
 
     name = "text/pits"
-    prompt_bytes = 104
+    prompt_bytes, max_turns = 136, 12
 
     def episode(self, seed: int) -> GridEpisode:
-        """Draw start, goal and pit."""
-        return GridEpisode(seed, pits=1)
+        """Draw start, goal and pits."""
+        return GridEpisode(seed, LARGE, PITS)
 
 
 class WaypointEpisode(GridEpisode):
@@ -111,22 +114,25 @@ class Waypoints(Grid):
         return WaypointEpisode(seed)
 
 
-def moved(at: Place, word: str) -> Place:
+def moved(at: Place, word: str, size: int = SIZE) -> Place:
     """Return the position after a word."""
     dx, dy = MOVES.get(word, (0, 0))
-    return min(max(at[0] + dx, 0), SIZE - 1), min(max(at[1] + dy, 0), SIZE - 1)
+    return min(max(at[0] + dx, 0), size - 1), min(max(at[1] + dy, 0), size - 1)
 
 
-def distances(goal: Place, pits: list[Place]) -> Mapping[Place, int]:
-    """Count the steps to the goal from every position on paths around the pits."""
+def distances(goal: Place, pits: list[Place], size: int = SIZE) -> dict[Place, int]:
+    """Count the steps to the goal from every position on paths around the pits; empty if the pits enclose a position.
+
+    A pit is one step farther than its farthest neighbor.
+    """
     found, waiting = {goal: 0}, deque([goal])
     while waiting:
         at = waiting.popleft()
-        for target in (moved(at, word) for word in MOVES):
+        for target in (moved(at, word, size) for word in MOVES):
             if target not in found and target not in pits:
                 found[target] = found[at] + 1
                 waiting.append(target)
-    neighbors = {
-        pit: [found[target] for target in (moved(pit, word) for word in MOVES) if target != pit] for pit in pits
-    }
+    if len(found) < size * size - len(pits):
+        return {}
+    neighbors = {pit: [found[at] for word in MOVES if (at := moved(pit, word, size)) in found] for pit in pits}
     return found | {pit: 1 + max(steps) for pit, steps in neighbors.items()}
