@@ -1,4 +1,4 @@
-"""One cell: a policy on fixed starts, in the simulator and the world model, and its FQE value on the recordings."""
+"""One cell: a policy on fixed starts in the simulator and in the world model, and replays of its real episodes."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ from typing import Any
 
 import torch
 
+from benchmarks.finetune.cell import run_command
 from benchmarks.parallel import run_cells
+from benchmarks.worldmodel.policies import PolicyStore
 from benchmarks.worldmodel.tasks import ABLATIONS, SMALL, TASKS, BenchTask
-from robopolicy.cli.main import main as robopolicy
-from robopolicy.cli.policy_args import noisy_policy_entries, parse_noise
-from robopolicy.data.formats.lerobot import read_lerobot
+from robopolicy.data.collect import collect
+from robopolicy.data.episodes import Episode, Episodes
+from robopolicy.evaluation.actors import PolicyExpert
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.evaluation.ope.fqe import FQE
-from robopolicy.evaluation.ope.logs import Logs
+from robopolicy.policies.base import Policy
+from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.world_sims import load_world, world_sim
+from robopolicy.worldmodel.base import LatentVideoModel
+from robopolicy.worldmodel.replays import replay
+from robopolicy.worldmodel.videos import VideoDataset
 
 WORK = Path("runs/worldmodel")
 HELD_OUT = 50_000  # first seed of the starts; recordings and demonstrations use other seeds
-GAMMA = 0.99  # discount of FQE, whose values are discounted returns
 
-Key = tuple[str, str, int]  # task, player, seed
-
-
-class Failed(RuntimeError):
-    """A step of a cell failed."""
+Key = tuple[str, str, int]  # task, policy, seed
 
 
 def run_all(keys: Sequence[Key], *, jobs: int, keep: bool) -> list[dict[str, Any]]:
-    """Run the missing cells: first recordings, world models and policies in sequence, then the cells."""
-    return run_cells(keys, _run, name=cell_name, progress=_progress, jobs=jobs, keep=keep, prepare=_prepare)
+    """Run the missing cells, by seed and task: first recordings, world model and policies, then the cells."""
+    groups: dict[tuple[int, str], list[Key]] = {}
+    for key in keys:
+        groups.setdefault((key[2], key[0]), []).append(key)
+    options: dict[str, Any] = {"name": cell_name, "progress": _progress, "jobs": jobs, "keep": keep}
+    return [cell for group in groups.values() for cell in run_cells(group, _run, prepare=_prepare, **options)]
 
 
 def cell_name(key: Key) -> str:
@@ -43,23 +46,37 @@ def cell_name(key: Key) -> str:
     return f"worldmodel/{key[0]}-{key[1]}-{key[2]}"
 
 
-def run_cell(task: BenchTask, player: str, seed: int) -> dict[str, Any]:
-    """Outcomes of one policy per start, in the simulator and in the world model."""
+def run_cell(task: BenchTask, name: str, seed: int) -> dict[str, Any]:
+    """Outcomes of one policy per start in the simulator and in the world model, and replays of its episodes."""
     folder = world(task, seed)
     model, manifest = load_world(folder)
-    manifest.require(folder)
+    if not task.calibrated:
+        model.success_bias.zero_()
     options = SimOptions(num_envs=min(32, task.episodes), cameras=(task.camera,), image_size=task.size)
-    name, noise = parse_noise(player)
-    checkpoint = None if name == "expert" else cloned(task, name, seed)
-    who = name if checkpoint is None else str(checkpoint)
-    (chosen,) = noisy_policy_entries([f"{who}+{noise:g}"], task.task, "cpu")
-    sides: dict[str, Any] = {}
-    for kind in ("real", "predicted"):
-        real = kind == "real"
-        with closing(make_sim(task.task, options) if real else world_sim(task.task, options, model, manifest)) as sim:
-            sides[kind] = evaluate(chosen.make(), sim, episodes=task.episodes, seed=HELD_OUT).to_dict()
-    value = None if checkpoint is None else fitted(task, checkpoint, noise, seed)
-    return {"task": task.name, "player": player, "seed": seed, **sides, "fqe": value, "gate": manifest.gate}
+    policy = store(task, seed).policy(name)
+    with closing(make_sim(task.task, options)) as sim:
+        sides = {"real": evaluate(policy, sim, episodes=task.episodes, seed=HELD_OUT).to_dict()}
+        replays = replay(model, recorded(policy, sim, model, task.replays), task.replays)
+    with closing(world_sim(task.task, options, model, manifest)) as sim:
+        sides["predicted"] = evaluate(policy, sim, episodes=task.episodes, seed=HELD_OUT).to_dict()
+    facts = {"task": task.name, "policy": name, "seed": seed}
+    return {**facts, **sides, "replays": replays.to_dict(), "gate": manifest.gate}
+
+
+def recorded(policy: Policy, sim: VectorSim, model: LatentVideoModel, episodes: int) -> VideoDataset:
+    """Videos of the first real episodes of a policy."""
+    found = _Recordings()
+    size = {"episodes": episodes, "seed": HELD_OUT, "only_success": False}
+    collect(sim, PolicyExpert(policy), found, **size, behaviour="ranked")
+    return VideoDataset(model.spec, Episodes.from_list(found, sim.spec.control_dt))
+
+
+class _Recordings(list[Episode]):
+    """Episode writer that keeps the episodes in memory."""
+
+    def add(self, episode: Episode) -> None:
+        """Keep one episode."""
+        self.append(episode)
 
 
 def films(task: BenchTask, seed: int) -> Path:
@@ -68,68 +85,44 @@ def films(task: BenchTask, seed: int) -> Path:
     if not folder.exists():
         views = ["--render", "--cameras", task.camera, "--image-size", str(task.size)]
         size = ["--episodes", str(task.films), "--seed", str(1_000_000 * (1 + seed))]
-        _run_command("collect", task.task, *views, *size, "--policies", *task.behaviours, "--out", str(folder))
+        run_command("collect", task.task, *views, *size, "--policies", *task.behaviours, "--out", str(folder))
     return folder
 
 
 def world(task: BenchTask, seed: int) -> Path:
     """The world model, trained once."""
+    if not task.calibrated:
+        task = _task(task.base)
     folder = WORK / f"{task.name}-{seed}" / "world"
     if (folder / "report.json").exists():
         return folder / "checkpoints" / "best"
     if (folder / "checkpoints" / "last").exists():  # an interrupted run
-        _run_command("worldmodel", "train", "--resume", str(folder))
+        run_command("worldmodel", "train", "--resume", str(folder))
     else:
         shutil.rmtree(folder, ignore_errors=True)
         settings = ["--preset", task.preset, "--seed", str(seed), "--override", *task.settings]
         place = ["--out", str(folder.parent), "--name", folder.name]
-        _run_command("worldmodel", "train", str(films(task, seed)), *place, *settings)
+        run_command("worldmodel", "train", str(films(task, seed)), *place, *settings)
     return folder / "checkpoints" / "best"
 
 
-def cloned(task: BenchTask, name: str, seed: int) -> Path:
-    """Policy `HEAD-UPDATES`, cloned from the expert."""
-    head, _, updates = name.partition("-")
-    place = WORK / f"{task.base or task.name}-{seed}"
-    data, folder = place / "demonstrations", place / name
-    if not data.exists():
-        size = ["--episodes", str(task.demonstrations), "--seed", str(100_000 + 1_000 * seed)]
-        views = ["--cameras", task.camera, "--image-size", str(task.size)]
-        _run_command("collect", task.task, *size, *views, "--out", str(data))
-    if not (folder / "report.json").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        views = [f"task.cameras=[{task.camera}]", f"task.image_size={task.size}", "evaluation.episodes=0"]
-        run = [f"budget.updates={updates}", f"seed={seed}", f"out={place}", f"name={folder.name}"]
-        what = [f"task.name={task.task}", "algorithm=bc", f"policy={head}", f"dataset={data}"]
-        _run_command("train", *what, *task.policy, *views, *run)
-    return folder / "checkpoints" / "last"
-
-
-def fitted(task: BenchTask, checkpoint: Path, noise: float, seed: int) -> float:
-    """Discounted return by fitted Q-evaluation on the recordings."""
-    policy, _ = load_policy(checkpoint)
-    episodes = read_lerobot(films(task, seed)).without_closing_frames()
-    logs = Logs(episodes, policy.spec, GAMMA)
-    decided = logs.decide(policy, samples=task.drawn, deterministic=True, seed=seed)
-    with closing(make_sim(task.task, SimOptions(num_envs=1))) as sim:
-        low, high = sim.spec.action_low, sim.spec.action_high
-    drawn = torch.randn(decided.shape, generator=torch.Generator().manual_seed(seed))
-    decided = (decided + noise * (high - low) / 2 * drawn).clamp(low, high)
-    return FQE(task.fqe, logs, decided, seed=seed).interval().estimate
+def store(task: BenchTask, seed: int) -> PolicyStore:
+    """The ranked policies; ablations rank those of their base."""
+    folder = WORK / f"{task.base or task.name}-{seed}"
+    return PolicyStore(folder, task.task, task.camera, task.size, task.policies, seed)
 
 
 def _run(key: Key) -> dict[str, Any]:
     torch.set_num_threads(1)
-    name, player, seed = key
-    return run_cell(_task(name), player, seed)
+    name, policy, seed = key
+    return run_cell(_task(name), policy, seed)
 
 
 def _prepare(keys: Sequence[Key]) -> None:
     torch.set_num_threads(1)
-    for name, seed in dict.fromkeys((key[0], key[2]) for key in keys):
+    for name, policy, seed in keys:
         world(_task(name), seed)
-        for head, updates in _task(name).cloned:
-            cloned(_task(name), f"{head}-{updates}", seed)
+        store(_task(name), seed).policy(policy)
 
 
 def _task(name: str) -> BenchTask:
@@ -138,9 +131,6 @@ def _task(name: str) -> BenchTask:
 
 def _progress(cell: dict[str, Any]) -> str:
     rates = {kind: cell[kind]["summary"]["success"] for kind in ("real", "predicted")}
-    return f"real {rates['real']:.2f}, predicted {rates['predicted']:.2f}"
-
-
-def _run_command(*words: str) -> None:
-    if robopolicy(list(words)) != 0:
-        raise Failed(f"robopolicy {' '.join(words)}")
+    found = cell["replays"]
+    detail = f"replays {found['recorded']:.2f}, {found['detected']:.2f} detected, {found['replayed']:.2f} replayed"
+    return f"real {rates['real']:.2f}, predicted {rates['predicted']:.2f} ({detail})"

@@ -1,56 +1,91 @@
-"""Table from cells: how well the world model and FQE rank the policies."""
+"""Table from cells: how well a learned world model values and orders policies, over training seeds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from robopolicy.evaluation.ranking import Ranking, mmrv, pearson, rank, spearman
+from robopolicy.evaluation.comparison import seed_interval
+from robopolicy.evaluation.intervals import Interval
+from robopolicy.evaluation.ranking import mmrv, pairwise_accuracy, pearson, rank, spearman, top1_regret
 from robopolicy.evaluation.result import EvalResult
 
-Cell = dict[str, Any]
-SHOWN = ("pearson", "spearman", "mmrv", "pairwise", "bias", "kappa")
+Cell = Mapping[str, Any]
+Values = np.ndarray  # (P,) success rates of the policies of one task and seed
+METRICS: dict[str, Callable[[Values, Values], float]] = {
+    "pearson": lambda real, predicted: float(pearson(real, predicted)),
+    "spearman": lambda real, predicted: float(spearman(real, predicted)),
+    "mmrv": lambda real, predicted: float(mmrv(real, predicted)),
+    "pairs": lambda real, predicted: float(pairwise_accuracy(real, predicted)),
+    "regret": lambda real, predicted: float(top1_regret(real, predicted)),
+    "bias": lambda real, predicted: float((predicted - real).mean()),
+    "best policy": lambda real, predicted: float((predicted - real)[real.argmax()]),
+}
+"""Metrics of one seed; `best policy` is the bias of the policy with the largest real success."""
 
-
-def rankings(cells: Sequence[Cell]) -> dict[tuple[str, int], Ranking]:
-    """Ranking of every task and seed."""
-    return {
-        group: rank(*({c["player"]: EvalResult.from_dict(c[kind]) for c in members} for kind in ("real", "predicted")))
-        for group, members in _grouped(cells).items()
-    }
+REPLAYS = ("recorded", "detected", "replayed")  # shares of replayed episodes
 
 
 def rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
-    """One row per task, seed and estimator."""
+    """One row per task: means over seeds with Student's interval."""
+    return [
+        {
+            "task": task,
+            "seeds": len(seeds),
+            "policies": len(next(iter(seeds.values()))),
+            **{name: f"{interval}" for name, interval in intervals(seeds).items()},
+            "gap": _gap(seeds),
+            "s/episode": _seconds([cell for members in seeds.values() for cell in members]),
+        }
+        for task, seeds in _grouped(cells).items()
+    ]
+
+
+def policy_rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
+    """One row per task and policy: success rates over seeds, in the simulator and in the world model.
+
+    `detected` applies the success head to recorded frames, `replayed` drives the world model by the recorded actions;
+    both are shares of the first episodes, of which `recorded` succeeded.
+    """
     table: list[dict[str, object]] = []
-    for (task, seed), ranking in rankings(cells).items():
-        members = _grouped(cells)[task, seed]
-        first = {"task": task, "seed": seed, "policies": len(members)}
-        found = {key: f"{ranking.metrics[key]}" if key in ranking.metrics else "-" for key in SHOWN}
-        gate = members[0]["gate"]["psnr"]
-        gap = f"{gate['true']['1'] - gate['shuffled']['1']:.1f} dB"
-        table.append({**first, "estimator": "world model", **found, "gap": gap, "s/episode": _seconds(members)})
-        values = _fqe(members)
-        if values is not None:
-            found = {"pearson": f"{values[0]:.2f}", "spearman": f"{values[1]:.2f}", "mmrv": f"{values[2]:.2f}"}
-            shown = {key: found.get(key, "-") for key in (*SHOWN, "gap", "s/episode")}
-            table.append({**first, "estimator": "FQE", **shown})
+    for task, seeds in _grouped(cells).items():
+        for policy in dict.fromkeys(cell["policy"] for members in seeds.values() for cell in members):
+            runs = [cell for members in seeds.values() for cell in members if cell["policy"] == policy]
+            sides = {side: np.mean([success(cell, side) for cell in runs]) for side in ("real", "predicted")}
+            found = {
+                key: np.mean([run["replays"][key] for run in runs]) for key in ("recorded", "detected", "replayed")
+            }
+            shown = {key: f"{value:.0%}" for key, value in (*sides.items(), *found.items())}
+            table.append({"task": task, "policy": policy, "seeds": len(runs), **shown})
     return table
 
 
 def figures(cells: Sequence[Cell]) -> dict[str, Any]:
-    """The same numbers for programs, by task and seed."""
+    """The same numbers for programs, by task; rankings by seed."""
     result: dict[str, Any] = {}
-    for (task, seed), ranking in rankings(cells).items():
-        members = _grouped(cells)[task, seed]
-        values = _fqe(members)
-        fqe = None if values is None else dict(zip(("pearson", "spearman", "mmrv"), values, strict=True))
-        gate = {key: members[0]["gate"][key] for key in ("passed", "psnr", "directions")}
-        own = {"fqe": fqe, "gate": gate, "horizons": by_horizon(members)}
-        result.setdefault(task, {})[str(seed)] = {**ranking.to_dict(), **own}
+    for task, seeds in _grouped(cells).items():
+        result[task] = {
+            "seeds": sorted(seeds),
+            "metrics": {name: interval.to_dict() for name, interval in intervals(seeds).items()},
+            "rankings": {str(seed): _ranking(members) for seed, members in seeds.items()},
+            "horizons": {str(seed): by_horizon(members) for seed, members in seeds.items()},
+            "gates": {str(seed): members[0]["gate"] for seed, members in seeds.items()},
+        }
     return {"tasks": result}
+
+
+def intervals(seeds: Mapping[int, Sequence[Cell]]) -> dict[str, Interval]:
+    """Every metric over the seeds; a seed is one world model with its own policies."""
+    values = {
+        seed: [np.array([success(cell, side) for cell in members]) for side in ("real", "predicted")]
+        for seed, members in seeds.items()
+    }
+    return {
+        name: seed_interval({seed: metric(*sides) for seed, sides in values.items()})
+        for name, metric in METRICS.items()
+    }
 
 
 def by_horizon(members: Sequence[Cell]) -> dict[str, dict[str, float | None]]:
@@ -70,13 +105,20 @@ def by_horizon(members: Sequence[Cell]) -> dict[str, dict[str, float | None]]:
     return found
 
 
-def _fqe(members: Sequence[Cell]) -> tuple[float, float, float] | None:
-    """Pearson, Spearman and MMRV of FQE; its values are discounted returns, so MMRV uses only their order."""
-    if any(cell["fqe"] is None for cell in members):
-        return None
-    real = np.array([cell["real"]["summary"]["success"] for cell in members])
-    value = np.array([cell["fqe"] for cell in members])
-    return float(pearson(real, value)), float(spearman(real, value)), float(mmrv(real, value))
+def success(cell: Cell, side: str) -> float:
+    """Success rate of a policy in the simulator ("real") or in the world model ("predicted")."""
+    return float(cell[side]["summary"]["success"])
+
+
+def _ranking(members: Sequence[Cell]) -> dict[str, Any]:
+    sides = ({c["policy"]: EvalResult.from_dict(c[kind]) for c in members} for kind in ("real", "predicted"))
+    return rank(*sides).to_dict()
+
+
+def _gap(seeds: Mapping[int, Sequence[Cell]]) -> str:
+    """Loss of PSNR one frame ahead by shuffled actions, mean over seeds."""
+    psnr = [members[0]["gate"]["psnr"] for members in seeds.values()]
+    return f"{np.mean([each['true']['1'] - each['shuffled']['1'] for each in psnr]):.1f} dB"
 
 
 def _seconds(members: Sequence[Cell]) -> str:
@@ -88,8 +130,9 @@ def _seconds(members: Sequence[Cell]) -> str:
     return f"{mean['real']:.2g} / {mean['predicted']:.2g}"
 
 
-def _grouped(cells: Sequence[Cell]) -> dict[tuple[str, int], list[Cell]]:
-    grouped: dict[tuple[str, int], list[Cell]] = {}
+def _grouped(cells: Sequence[Cell]) -> dict[str, dict[int, list[Cell]]]:
+    """Cells by task and seed."""
+    grouped: dict[str, dict[int, list[Cell]]] = {}
     for cell in cells:
-        grouped.setdefault((cell["task"], cell["seed"]), []).append(cell)
+        grouped.setdefault(cell["task"], {}).setdefault(cell["seed"], []).append(cell)
     return grouped

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-from robopolicy.critics.q import CriticConfig
-from robopolicy.evaluation.ope.fqe import FQEConfig
-from robopolicy.nets.vision import VisionConfig
+from benchmarks.worldmodel.policies import Clone, Composed, FineTuned, Recipe
 
 
 @dataclass(frozen=True)
@@ -17,29 +15,53 @@ class BenchTask:
     task: str  # registered task id
     camera: str
     size: int  # pixels
+    policies: dict[str, Recipe]
     behaviours: tuple[str, ...]  # recorded behaviour policies
     films: int  # recorded episodes of all behaviours together
     preset: str  # of the world model
     settings: tuple[str, ...]  # of its training
-    cloned: tuple[tuple[str, int], ...] = ()  # head and updates of each; empty: the scripted expert
-    noises: tuple[float, ...] = (0.0, 0.3, 0.6)  # action noise; every policy is ranked with each
-    demonstrations: int = 200  # cloned episodes
-    policy: tuple[str, ...] = ()  # settings of the cloning
     episodes: int = 100  # per policy, in the simulator and in the world model
-    fqe: FQEConfig = field(default_factory=FQEConfig)
-    drawn: int = 4  # actions of the policy at every recorded frame, for FQE
+    replays: int = 50  # of those in the simulator, replayed in the world model
+    calibrated: bool = True  # whether the success head keeps its calibration
     base: str = ""  # of an ablation: the task whose policies it ranks
 
-    @property
-    def players(self) -> list[str]:
-        """Names of the ranked policies."""
-        who = [f"{head}-{updates}" for head, updates in self.cloned] or ["expert"]
-        return [name + (f"+{noise:g}" if noise else "") for name in who for noise in self.noises]
+
+CHAIN = ("policy.hidden=[128,128,128]", "policy.steps=10")
+REINFLOW = ("sim.num_envs=64", "algorithm.num_steps=8", "algorithm.epochs=10", "budget.updates=0")
 
 
-SEEING = VisionConfig(widths=(16, 32, 64))  # of the critics of FQE
-FILMED = ("expert", "expert+0.2", "expert+0.5", "expert+1", "random", "random+0.5")
-FULL = ("learner.autoencoder_updates=4000", "learner.updates=7000")
+def _policies(obs_keys: str, pixels: dict[str, Recipe]) -> dict[str, Recipe]:
+    """Policies of the state `obs_keys`, and those of `pixels`. Names end with the number of demonstrations."""
+
+    def clone(head: str, demonstrations: int, updates: int, *settings: str) -> Clone:
+        return Clone(head, demonstrations, updates, (f"task.obs_keys={obs_keys}", *settings))
+
+    return {
+        "flow-6": clone("flow", 6, 2000),
+        "flow-25": clone("flow", 25, 2000),
+        "flow-200": clone("flow", 200, 4000),
+        "flow-200-short": clone("flow", 200, 200),
+        "gaussian-6": clone("gaussian", 6, 1000),
+        "gaussian-200": clone("gaussian", 200, 1000),
+        "diffusion-6": clone("diffusion", 6, 2000, *CHAIN),
+        "diffusion-25": clone("diffusion", 25, 2000, *CHAIN),
+        "meanflow-25": clone("meanflow", 25, 2000, "policy.steps=1"),
+        "autoregressive-25": clone("autoregressive", 25, 2000),
+        **pixels,
+        "reinflow": FineTuned("lift_reinflow", "flow-6", (*REINFLOW, "budget.env_steps=100000")),
+        "dsrl": FineTuned("lift_dsrl_na", "flow-6", ("budget.updates=0", "budget.env_steps=20000")),
+        "composed": Composed(("flow-6", "diffusion-6")),
+    }
+
+
+RECORDED = ("expert", "expert+0.2", "expert+0.35", "expert+0.5", "expert+0.7", "random")
+LIGHT = (  # a denoiser of a third of the cost of the preset
+    "model.width=64",
+    "model.blocks=4",
+    "learner.autoencoder_updates=2500",
+    "learner.updates=5000",
+    "evaluation.every=2500",
+)
 QUICK = (
     "learner.autoencoder_updates=600",
     "learner.autoencoder_batch=8",
@@ -50,47 +72,50 @@ QUICK = (
     "learner.history_noise=0.05",
     "evaluation.every=10000",
 )
+PIXELS = ("task.obs_keys=[image.top,gripper]", "algorithm.batch_size=32")
 
 TASKS = {
     task.name: task
     for task in (
         BenchTask(
-            name="push",
-            task="toy/push",
-            camera="top",
-            size=64,
-            behaviours=FILMED,
-            films=2400,
-            preset="tiny",
-            settings=FULL,
-            cloned=(("flow", 50), ("flow", 200), ("gaussian", 800), ("diffusion", 2500)),
-            policy=("task.obs_keys=[image.top,gripper]", "algorithm.batch_size=32"),
-            drawn=1,
-            fqe=FQEConfig(  # it also learns from images
-                steps=1500, batch_size=32, critic=CriticConfig(members=8, hidden=(128, 128), vision=SEEING)
-            ),
-        ),
-        BenchTask(
             name="lift",
             task="manipulation/lift",
             camera="front",
             size=64,
-            behaviours=FILMED,
-            films=2400,
+            policies=_policies("[state]", {}),
+            behaviours=RECORDED,
+            films=1200,
             preset="tiny",
-            settings=FULL,
-            cloned=(("flow", 100), ("flow", 300), ("gaussian", 1000), ("diffusion", 3000)),
-            noises=(0.0, 0.1, 0.2),
-            policy=("task.obs_keys=[state]",),
+            settings=LIGHT,
+        ),
+        BenchTask(
+            name="push",
+            task="toy/push",
+            camera="top",
+            size=64,
+            policies=_policies(
+                "[gripper,block]",
+                {
+                    "flow-pixels-200": Clone("flow", 200, 1500, PIXELS),
+                    "gaussian-pixels-200": Clone("gaussian", 200, 800, PIXELS),
+                },
+            ),
+            behaviours=RECORDED,
+            films=1200,
+            preset="tiny",
+            settings=LIGHT,
         ),
     )
 }
+LIFT = TASKS["lift"]
 ABLATIONS = {
     task.name: task
-    for task in (  # ablations of the source: data diversity, and pretrained weights
-        replace(TASKS["push"], name="push-few", base="push", films=300),
-        replace(TASKS["push"], name="push-narrow", base="push", behaviours=("expert", "random")),
-        replace(TASKS["push"], name="push-pretrained", base="push", settings=("pretrained.source=models/wan",)),
+    for task in (
+        replace(LIFT, name="lift-few", base="lift", films=300),
+        replace(LIFT, name="lift-narrow", base="lift", behaviours=("expert", "random")),
+        replace(LIFT, name="lift-exact-past", base="lift", settings=(*LIGHT, "learner.history_noise=0")),
+        replace(LIFT, name="lift-small-state", base="lift", settings=(*LIGHT, "learner.state_batch=16")),
+        replace(LIFT, name="lift-uncalibrated", base="lift", calibrated=False),
     )
 }
 SMALL = BenchTask(
@@ -98,10 +123,11 @@ SMALL = BenchTask(
     task="toy/push",
     camera="top",
     size=32,
+    policies={name: TASKS["push"].policies[name] for name in ("flow-6", "flow-200-short", "gaussian-200")},
     behaviours=("expert", "expert+0.5", "expert+1", "random"),
     films=80,
     preset="smoke",
     settings=QUICK,
-    noises=(0.0, 0.3, 0.6, 0.9, 1.2, 2.0),
     episodes=24,
+    replays=12,
 )

@@ -37,6 +37,7 @@ from robopolicy.worldmodel.base import VideoSource
 from robopolicy.worldmodel.latent import PRESETS, LatentWorldModel, LatentWorldModelConfig
 from robopolicy.worldmodel.learner import LearnerConfig, StagedVideoSource, WorldLearner
 from robopolicy.worldmodel.pretrained.learner import PretrainedLearner, PretrainedTrainConfig, build_pretrained
+from robopolicy.worldmodel.replays import calibrate_success, replay
 from robopolicy.worldmodel.videos import VideoDataset, infer_spec, split_episodes
 
 Config = TypeVar("Config", bound="ModelRunConfig")
@@ -162,6 +163,7 @@ class WorldEvaluationConfig(Validated):
     every: NonNegativeInt = 0  # updates between tests; 0 is a tenth of the budget
     windows: PositiveInt = 64  # video windows to continue
     horizon: PositiveInt = 20  # frames to predict
+    replays: PositiveInt = 128  # episodes replayed to calibrate the success head
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ def resolve_config(config: WorldTrainConfig) -> WorldTrainConfig:
     """Fill in the name; a UserError is raised without a dataset."""
     if not config.dataset:
         raise UserError("No videos are given; pass a dataset of 'robopolicy collect --render'.")
-    sizes = {"learner.batch_size": config.learner.batch_size}
+    sizes = {f"learner.{name}": getattr(config.learner, name) for name in ("batch_size", "state_batch")}
     check_divisible(sizes | {"learner.autoencoder_batch": config.learner.autoencoder_batch})
     if config.pretrained.source and world_size() > 1:
         raise UserError("Pretrained world models train in one process; drop torchrun.")
@@ -261,6 +263,10 @@ class WorldTrainer(Trainer):
         )
         verdict = check_gates(following, failures=failure_fraction(self.world.source.videos), config=config.gate)
         self.latest = {"passed": verdict.passed, "reasons": list(verdict.reasons), **following.to_dict()}
+        if "success" in videos.episodes.arrays:
+            replays = calibrate_success(learner.model, replay(learner.inference_policy(), videos, tests.replays))
+            self.latest["replays"] = replays.to_dict()
+            self._log({f"eval/replays/{name}": rate for name, rate in replays.rates().items()})
         psnr = {f"eval/psnr_{mode}_{h}": value for mode, row in following.psnr.items() for h, value in row.items()}
         self._log({**psnr, **{f"eval/direction/{name}": share for name, share in following.directions.items()}})
         true = following.psnr["true"]

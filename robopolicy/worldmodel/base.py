@@ -34,15 +34,17 @@ class LatentVideoModel(nn.Module, ABC):
     proprio_change_std: Tensor
     action_mean: Tensor
     action_std: Tensor
+    success_bias: Tensor
 
     def __init__(self, spec: WorldSpec) -> None:
-        """Start with zero means and unit standard deviations; `fit_vectors` sets them."""
+        """Start with unit statistics, which `fit_vectors` sets, and an unbiased success head."""
         super().__init__()
         self.spec = spec
         vectors = {"proprio": spec.proprio_dim, "proprio_change": spec.proprio_dim, "action": spec.action_dim}
         for name, size in vectors.items():
             self.register_buffer(f"{name}_mean", torch.zeros(size))
             self.register_buffer(f"{name}_std", torch.ones(size))
+        self.register_buffer("success_bias", torch.zeros(()))
 
     @abstractmethod
     def encode(self, images: Images) -> Tensor:
@@ -152,7 +154,8 @@ class LatentVideoModel(nn.Module, ABC):
     def judge(self, images: Images, proprio: Tensor) -> Judgement:
         """Predict success and progress from the last frame of each clip; never abstains."""
         latent = self.encode({camera: frames[:, -1] for camera, frames in images.items()})
-        success, progress = self.outcome_logits(latent, proprio[:, -1].to(self.device)).sigmoid().unbind(1)
+        success, progress = self.outcome_logits(latent, proprio[:, -1].to(self.device)).unbind(1)
+        success, progress = (success + self.success_bias).sigmoid(), progress.sigmoid()
         return Judgement(success, progress, torch.zeros_like(success, dtype=torch.bool))
 
 

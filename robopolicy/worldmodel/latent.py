@@ -1,9 +1,9 @@
 """Small world model: residual latent EDM with DIAMOND's sampler, trained from scratch.
 
-The evaluation follows Tseng et al. 2025. A small autoencoder encodes frames. A convolutional denoiser samples the
-change from the newest latent to the next one in a few Euler steps, given the last C latents, state vectors and actions;
-it also regresses the state vector. Training adds noise of random size to the context, so that the model is robust to
-its own errors.
+The evaluation follows Tseng et al. 2025. A small autoencoder encodes frames. A state network regresses the next state
+vector from the last C state vectors and actions, and the newest latent. Given that state, a convolutional denoiser
+samples the change from the newest latent to the next one in a few Euler steps. Training adds noise of random size to
+the context, so that the model is robust to its own errors.
 
 When not to use it: many objects, moving cameras or several seconds of history need a larger, pretrained model.
 """
@@ -23,7 +23,7 @@ from robopolicy.errors import UserError
 from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.worldmodel.base import LatentVideoModel, disagreement
 from robopolicy.worldmodel.contract import Frames, Images, Judgement, WorldSpec, WorldState
-from robopolicy.worldmodel.networks import DOWN, AutoEncoder, Denoiser, OutcomeHead
+from robopolicy.worldmodel.networks import DOWN, AutoEncoder, Denoiser, OutcomeHead, StateNet
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class LatentWorldModelConfig(Validated):
     latent_channels: PositiveInt = 8
     width: PositiveInt = 96  # of the denoiser; a multiple of 8
     blocks: Layers = 6
+    state_width: PositiveInt = 256  # of the three hidden layers of the state network
     sigmas: tuple[Positive, ...] = (5.0, 1.0, 0.2)  # noise levels of the Euler steps, falling
     samples: PositiveInt = 1  # samples per step; more than one give an uncertainty, at proportional cost
     rows: PositiveInt = 8  # videos per network call; a fixed number keeps rounding independent of the batch
@@ -48,11 +49,11 @@ class LatentWorldModelConfig(Validated):
 
 
 PRESETS = {
-    "smoke": LatentWorldModelConfig(autoencoder_width=16, width=32, blocks=2),  # for tests
+    "smoke": LatentWorldModelConfig(autoencoder_width=16, width=32, blocks=2, state_width=64),  # for tests
     "tiny": LatentWorldModelConfig(),  # 64 pixels, about 1 M parameters
-    "small": LatentWorldModelConfig(autoencoder_width=64, width=224, blocks=8),  # 64 pixels, about 8 M
+    "small": LatentWorldModelConfig(autoencoder_width=64, width=224, blocks=8, state_width=512),  # 64 pixels, about 8 M
     "base": LatentWorldModelConfig(
-        autoencoder_width=64, latent_channels=16, width=352, blocks=12
+        autoencoder_width=64, latent_channels=16, width=352, blocks=12, state_width=512
     ),  # 128 pixels, about 30 M
 }
 
@@ -76,15 +77,10 @@ class LatentWorldModel(LatentVideoModel):
         self.config = config
         self.channels, self.grid = config.latent_channels * len(spec.cameras), spec.size // DOWN
         self.autoencoder = AutoEncoder(config.autoencoder_width, config.latent_channels)
-        self.denoiser = Denoiser(
-            channels=self.channels,
-            grid=self.grid,
-            context=spec.context,
-            action_dim=spec.action_dim,
-            proprio_dim=spec.proprio_dim,
-            width=config.width,
-            blocks=config.blocks,
-        )
+        sizes = {"channels": self.channels, "grid": self.grid, "context": spec.context}
+        sizes |= {"action_dim": spec.action_dim, "proprio_dim": spec.proprio_dim}
+        self.denoiser = Denoiser(**sizes, width=config.width, blocks=config.blocks)
+        self.state = StateNet(**sizes, width=config.state_width)
         self.outcome = OutcomeHead(self.channels, self.grid, spec.proprio_dim)
         self.register_buffer("latent_mean", torch.zeros(()))
         self.register_buffer("latent_std", torch.ones(()))
@@ -120,30 +116,37 @@ class LatentWorldModel(LatentVideoModel):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Sample the next frame."""
         shape = (len(context), self.channels, self.grid, self.grid)
+        moved = self.state_change(context[:, -1], proprio, actions)
         draws = [
-            self.sample(streams.normal(shape).to(self.device), context, proprio, actions)
+            self.sample(streams.normal(shape).to(self.device), context, proprio, actions, moved)
             for _ in range(self.config.samples)
         ]
-        change, moved = draws[0]
-        latent = context[:, -1] + change * self.change_std
+        latent = context[:, -1] + draws[0] * self.change_std
         after = proprio[:, -1] + moved * self.proprio_change_std + self.proprio_change_mean
-        return latent[:, None], after[:, None], disagreement([change[:, None] for change, _ in draws])
+        return latent[:, None], after[:, None], disagreement([change[:, None] for change in draws])
+
+    def state_change(self, latent: Tensor, proprio: Tensor, actions: Tensor) -> Tensor:
+        """Predict the normalised change of the state vector `(B, P)`; `proprio` and `actions` are in task units."""
+        return self.state(latent, *self._normalised(proprio, actions))
 
     def denoise(
-        self, noisy: Tensor, sigma: Tensor, context: Tensor, proprio: Tensor, actions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Predict normalised changes of latents and state vectors; `proprio` and `actions` are in task units."""
-        proprio = (proprio - self.proprio_mean) / self.proprio_std
-        return self.denoiser(noisy, sigma, context, proprio, (actions - self.action_mean) / self.action_std)
+        self, noisy: Tensor, sigma: Tensor, context: Tensor, proprio: Tensor, actions: Tensor, moved: Tensor
+    ) -> Tensor:
+        """Predict normalised changes of latents, given the normalised change `moved` `(B, P)` of the state vector."""
+        return self.denoiser(noisy, sigma, context, *self._normalised(proprio, actions), moved)
 
-    def sample(self, noise: Tensor, context: Tensor, proprio: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Sample changes from standard normal `noise` by Euler steps along `config.sigmas`."""
+    def sample(self, noise: Tensor, context: Tensor, proprio: Tensor, actions: Tensor, moved: Tensor) -> Tensor:
+        """Sample changes of latents from standard normal `noise` by Euler steps along `config.sigmas`."""
         levels = (*self.config.sigmas, 0.0)
-        x, change = noise * levels[0], proprio[:, -1]
+        x = noise * levels[0]
         for level, lower in itertools.pairwise(levels):
-            clean, change = self.denoise(x, noise.new_full((len(x),), level), context, proprio, actions)
+            clean = self.denoise(x, noise.new_full((len(x),), level), context, proprio, actions, moved)
             x = clean + (x - clean) * (lower / level)
-        return x, change
+        return x
+
+    def _normalised(self, proprio: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Scale state vectors and actions by their statistics."""
+        return (proprio - self.proprio_mean) / self.proprio_std, (actions - self.action_mean) / self.action_std
 
     def outcome_logits(self, latent: Tensor, proprio: Tensor) -> Tensor:
         """Logits `(B, 2)` of success and progress at latents `(B, Z, h, w)` and state vectors `(B, P)`."""

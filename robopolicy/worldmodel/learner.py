@@ -1,4 +1,4 @@
-"""Training of the latent world model: first the autoencoder, then denoiser and success head on the latents.
+"""Training of the latent world model: first the autoencoder, then denoiser, state network and success head.
 
 `WorldLearner` implements the interface of an algorithm for the shared training loop.
 """
@@ -30,10 +30,11 @@ class LearnerConfig(Validated):
     """Training settings of the networks."""
 
     autoencoder_updates: PositiveInt = 4_000  # first updates, which only train the autoencoder
-    updates: PositiveInt = 12_000  # later updates, of denoiser and success head
+    updates: PositiveInt = 12_000  # later updates, of denoiser, state network and success head
     autoencoder_batch: PositiveInt = 16  # images; many small steps leave the first plateau sooner than few large ones
     autoencoder_lr: Positive = 2e-3  # falls linearly to a twentieth
     batch_size: PositiveInt = 64  # windows
+    state_batch: PositiveInt = 256  # windows of the state network, which costs far less than the denoiser
     lr: Positive = 1e-3  # rises for 100 updates, then falls linearly to a tenth
     weight_decay: NonNegative = 0.01
     grad_clip: Positive = 1.0  # largest norm of the gradient
@@ -51,11 +52,14 @@ class FrameBatch:
 
 @dataclass(frozen=True)
 class LatentBatch:
-    """Latents for denoiser and success head."""
+    """Latents for denoiser, state network and success head."""
 
     latents: Tensor  # (B, C + 1, Z, h, w) context and target
     proprio: Tensor  # (B, C + 1, P)
     actions: Tensor  # (B, C, A)
+    state_latents: Tensor  # (S, Z, h, w) newest frames of other windows, for the state network
+    state_proprio: Tensor  # (S, C + 1, P)
+    state_actions: Tensor  # (S, C, A)
     outcome_latents: Tensor  # (B, Z, h, w) other frames, for the success head
     outcome_proprio: Tensor  # (B, P)
     outcome: Tensor  # (B, 2) their success and progress
@@ -74,7 +78,7 @@ def autoencoder_loss(autoencoder: AutoEncoder, images: Tensor, noise: Tensor, sc
 def denoising_loss(
     model: LatentWorldModel, batch: LatentBatch, generator: torch.Generator, history_noise: float
 ) -> tuple[Tensor, Metrics]:
-    """EDM loss of the change of the latents, plus the squared error of the change of the state vector.
+    """EDM loss of the change of the latents.
 
     The context is noisy and the change is relative to its newest frame, so that the model learns to correct errors.
     """
@@ -86,17 +90,39 @@ def denoising_loss(
     level = torch.rand(size, generator=generator, device=device) * history_noise
     past, after = batch.latents[:, :-1], batch.latents[:, -1]
     past = past + level[:, None, None, None, None] * normal(*past.shape)
-    proprio = batch.proprio[:, :-1]
-    proprio = proprio + level[:, None, None] * model.proprio_change_std * normal(*proprio.shape)
+    proprio, moved = _noisy_states(model, batch.proprio, level, normal(*batch.proprio[:, :-1].shape))
     change = (after - past[:, -1]) / model.change_std
-    moved = (batch.proprio[:, -1] - proprio[:, -1] - model.proprio_change_mean) / model.proprio_change_std
     sigma = (1.2 * normal(size) - 0.4).exp().clamp(2e-3, 20.0)
     spread = sigma[:, None, None, None]
-    clean, state = model.denoise(change + spread * normal(*change.shape), sigma, past, proprio, batch.actions)
+    clean = model.denoise(change + spread * normal(*change.shape), sigma, past, proprio, batch.actions, moved)
     weight = (spread**2 + 1) / spread**2  # of EDM, for data of unit standard deviation
-    latent_loss = (weight * (clean - change) ** 2).mean()
-    state_loss = (state - moved).pow(2).mean() if moved.shape[1] else latent_loss.new_zeros(())
-    return latent_loss + state_loss, make_metrics({"denoiser/loss": latent_loss, "state/loss": state_loss})
+    loss = (weight * (clean - change) ** 2).mean()
+    return loss, make_metrics({"denoiser/loss": loss})
+
+
+def state_loss(
+    model: LatentWorldModel, batch: LatentBatch, generator: torch.Generator, history_noise: float
+) -> tuple[Tensor, Metrics]:
+    """Squared error of the normalised change of the state vector, from a noisy context as in `denoising_loss`."""
+    latent, device = batch.state_latents, batch.state_latents.device
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device)
+
+    level = torch.rand(len(latent), generator=generator, device=device) * history_noise
+    latent = latent + level[:, None, None, None] * normal(*latent.shape)
+    proprio, moved = _noisy_states(model, batch.state_proprio, level, normal(*batch.state_proprio[:, :-1].shape))
+    loss = functional.mse_loss(model.state_change(latent, proprio, batch.state_actions), moved)
+    return loss, make_metrics({"state/loss": loss})
+
+
+def _noisy_states(model: LatentWorldModel, proprio: Tensor, level: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Return noisy past state vectors `(B, C, P)` and the normalised change `(B, P)` from the newest to the true next.
+
+    `proprio` `(B, C + 1, P)`; `level` `(B,)` is the size of the `noise` `(B, C, P)` in typical changes.
+    """
+    past = proprio[:, :-1] + level[:, None, None] * model.proprio_change_std * noise
+    return past, (proprio[:, -1] - past[:, -1] - model.proprio_change_mean) / model.proprio_change_std
 
 
 def outcome_loss(model: LatentWorldModel, batch: LatentBatch) -> tuple[Tensor, Metrics]:
@@ -121,12 +147,10 @@ class WorldLearner:
         self.config, self.model = config, model
         self.updates = 0
         self.generator = torch.Generator(model.device).manual_seed(seed)
-        predicting: list[nn.Module] = [model.denoiser, model.outcome]
-        self.ema = EMA(nn.ModuleList(predicting), config.ema)
-        parameters = [parameter for part in predicting for parameter in part.parameters()]
+        self.ema = EMA(_predicting(model), config.ema)
         self.optimizers = {
             "autoencoder": torch.optim.AdamW(model.autoencoder.parameters(), config.autoencoder_lr),
-            "dynamics": torch.optim.AdamW(parameters, config.lr, weight_decay=config.weight_decay),
+            "dynamics": torch.optim.AdamW(_predicting(model).parameters(), config.lr, weight_decay=config.weight_decay),
         }
         model.autoencoder.requires_grad_(self.stage == "autoencoder")
 
@@ -162,6 +186,9 @@ class WorldLearner:
             loss, metrics = denoising_loss(model, batch, self.generator, config.history_noise)
             outcome, outcome_metrics = outcome_loss(model, batch)
             loss, metrics = loss + outcome, metrics | outcome_metrics
+            if model.spec.proprio_dim:
+                state, state_metrics = state_loss(model, batch, self.generator, config.history_noise)
+                loss, metrics = loss + state, metrics | state_metrics
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -169,7 +196,7 @@ class WorldLearner:
         clip_gradients(parameters, config.grad_clip)
         optimizer.step()
         if isinstance(batch, LatentBatch):
-            self.ema.update(nn.ModuleList([model.denoiser, model.outcome]))
+            self.ema.update(_predicting(model))
         self.updates += 1
         return metrics | {"lr": rate}
 
@@ -177,9 +204,7 @@ class WorldLearner:
         """Return a copy with the averaged weights, in evaluation mode."""
         averaged = copy.deepcopy(self.model).eval().requires_grad_(False)
         if self.stage == "dynamics":
-            denoiser, outcome = self.ema.module
-            averaged.denoiser.load_state_dict(denoiser.state_dict())
-            averaged.outcome.load_state_dict(outcome.state_dict())
+            _predicting(averaged).load_state_dict(self.ema.module.state_dict())
         return averaged
 
     def state_dict(self) -> dict[str, Any]:
@@ -200,6 +225,11 @@ class WorldLearner:
             optimizer.load_state_dict(state[name])
         self.updates = int(state["updates"])
         restore_generator(self.generator, state["generator"])
+
+
+def _predicting(model: LatentWorldModel) -> nn.ModuleList:
+    """Return the networks of the second stage."""
+    return nn.ModuleList([model.denoiser, model.state, model.outcome])
 
 
 class StagedVideoSource(VideoSource):
@@ -228,5 +258,7 @@ class StagedVideoSource(VideoSource):
         model, size = algorithm.model, algorithm.config.batch_size
         latents = self.latents(model)
         frames, actions, _ = self.videos.window(self.sampler.targets(size))
-        parts = (latents[frames], self.videos.proprio[frames], actions, *self.outcome_batch(model, size))
+        parts = [latents[frames], self.videos.proprio[frames], actions]
+        frames, actions, _ = self.videos.window(self.sampler.targets(algorithm.config.state_batch))
+        parts += [latents[frames[:, -2]], self.videos.proprio[frames], actions, *self.outcome_batch(model, size)]
         return LatentBatch(*map(self.uploaded, parts))

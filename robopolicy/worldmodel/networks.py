@@ -1,10 +1,12 @@
-"""Networks of the latent world model: an autoencoder of frames, and an EDM denoiser of the change of latents."""
+"""Networks of the latent world model: an autoencoder of frames, a state network, and an EDM denoiser of latents."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from robopolicy.nets.mlp import MLP
 
 DOWN = 8  # pixels per latent cell, along each axis
 
@@ -56,10 +58,10 @@ class Block(nn.Module):
 
 
 class Denoiser(nn.Module):
-    """Denoiser of the change of the latents, given the last frames, state vectors and actions.
+    """Denoiser of the change of the latents, given the last frames, state vectors and actions, and the next state.
 
     Preconditioned as EDM (Karras et al. 2022) for data of unit standard deviation, so that it is the identity at no
-    noise. It also regresses the change of the state vector from the same features.
+    noise.
     """
 
     frequencies: Tensor
@@ -72,37 +74,57 @@ class Denoiser(nn.Module):
         size = 128
         self.register_buffer("frequencies", torch.exp(torch.linspace(0.0, 4.0, 16)))
         self.noise = nn.Sequential(nn.Linear(32, size), nn.SiLU(), nn.Linear(size, size))
-        inputs = context * (action_dim + proprio_dim)
+        inputs = context * (action_dim + proprio_dim) + proprio_dim
         self.told = nn.Sequential(nn.Linear(inputs, size), nn.SiLU(), nn.Linear(size, size))
         self.place = nn.Parameter(torch.zeros(1, width, grid, grid))
         self.stem = nn.Conv2d(channels * (context + 1), width, 3, 1, 1)
         self.blocks = nn.ModuleList([Block(width, size) for _ in range(blocks)])
         self.norm = nn.GroupNorm(8, width)
         self.out = nn.Conv2d(width, channels, 3, 1, 1)
-        self.state = nn.Sequential(nn.Conv2d(width, 8, 1), nn.Flatten(), nn.Linear(8 * grid * grid, proprio_dim))
-        last = self.state[2]
-        assert isinstance(last, nn.Linear)
-        for parameter in (*self.out.parameters(), *last.parameters()):
+        for parameter in self.out.parameters():
             nn.init.zeros_(parameter)
 
     def forward(
-        self, noisy: Tensor, sigma: Tensor, context: Tensor, proprio: Tensor, actions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Predict the clean change of the latents and the change of the state vector.
+        self, noisy: Tensor, sigma: Tensor, context: Tensor, proprio: Tensor, actions: Tensor, moved: Tensor
+    ) -> Tensor:
+        """Predict the clean change of the latents `(B, Z, h, w)`.
 
         `noisy` `(B, Z, h, w)` has noise of standard deviation `sigma` `(B,)`; `context` `(B, C, Z, h, w)` and `proprio`
-        `(B, C, P)` are past latents and state vectors, `actions` `(B, C, A)` lead from each frame to the next one.
+        `(B, C, P)` are past latents and state vectors, `actions` `(B, C, A)` lead from each frame to the next one, and
+        `moved` `(B, P)` is the change of the state vector.
         """
         scale = (sigma**2 + 1).rsqrt()[:, None, None, None]  # EDM: c_in; c_skip is its square
         features = (sigma.log() / 4)[:, None] * self.frequencies
-        vectors = self.told(torch.cat([actions.flatten(1), proprio.flatten(1)], 1))
+        vectors = self.told(torch.cat([actions.flatten(1), proprio.flatten(1), moved], 1))
         condition = functional.silu(self.noise(torch.cat([features.sin(), features.cos()], 1)) + vectors)
         x = self.stem(torch.cat([noisy * scale, context.flatten(1, 2)], 1)) + self.place
         for block in self.blocks:
             x = block(x, condition)
         x = functional.silu(self.norm(x))
-        clean = noisy * scale**2 + self.out(x) * sigma[:, None, None, None] * scale
-        return clean, self.state(x)
+        return noisy * scale**2 + self.out(x) * sigma[:, None, None, None] * scale
+
+
+class StateNet(nn.Module):
+    """Regression of the change of the state vector `(B, P)` from past state vectors, actions and the newest latent.
+
+    It is separate from the denoiser because it needs many more, cheaper samples: contacts depend on millimetres.
+    """
+
+    def __init__(
+        self, *, channels: int, grid: int, context: int, action_dim: int, proprio_dim: int, width: int
+    ) -> None:
+        """Build for latents `(channels, grid, grid)`, `context` past state vectors and as many actions."""
+        super().__init__()
+        seen = 32  # features of the latent
+        self.look = nn.Sequential(nn.Conv2d(channels, 8, 1), nn.SiLU(), nn.Flatten(), nn.Linear(8 * grid * grid, seen))
+        inputs = context * (action_dim + proprio_dim) + seen
+        self.body = MLP(inputs, (width, width, width), proprio_dim, activation="silu")
+        for parameter in self.body[-1].parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, latent: Tensor, proprio: Tensor, actions: Tensor) -> Tensor:
+        """Map `(B, Z, h, w)`, `(B, C, P)` and `(B, C, A)` to the change."""
+        return self.body(torch.cat([actions.flatten(1), proprio.flatten(1), self.look(latent)], 1))
 
 
 class OutcomeHead(nn.Module):

@@ -1,47 +1,67 @@
-"""Tests of the world-model benchmark table, computed from cells with a known ranking."""
+"""Tests of the world-model benchmark: its policies, and its tables from cells with a known ranking."""
 
 import numpy as np
+import pytest
 
-from benchmarks.worldmodel.table import figures, rows
+from benchmarks.worldmodel.policies import Clone, Composed, FineTuned
+from benchmarks.worldmodel.table import METRICS, figures, policy_rows, rows
 from benchmarks.worldmodel.tasks import ABLATIONS, SMALL, TASKS
 from robopolicy.evaluation.result import Cost, EvalResult
 
 
-def cell(index: int, seconds: float = 4.0) -> dict:
-    """A policy that succeeds on the first `index` of 8 starts, and on one fewer in the model."""
+def cell(index: int, seed: int = 0, lost: int = 1) -> dict:
+    """A policy that succeeds on the first `index` of 8 starts, and on `lost` fewer in the model."""
 
     def side(count: int) -> dict:
         success = np.arange(8) < count
-        cost = Cost(1, 8, 80, 8, seconds)
+        cost = Cost(1, 8, 80, 8, 4.0)
         return EvalResult("toy/push", np.arange(8), success.astype(np.float64), np.full(8, 10), success, cost).to_dict()
 
     psnr = {"true": {"1": 30.0}, "shuffled": {"1": 26.5}}
-    gate = {"passed": True, "psnr": psnr, "directions": {}}
-    sides = {"real": side(index), "predicted": side(max(0, index - 1))}
-    return {"task": "push", "player": f"p{index}", "seed": 0, **sides, "fqe": float(-index), "gate": gate}
+    replays = {"recorded": index / 8, "detected": index / 8, "replayed": 0.5}
+    sides = {"real": side(index), "predicted": side(max(0, index - lost)), "replays": replays}
+    return {"task": "push", "policy": f"p{index}", "seed": seed, **sides, "gate": {"psnr": psnr}}
 
 
-def test_every_task_ranks_at_least_12_policies_outside_its_training_data():
+def test_every_task_ranks_at_least_12_policies_of_all_kinds_outside_its_training_data():
     for task in TASKS.values():
-        assert len(set(task.players)) >= 12 and not set(task.players) & set(task.behaviours)
-    assert len(SMALL.players) == 6
+        assert len(task.policies) >= 12 and not set(task.policies) & set(task.behaviours)
+        clones = [recipe for recipe in task.policies.values() if isinstance(recipe, Clone)]
+        heads = {"flow", "diffusion", "gaussian", "meanflow", "autoregressive"}
+        assert {recipe.head for recipe in clones} == heads and len({r.demonstrations for r in clones}) >= 3
+        tuned = [recipe for recipe in task.policies.values() if isinstance(recipe, FineTuned)]
+        assert {recipe.experiment for recipe in tuned} == {"lift_reinflow", "lift_dsrl_na"}
+        assert any(isinstance(recipe, Composed) for recipe in task.policies.values())
+    assert set(SMALL.policies) <= set(TASKS["push"].policies)
 
 
-def test_the_table_shows_both_estimators():
-    cells = [cell(index) for index in range(1, 9)]
-    model, fqe = rows(cells)
-    assert model["estimator"] == "world model" and model["policies"] == 8 and model["gap"] == "3.5 dB"
-    assert str(model["pearson"]).startswith("1") and model["s/episode"] == "0.5 / 0.5"
-    assert fqe["pearson"] == "-1.00" and fqe["bias"] == "-"
-    found = figures(cells)["tasks"]["push"]["0"]
-    assert found["metrics"]["bias"]["estimate"] == -0.125 and found["fqe"]["spearman"] == -1.0
-    assert found["horizons"]["5"] == {"pearson": None, "bias": 0.0}  # all episodes last ten steps
-    assert found["horizons"]["10"] == {"pearson": 1.0, "bias": -0.125}
+def test_metrics_of_one_seed_match_hand_computed_values():
+    real, predicted = np.array([0.2, 0.5, 1.0]), np.array([0.1, 0.6, 0.7])
+    found = {name: metric(real, predicted) for name, metric in METRICS.items()}
+    assert found["bias"] == pytest.approx(-0.1) and found["best policy"] == pytest.approx(-0.3)
+    assert found["spearman"] == pytest.approx(1) and found["pairs"] == 1 and found["regret"] == 0
 
 
-def test_ablations_change_only_training_data_or_settings():
+def test_intervals_of_the_table_count_seeds():
+    cells = [cell(index, seed, lost) for seed, lost in ((0, 1), (1, 1), (2, 0)) for index in range(1, 9)]
+    (row,) = rows(cells)
+    assert (row["seeds"], row["policies"], row["gap"], row["s/episode"]) == (3, 8, "3.5 dB", "0.5 / 0.5")
+    assert str(row["pearson"]).startswith("1") and str(row["bias"]).startswith("-0.0833")
+    found = figures(cells)["tasks"]["push"]
+    assert found["metrics"]["bias"]["n"] == 3 and found["metrics"]["bias"]["estimate"] == pytest.approx(-0.25 / 3)
+    assert found["horizons"]["0"]["5"] == {"pearson": None, "bias": 0.0}  # all episodes last ten steps
+    assert found["horizons"]["0"]["10"] == {"pearson": 1.0, "bias": -0.125}
+
+
+def test_the_table_of_policies_separates_detection_from_prediction():
+    row = policy_rows([cell(6, 0), cell(6, 1, lost=3)])[0]
+    assert (row["policy"], row["seeds"], row["real"], row["predicted"]) == ("p6", 2, "75%", "50%")
+    assert (row["recorded"], row["detected"], row["replayed"]) == ("75%", "75%", "50%")
+
+
+def test_ablations_change_only_the_world_model():
     for name, task in ABLATIONS.items():
         base = TASKS[task.base]
-        assert task.players == base.players and task.cloned == base.cloned and name not in TASKS
+        assert task.policies == base.policies and name not in TASKS
         differing = {key for key, value in vars(task).items() if value != vars(base)[key]}
-        assert differing - {"name", "base"} in ({"films"}, {"behaviours"}, {"settings"})
+        assert differing - {"name", "base"} in ({"films"}, {"behaviours"}, {"settings"}, {"calibrated"})

@@ -33,7 +33,8 @@ def test_noise_levels_are_embedded_as_a_quarter_of_their_logarithm(model: Latent
     model.denoiser.noise.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     sigma = torch.tensor([4.0, -4.0]).exp()  # a quarter of the logarithm: 1 and -1
     model.denoise(
-        torch.zeros(2, *CELL), sigma, torch.zeros(2, CONTEXT, *CELL), torch.zeros(2, 4, 4), torch.zeros(2, 4, 2)
+        *(torch.zeros(2, *CELL), sigma, torch.zeros(2, CONTEXT, *CELL), torch.zeros(2, 4, 4), torch.zeros(2, 4, 2)),
+        torch.zeros(2, 4),
     )
     scales = torch.exp(torch.arange(16) * 4 / 15)
     expected = torch.stack([torch.cat([s * scales.sin(), scales.cos()]) for s in (1, -1)])
@@ -43,8 +44,8 @@ def test_noise_levels_are_embedded_as_a_quarter_of_their_logarithm(model: Latent
 def test_three_euler_steps_match_hand_computed_values(model: LatentWorldModel) -> None:
     """A new denoiser returns x / (1 + s^2), so every value at the noise levels 5, 1, 0.2 and 0 has a closed form."""
     assert LatentWorldModelConfig().sigmas == (5.0, 1.0, 0.2)
-    empty = torch.zeros(1, CONTEXT, *CELL), torch.zeros(1, CONTEXT, 4), torch.zeros(1, CONTEXT, 2)
-    change, _ = model.sample(torch.ones(1, *CELL), *empty)
+    empty = torch.zeros(1, CONTEXT, *CELL), torch.zeros(1, CONTEXT, 4), torch.zeros(1, CONTEXT, 2), torch.zeros(1, 4)
+    change = model.sample(torch.ones(1, *CELL), *empty)
     x = 5.0
     x = x / 26 + (x - x / 26) * (1.0 / 5.0)
     x = x / 2 + (x - x / 2) * (0.2 / 1.0)
@@ -58,7 +59,8 @@ def test_the_change_is_added_to_the_newest_frame_in_its_own_units(
     model.change_std.fill_(0.5)
     model.proprio_change_std.fill_(0.1)
     model.proprio_change_mean.fill_(0.01)
-    monkeypatch.setattr(model, "sample", lambda noise, *_: (torch.full_like(noise, 2.0), torch.full((1, 4), 3.0)))
+    monkeypatch.setattr(model, "sample", lambda noise, *_: torch.full_like(noise, 2.0))
+    monkeypatch.setattr(model, "state_change", lambda *_: torch.full((1, 4), 3.0))
     given = torch.arange(4.0)[None, :, None, None, None].expand(1, CONTEXT, *CELL)  # frames 0, 1, 2, 3
     proprio = 10 * torch.arange(4.0)[None, :, None].expand(1, CONTEXT, 4)
     latent, after, spread = model.draw(PerRowGenerator([0], [0]), given, proprio, torch.zeros(1, CONTEXT, 2))

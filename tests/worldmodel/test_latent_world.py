@@ -22,7 +22,7 @@ def videos() -> VideoDataset:
 def model(videos) -> LatentWorldModel:
     """Returns an untrained model with random output layers."""
     world = small_world(videos)
-    for parameter in (world.denoiser.out.weight, *world.denoiser.state[2].parameters()):
+    for parameter in (world.denoiser.out.weight, *world.state.body[-1].parameters()):
         torch.nn.init.normal_(parameter, std=0.1)
     return world
 
@@ -35,16 +35,18 @@ def begin(model: LatentWorldModel, videos: VideoDataset, rows: list[int], seeds:
 
 def test_the_denoiser_is_the_identity_without_noise(model):
     change, context = torch.randn(3, 4, 2, 2), torch.randn(3, 4, 4, 2, 2)
-    clean, _ = model.denoise(change, torch.full((3,), 1e-4), context, torch.zeros(3, 4, 4), torch.zeros(3, 4, 2))
+    zeros = torch.zeros(3, 4, 4), torch.zeros(3, 4, 2), torch.zeros(3, 4)
+    clean = model.denoise(change, torch.full((3,), 1e-4), context, *zeros)
     assert torch.allclose(clean, change, atol=1e-3)
 
 
 def test_new_denoiser_is_exact_for_unit_gaussian_data(videos):
     noisy, sigma = torch.randn(3, 4, 2, 2), torch.tensor([0.2, 1.0, 5.0])
     zeros = torch.zeros(3, 4, 4, 2, 2), torch.zeros(3, 4, 4), torch.zeros(3, 4, 2)
-    clean, state = small_world(videos).denoise(noisy, sigma, *zeros)
+    world = small_world(videos)
+    clean = world.denoise(noisy, sigma, *zeros, torch.zeros(3, 4))
     assert torch.allclose(clean, noisy / (1 + sigma**2)[:, None, None, None])
-    assert bool((state == 0).all())
+    assert bool((world.state_change(zeros[0][:, -1], *zeros[1:]) == 0).all())
 
 
 def test_images_round_trip_through_floats():
@@ -105,7 +107,7 @@ def test_judgements_are_probabilities(model, videos):
     assert bool(((judgement.success > 0) & (judgement.success < 1)).all())
 
 
-@pytest.mark.parametrize(("name", "millions"), [("smoke", 0.2), ("tiny", 1.4), ("small", 8.6), ("base", 29.0)])
+@pytest.mark.parametrize(("name", "millions"), [("smoke", 0.23), ("tiny", 1.6), ("small", 9.3), ("base", 29.9)])
 def test_presets_have_their_stated_sizes(videos, name, millions):
     with torch.device("meta"):
         model = LatentWorldModel(PRESETS[name], replace(videos.spec, size=128 if name == "base" else 64))

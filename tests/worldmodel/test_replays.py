@@ -1,0 +1,73 @@
+"""Tests of replays and of the calibration of the success head, with a world whose predictions are exact or late."""
+
+import pytest
+import torch
+from small_world import small_films, small_world
+from torch import Tensor
+
+from robopolicy.worldmodel.replays import Replays, calibrate_success, replay
+from robopolicy.worldmodel.videos import VideoDataset
+from robopolicy_tasks.toy.push import push, solved
+
+
+@pytest.fixture(scope="module")
+def videos() -> VideoDataset:
+    return small_films(16)
+
+
+def exact(videos: VideoDataset, monkeypatch: pytest.MonkeyPatch):
+    """A world model with the true dynamics of the state vector, and a success head that reads it."""
+    model = small_world(videos)
+    model.fit_vectors(proprio=videos.proprio)
+
+    def change(latent: Tensor, proprio: Tensor, actions: Tensor) -> Tensor:
+        gripper, block = proprio[:, -1, :2], proprio[:, -1, 2:]
+        after = torch.cat(push(gripper, block, actions[:, -1]), 1)
+        return after - proprio[:, -1]
+
+    def logits(latent: Tensor, proprio: Tensor) -> Tensor:
+        return (4 * solved(proprio[:, 2:]).float() - 2)[:, None].repeat(1, 2)
+
+    monkeypatch.setattr(model, "state_change", change)
+    monkeypatch.setattr(model, "outcome_logits", logits)
+    return model
+
+
+def test_replays_in_the_true_dynamics_repeat_the_recorded_outcomes(videos, monkeypatch):
+    found = replay(exact(videos, monkeypatch), videos)
+    assert len(found.recorded) == videos.episodes.num_episodes
+    assert found.recorded.tolist() == videos.episodes.success.tolist()
+    assert torch.equal(found.logits > 0, found.recorded) and torch.equal(found.seen > 0, found.recorded)
+    assert float(found.errors.max()) < 1e-4
+    assert found.rates()["agreement"] == 1.0
+
+
+def test_replays_of_a_frozen_state_differ_by_the_recorded_motion(videos, monkeypatch):
+    model = exact(videos, monkeypatch)
+    monkeypatch.setattr(model, "state_change", lambda latent, proprio, actions: torch.zeros_like(proprio[:, -1]))
+    found = replay(model, videos, episodes=1)
+    start = videos.proprio[0]
+    expected = ((videos.proprio[1] - start) / model.proprio_std).square().mean().sqrt()
+    assert float(found.errors[0]) == pytest.approx(float(expected), rel=1e-5)
+
+
+def replays(recorded: list[bool], logits: list[float]) -> Replays:
+    values = torch.tensor(logits)
+    return Replays(torch.tensor(recorded), values, values, torch.zeros(1))
+
+
+def test_calibration_lets_as_many_replays_succeed_as_recorded_episodes(videos):
+    model = small_world(videos)
+    found = calibrate_success(model, replays([True, True, False, False], [-1.0, -3.0, -5.0, -9.0]))
+    assert float(model.success_bias) == 4.0  # halfway between the second and the third logit
+    assert found.rates() == {"recorded": 0.5, "detected": 0.5, "replayed": 0.5, "agreement": 1.0}
+    images, proprio = {"top": videos.images["top"][:1, None]}, videos.proprio[:1, None]
+    before = model.outcome_logits(model.encode({"top": videos.images["top"][:1]}), proprio[:, 0])[0, 0]
+    assert float(model.judge(images, proprio).success) == pytest.approx(float((before.detach() + 4).sigmoid()))
+
+
+def test_one_kind_of_outcome_leaves_the_success_head_as_it_is(videos):
+    model = small_world(videos)
+    for recorded in ([True, True], [False, False]):
+        calibrate_success(model, replays(recorded, [-1.0, -2.0]))
+    assert float(model.success_bias) == 0.0
