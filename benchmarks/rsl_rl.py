@@ -1,14 +1,18 @@
-"""PPO on mjlab against rsl_rl's own runner: same environment, network, hyper-parameters and machine, one run.
+"""PPO on mjlab against rsl_rl's own runner: same environment, network, settings and machine, one run.
 
     python -m benchmarks.rsl_rl --quick                  # cart-pole, one seed, 10 iterations, nothing written
     python -m benchmarks.rsl_rl                          # cart-pole to the end, Go1 for the time: 30 minutes
     python -m benchmarks.rsl_rl --device cuda --envs 4096
 
-Hyper-parameters and network are mjlab's own for the task. Both learners act in mjlab's own environment object. Its
-`step` and `reset` are timed; all other time counts as the learner's, including adapters. The learners alternate seed by
-seed. Final policies are evaluated in the same simulator with their mean actions. torch has one thread; where it pays,
-our learner computes the critic's gradient on a second thread, in parallel with the actor's. Therefore rsl_rl also runs
-with a thread per core, and the ratio is relative to the faster of its two runs.
+Settings and network are mjlab's own for the task. Three rules that are no settings differ: our PPO normalises
+advantages per minibatch, clips the joint gradient of actor and critic, and uses Adam with eps 1e-5; rsl_rl normalises
+per rollout, clips both gradients separately, and uses eps 1e-8.
+
+Both learners act in mjlab's own environment object. Its `step` and `reset` are timed; all other time counts as the
+learner's, including adapters. The learners alternate seed by seed. Final policies are evaluated in the same simulator
+with their mean actions. torch has one thread; where it pays, our learner computes the critic's gradient on a second
+thread, in parallel with the actor's. Therefore rsl_rl also runs with a thread per core, and the ratio is relative to
+the faster of its two runs.
 
 `benchmarks.rsl_rl_profile` splits the time of an update by operation.
 

@@ -18,10 +18,12 @@ per decision instead of K' times, and the gradient has the same expectation. A p
 
 Deviations from the public code: truncated episodes bootstrap from their last observation and cut the trace; `std_min`
 applies to sampling and density (the published furniture runs use two values); the sampler ddpm evaluates without a
-minimum (there: 1e-3); the last iterate is scored as drawn and clipped afterwards; K' = 1 clips at `clip` instead of
-dividing 0 by 0; the entropy bonus uses the entropy of the steps, not eta, and has an effect only if eta is learned; the
-imitation of `bc_coef` scores only the executed actions (there: the whole chunk); the fraction of clamped log-densities,
-which have no gradient, is logged as `actor/clamped`.
+minimum (there: 1e-3); the last iterate is scored as drawn and clipped afterwards (there: clipped and then scored, with
+a density that is not the one of the clipped action); the epochs stop before the step whose minibatch exceeds
+`target_kl` (there: after it), so that no step starts beyond it; K' = 1 clips at `clip` instead of dividing 0 by 0; the
+entropy bonus uses the entropy of the steps, not eta, and has an effect only if eta is learned; the imitation of
+`bc_coef` scores only the executed actions (there: the whole chunk); the fraction of clamped log-densities, which have
+no gradient, is logged as `actor/clamped`.
 """
 
 from __future__ import annotations

@@ -12,8 +12,11 @@ Deviations from the public code: chains are sampled and scored on the same left 
 published 1-RF head uses two grids, so its first ratio is not 1); truncated episodes bootstrap from the value of their
 last observation and cut the trace. There, the density of the initial noise counts as a transition: it cancels from
 every ratio, but the K others are divided by K + 1, so `clip` and `entropy_coef` are effectively (K + 1) / K times
-tighter here. The published clamp on the normalised log-probability (`logp_clamp=1`) is off here, because without that
-extra transition it stops the gradient of small noise; where it is on, `actor/clamped` reports it.
+tighter here. The last iterate is scored as drawn and then clipped to the action bounds (the code: clipped and then
+scored, with a density that is not the one of the clipped action). The epochs stop before the step whose minibatch
+exceeds `target_kl` (the code: after it). The published clamp on the normalised log-probability (`logp_clamp=1`) is off
+here, because without that extra transition it stops the gradient of small noise; where it is on, `actor/clamped`
+reports it.
 """
 
 from __future__ import annotations

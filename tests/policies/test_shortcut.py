@@ -68,6 +68,22 @@ def test_two_half_steps_equal_one_step_of_a_perfect_network() -> None:
     torch.testing.assert_close(halves, policy.average(features, x, t, step), atol=1e-4, rtol=1e-4)
 
 
+def test_half_way_points_and_targets_of_half_steps_are_bounded_by_four() -> None:
+    class Fast(nn.Module):
+        """A velocity of 20; the points at which it is evaluated are stored."""
+
+        def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
+            points.append(x)
+            return torch.full_like(x, 20.0)
+
+    points: list[Tensor] = []
+    policy = shortcut()
+    policy.backbone = Fast()
+    halves = policy.two_half_steps(policy.encode(OBS), DATA, torch.zeros(400), torch.ones(400))
+    assert torch.equal(points[0], DATA)
+    assert bool((points[1] == 4.0).all()) and bool((halves == 4.0).all())
+
+
 def test_a_quarter_of_the_rows_trains_self_consistency_on_dyadic_steps() -> None:
     policy = shortcut(max_steps=16)
     rows = 4000

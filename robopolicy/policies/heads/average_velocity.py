@@ -115,6 +115,9 @@ class ShortcutConfig(AverageVelocityConfig):
                 raise UserError(f"A shortcut policy halves its steps, so {name} must be a power of two, got {value}.")
 
 
+SHORTCUT_BOUND = 4.0  # largest magnitude of half-way points and of targets of two half steps, as in the public code
+
+
 class ShortcutPolicy(AverageVelocityPolicy):
     """Flow with a learned step for every length 1, 1/2, 1/4, ..."""
 
@@ -155,11 +158,12 @@ class ShortcutPolicy(AverageVelocityPolicy):
 
     @torch.no_grad()
     def two_half_steps(self, features: Tensor, x: Tensor, t: Tensor, step: Tensor) -> Tensor:
-        """Average velocity `(B, H, A)` of two steps of half the length `step` `(B,)`."""
+        """Average velocity `(B, H, A)` of two steps of half the length `step` `(B,)`, bounded."""
         half = step / 2
         first = self.average(features, x, t, half)
-        second = self.average(features, x + half[:, None, None] * first, t + half, half)
-        return (first + second) / 2
+        middle = (x + half[:, None, None] * first).clamp(-SHORTCUT_BOUND, SHORTCUT_BOUND)
+        second = self.average(features, middle, t + half, half)
+        return ((first + second) / 2).clamp(-SHORTCUT_BOUND, SHORTCUT_BOUND)
 
 
 DERIVATIVES = ("exact", "difference")

@@ -84,9 +84,13 @@ def test_groups_with_equal_rewards_are_excluded(name: str) -> None:
     assert 0 in groups and 1 not in groups  # the first group is mixed, the second has only failures
 
 
-def test_outliers_with_negative_advantage_are_capped() -> None:
-    """HAPO (Liu et al. 2025): equal entropies leave bounds of 0.2, weights of 1 and the cap of 3."""
+@pytest.mark.parametrize(("name", "cap"), [("hapo", 3.0), ("dynamic_clipping", 10.0)])
+def test_outliers_with_negative_advantage_are_capped_and_have_no_gradient(name: str, cap: float) -> None:
+    """HAPO (Liu et al. 2025) and DCPO (Yang et al. 2025) at ratio 50; equal entropies leave HAPO weights of 1."""
     change, ones = torch.tensor([[math.log(50.0)]], dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
     case = Decisions(-change, entropy=ones, reward=ones, group=torch.zeros(1, dtype=torch.long))
-    loss, _ = recipe_of("hapo").loss(case, -ones, 0.0 * change)
-    assert_close(loss, torch.tensor(3.0, dtype=torch.float64))
+    logp = torch.zeros_like(change, requires_grad=True)
+    loss, _ = recipe_of(name).loss(case, -ones, logp)
+    assert_close(loss.detach(), torch.tensor(cap, dtype=torch.float64))
+    (gradient,) = torch.autograd.grad(loss, logp)
+    assert not gradient.any()

@@ -93,7 +93,12 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "estimator.aggregate": "sequence_sum",
         "group_size": 16,
     },
-    "dynamic_clipping": {CLIP + "low": 0.16, CLIP + "high": 0.2, CLIP + "limit": 10.0},
+    "dynamic_clipping": {
+        CLIP + "low": 0.16,
+        CLIP + "high": 0.2,
+        CLIP + "limit": 10.0,
+        "estimator.surrogate_options.cap": 10.0,
+    },
     "copo": {
         **{
             f"{STAGE}mix.branches.{branch}.modulate.factor.{key}": value
