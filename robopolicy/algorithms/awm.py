@@ -161,7 +161,7 @@ class AWM(OnPolicy):
                 if epochs.stop(info, config.target_kl):
                     break
                 stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
-        metrics = self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})
+        metrics = self.finish(batch, rows, stats | epochs.stats())
         self.average.update(self.policy.head)
         return metrics
 

@@ -9,7 +9,8 @@ terminate; otherwise the bound has no effect and this is CQL.
 
 Deviations from the public code: sampled chunks have no importance weights (they need densities of executed parts of
 chunks); candidates are sampled at the current observation, not also at the next one; the penalty weight is fixed,
-without a Lagrange multiplier; rewards are the task's (there, on antmaze: 10 r - 5).
+without a Lagrange multiplier; rewards are the task's (there, on antmaze: 10 r - 5), and so the temperature starts at
+0.01 (there: 1).
 """
 
 from __future__ import annotations
@@ -40,12 +41,13 @@ from robopolicy.policies.heads.gaussian import GaussianPolicy
 
 @dataclass(frozen=True)
 class CalQLConfig(MaxEntropyConfig):
-    """Settings of Cal-QL; defaults are the public code's for sparse rewards."""
+    """Settings of Cal-QL; defaults are the public code's for sparse rewards unless noted."""
 
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(hidden=(256, 256, 256, 256), activation="relu", layer_norm=False)
     )
     lr: Positive = 1e-4  # learning rate of the actor
+    temperature: Positive = 0.01  # initial weight of the entropy (published: 1, with rewards ten times as large)
     conservative: ConservativeConfig = field(default_factory=ConservativeConfig)  # penalty; weight 1 with dense data
     backup_entropy: bool = False  # entropy in the critic's target, of the best candidate
     candidates: PositiveInt = 10  # policy chunks per row, in the penalty and the target

@@ -192,7 +192,7 @@ class DPPO(OnPolicy):
                 if epochs.stop(info, config.target_kl):
                     break
                 stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
-        return self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})
+        return self.finish(batch, rows, stats | epochs.stats())
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Networks, optimisers and reward scale; the base is part of the chain."""

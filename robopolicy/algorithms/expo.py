@@ -11,8 +11,9 @@ Deviations from the public forks of the code (the official repository is unavail
 mean of the target ensemble instead of the minimum of a random pair, so acting is deterministic given the samples; the
 entropy of an edit is in units of beta, as in the flow variant of Li et al., since a target of -dims/2 is otherwise out
 of reach for small beta; edits respect the action bounds; the entropy bonus of the softmax variant is relative to a
-uniform choice, so equal values get none; the temperature's gradient is with respect to its logarithm, as in
-Stable-Baselines3; the gradient of the base is clipped to norm 1.
+uniform choice, so equal values get none; the temperature starts at 0.01 (there: 1, which outweighs a return of at most
+1 for thousands of steps) and its gradient is with respect to its logarithm, as in Stable-Baselines3; the gradient of
+the base is clipped to norm 1.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class EXPOConfig(OffPolicyConfig):
     selection_temperature: Positive = 1.0  # of the softmax, in units of Q
     backup: str = "best"  # best | base: bootstrap from one sample of the base policy (SARSA-like ablation)
     edit_lr: Positive = 3e-4  # learning rate of the edit policy
-    temperature: Positive = 1.0  # initial weight of the edit policy's entropy
+    temperature: Positive = 0.01  # initial weight of the edit policy's entropy (fork: 1), for sparse rewards
     temperature_lr: NonNegative = 3e-4  # 0 keeps it fixed
     target_entropy: Finite | None = None  # [nats] in units of beta; None: minus half the executed action dimensions
     ema_decay: Fraction = 0.999  # of the average of the base policy, which acts and is saved

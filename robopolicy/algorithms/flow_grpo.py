@@ -140,7 +140,7 @@ class FlowGRPO(Algorithm):
             stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
         self.policy.update_stats({key: value[batch.valid] for key, value in batch.obs.items()})
         self.updates += 1
-        return make_metrics({**stats, "actor/epochs": epochs.completed})
+        return make_metrics(stats | epochs.stats())
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Policy, frozen base and optimiser."""

@@ -142,7 +142,7 @@ class FPOPlusPlus(OnPolicy):
                 if epochs.stop(info, config.target_kl):
                     break
                 stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
-        return self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})
+        return self.finish(batch, rows, stats | epochs.stats())
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Networks, frozen base, optimisers and reward scale."""

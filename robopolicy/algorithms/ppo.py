@@ -169,7 +169,7 @@ class PPO(OnPolicy):
                 elif epochs.stop(info, 1.5 * config.target_kl):
                     break
             joint_step(self.optimizer, config.grad_clip)  # mean over processes, joint clip, Adam
-        stats |= {"actor/epochs": epochs.completed, "actor/lr": learning_rate(self.optimizer)}
+        stats |= epochs.stats() | {"actor/lr": learning_rate(self.optimizer)}
         return self.finish(batch, rows, stats)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:

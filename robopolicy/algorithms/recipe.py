@@ -166,17 +166,18 @@ class RecipeFineTuner(Algorithm):
             if len(decisions):  # a selector may drop all rows
                 rows = ScoredBatch(decisions, self.recipe.advantage(decisions))
                 stats["actor/nonzero_advantage_fraction"] = (rows.advantage != 0).any(1).float().mean()
-                info, stats["actor/epochs"] = self._train(rows)
+                info, summary = self._train(rows)
+                stats |= summary
         except MissingField as error:
             raise UserError(f"Recipe '{self.config.recipe}' needs a field that is not recorded: {error}") from error
         self.recipe.observe(every, {key.removeprefix("actor/"): value for key, value in info.items()})
         self.policy.update_stats(subtree("obs", every.extra))
         self.updates += 1
-        stats |= info | {"actor/row_fraction": len(decisions) / len(every), "actor/lr": rate}
+        stats = info | stats | {"actor/row_fraction": len(decisions) / len(every), "actor/lr": rate}
         return make_metrics(stats)
 
-    def _train(self, rows: ScoredBatch) -> tuple[Info, int]:
-        """Run the epochs; returns metrics of the last step and the number of completed epochs."""
+    def _train(self, rows: ScoredBatch) -> tuple[Info, dict[str, Any]]:
+        """Run the epochs; returns metrics of the last step and of the epochs."""
         config, info = self.config, dict[str, Tensor]()
         group = rows.decisions.require("group")
         epochs = Epochs(
@@ -187,7 +188,7 @@ class RecipeFineTuner(Algorithm):
             if epochs.stop(found, config.target_kl):
                 break
             info |= clipped_step(self.actor_optimizer, loss, found, config.grad_clip)
-        return info, epochs.completed
+        return info, epochs.stats()
 
     @torch.no_grad()
     def _scored(self, decisions: Decisions) -> Decisions:

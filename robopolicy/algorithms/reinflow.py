@@ -148,7 +148,7 @@ class ReinFlow(OnPolicy):
                 if epochs.stop(info, config.target_kl):
                     break
                 stats |= clipped_step(self.actor_optimizer, loss, info, config.grad_clip)
-        metrics = self.finish(batch, rows, stats | {"actor/epochs": epochs.completed})
+        metrics = self.finish(batch, rows, stats | epochs.stats())
         self.policy.set_progress(self.progress)  # after the gradient steps, so that first ratios are 1
         return metrics
 

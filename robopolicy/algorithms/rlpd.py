@@ -4,9 +4,12 @@ Three changes to SAC make a dataset useful from the first step: every batch is h
 bounds the critics' extrapolation; and a large ensemble, of which two random members form the target, allows many critic
 steps per environment step.
 
-Use it to learn from scratch with demonstrations or logged data with rewards; with sparse rewards set
-`backup_entropy=false`, as the authors do. To improve a pretrained diffusion or flow policy use expo or pa_rl: this
-policy is a Gaussian that starts untrained and never imitates.
+The temperature starts at 0.01 and the target has no entropy, because the return of a sparse task is at most 1. From 1,
+the published start, it falls by a factor of e in 3300 actor steps: in a small budget the entropy outweighs the return
+and the actor stays random. With dense rewards set `temperature=1` and `backup_entropy=true`.
+
+Use it to learn from scratch with demonstrations or logged data with rewards. To improve a pretrained diffusion or flow
+policy use expo or pa_rl: this policy is a Gaussian that starts untrained and never imitates.
 
 Deviations from the public code: settings count per decision of one environment; the loss is summed over the critics
 (there: averaged), which Adam ignores; networks use torch's initialisation; the temperature's gradient is with respect
@@ -32,7 +35,7 @@ from robopolicy.algorithms.common.max_entropy import (
 )
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, require_squashed
 from robopolicy.algorithms.sac import soft_target
-from robopolicy.constraints import Finite, PositiveInt, Ratio
+from robopolicy.constraints import Finite, Positive, PositiveInt, Ratio
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Observation, Policy, Sample
@@ -42,13 +45,18 @@ from robopolicy.policies.noise import Randomness
 
 @dataclass(frozen=True)
 class RLPDConfig(MaxEntropyConfig):
-    """Settings of RLPD; defaults are the public code's for dense rewards. `replay.offline_fraction` is its half."""
+    """Settings of RLPD; defaults are the public code's, but the entropy is weighted for sparse rewards.
+
+    `replay.offline_fraction` is its half.
+    """
 
     critic: CriticConfig = field(
         default_factory=lambda: CriticConfig(members=10, hidden=(256, 256), activation="relu", layer_norm=True)
     )
     utd: Ratio = 20.0  # critic steps per decision of one environment
     policy_delay: PositiveInt = 20  # critic steps per step of actor and temperature
+    temperature: Positive = 0.01  # initial weight of the entropy (published: 1)
+    backup_entropy: bool = False  # entropy in the critic's target (published: true, false for sparse rewards)
     target_entropy: Finite | None = None  # [nats]; None: minus half the number of executed action dimensions
 
 

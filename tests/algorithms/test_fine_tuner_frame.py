@@ -120,20 +120,43 @@ def test_the_entropy_bonus_rewards_a_wider_spread(name: str) -> None:
 @pytest.mark.parametrize("limit", [1e-3, 1e3])
 def test_the_gradient_norm_of_the_actor_is_clipped(limit: float) -> None:
     algorithm = tuner("flow_sde", grad_clip=limit)
-    info = clipped_step(algorithm.actor_optimizer, *algorithm.loss(fresh_rows(algorithm, signs())), limit)
+    loss, info = algorithm.loss(fresh_rows(algorithm, signs()))
+    info = clipped_step(algorithm.actor_optimizer, loss, info, limit)
     length = torch.stack([p.grad.norm() for p in tools.actor_parameters(algorithm) if p.grad is not None]).norm()
     measured = float(info["actor/grad_norm"])  # before clipping
     assert 1e-3 < measured < 1e3 and float(length) == pytest.approx(min(measured, limit), rel=1e-3)
 
 
 def test_the_learning_rate_falls_along_a_cosine_to_its_last_value() -> None:
-    algorithm = tuner("flow_sde", lr=3e-4, lr_final=1e-4, updates=8)
+    algorithm = tuner("flow_sde", lr=3e-4, lr_final=1e-4, lr_warmup=0, updates=8)
     found = []
     for algorithm.updates in (0, 2, 4, 8):
         rate = cosine_rate(algorithm.actor_optimizer, algorithm.config, algorithm.updates, algorithm.total_updates)
         assert rate == algorithm.actor_optimizer.param_groups[0]["lr"]
         found.append(rate)
     assert found == pytest.approx([3e-4, 2e-4 + 1e-4 * math.sqrt(0.5), 2e-4, 1e-4])
+
+
+@pytest.mark.parametrize(("name", "critic_only"), [("flow_grpo", 0), ("flow_sde", 2)])
+def test_the_learning_rate_increases_linearly_over_the_first_updates_of_the_actor(name: str, critic_only: int) -> None:
+    critic = {"critic_warmup": critic_only} if critic_only else {}
+    algorithm = tuner(name, lr=1e-3, lr_final=1e-3, lr_warmup=3, updates=100, **critic)
+    optimizer, config = algorithm.actor_optimizer, algorithm.config
+    rates = [cosine_rate(optimizer, config, update, algorithm.total_updates) for update in range(critic_only + 6)]
+    assert rates == pytest.approx([0.0] * critic_only + [2.5e-4, 5e-4, 7.5e-4, 1e-3, 1e-3, 1e-3])
+
+
+@pytest.mark.parametrize("name", ["flow_grpo", "flow_sde"])  # without a critic and with one
+def test_the_first_step_of_the_actor_is_a_fraction_of_the_learning_rate(name: str) -> None:
+    """Adam's first step moves every weight by the whole rate, whatever the gradient."""
+    algorithm = tuner(name, lr=1e-3, lr_final=1e-3, epochs=1, batch_size=10_000)
+    before = [parameter.detach().clone() for parameter in tools.actor_parameters(algorithm)]
+    algorithm.update(tools.sampler_for(algorithm).collect(algorithm.act))
+    moved = [
+        (new.detach() - old).abs().max() for old, new in zip(before, tools.actor_parameters(algorithm), strict=True)
+    ]
+    first_rate = 1e-3 / (algorithm.config.lr_warmup + 1)
+    assert float(torch.stack(moved).max()) == pytest.approx(first_rate, rel=1e-3) and first_rate < 2e-4
 
 
 @pytest.mark.parametrize("name", ["flow_grpo", "flow_sde"])  # without a critic and with one
@@ -152,6 +175,7 @@ def test_epochs_end_before_the_first_step_beyond_the_target_kl(name: str, kl: tu
     algorithm.actor_optimizer.step = lambda: steps.append(step())
     metrics = algorithm.update(rollout)
     assert metrics["actor/epochs"] == epochs == len(steps)
+    assert metrics["actor/approx_kl"] == pytest.approx(kl[-1])  # also the one that ended the epochs
     assert next(measured, None) is None
     assert ("actor/ratio_mean" in metrics) == (epochs > 0)
 
@@ -159,7 +183,7 @@ def test_epochs_end_before_the_first_step_beyond_the_target_kl(name: str, kl: tu
 def test_large_steps_end_the_epochs_early() -> None:
     counted = []
     for target in (2e-4, None):
-        algorithm = tuner("flow_sde", num_steps=4, batch_size=16, lr=0.01, target_kl=target)
+        algorithm = tuner("flow_sde", num_steps=4, batch_size=16, lr=0.01, lr_warmup=0, target_kl=target)
         metrics = algorithm.update(tools.sampler_for(algorithm).collect(algorithm.act))
         counted.append(metrics["actor/epochs"])
     assert counted[0] < counted[1] == 5

@@ -1,5 +1,6 @@
 """Tests of RLPD: differences from SAC in defaults, target critics, actor objective and layer normalisation."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.algorithms.rlpd import RLPD, RLPDConfig, actor_loss
 from robopolicy.algorithms.sac import actor_loss as sac_actor_loss
 from robopolicy.critics.q import CriticConfig, QEnsemble
@@ -60,8 +62,16 @@ def test_defaults_match_the_paper() -> None:
     assert rlpd(target_entropy=-1.0).target_entropy == -1.0
 
 
+@pytest.mark.parametrize("name", ["rlpd", "cal_ql", "expo", "dsrl_sac", "dsrl_na"])
+def test_the_first_entropy_bonus_of_learners_from_sparse_rewards_is_small_against_a_return_of_one(name: str) -> None:
+    """The bonus is largest for uniform actions: log 2 per dimension, here of chunks of four actions of lift."""
+    config: Any = ALGORITHMS[name].config_class()
+    assert config.temperature * 4 * 4 * math.log(2.0) < 0.2
+    assert not getattr(config, "backup_entropy", False)
+
+
 def test_every_critic_layer_is_normalised() -> None:
-    body = rlpd().critic.body
+    body: Any = rlpd().critic.body
     assert sum(isinstance(layer, EnsembleLayerNorm) for layer in body.layers) == 2
 
 
@@ -82,7 +92,7 @@ def test_target_evaluates_only_two_random_critics(monkeypatch: pytest.MonkeyPatc
         evaluated.append(tuple(range(10)) if members is None else tuple(members.tolist()))
         return forward(self, x, members)
 
-    algorithm = rlpd()
+    algorithm = rlpd(temperature=0.3, backup_entropy=True)
     part = batch(16)
     monkeypatch.setattr(EnsembleMLP, "forward", spy)
     for _ in range(30):
@@ -96,7 +106,7 @@ def test_target_evaluates_only_two_random_critics(monkeypatch: pytest.MonkeyPatc
     chunk, logp = algorithm.policy.rsample(part.next_obs, generator=algorithm.generator)
     members = torch.randperm(10, generator=algorithm.generator)[:2]
     least = algorithm.target_critic(part.next_obs, chunk)[members].min(0).values
-    torch.testing.assert_close(actual, part.reward + part.discount * (least - logp))
+    torch.testing.assert_close(actual, part.reward + part.discount * (least - 0.3 * logp))
 
 
 def test_the_actor_maximises_the_mean_of_the_critics() -> None:

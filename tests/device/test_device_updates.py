@@ -31,6 +31,7 @@ def test_the_optimiser_skips_its_steps_after_the_kl_limit_and_the_epochs_end_wit
             seen.append(kl)
     assert found.waits == 1, found.places()
     assert seen == [0.1, 0.3, 0.1] and epochs.completed == 0
+    assert float(epochs.stats()["actor/approx_kl"]) == pytest.approx(0.3)  # the KL beyond the limit, not the last one
     assert weight.tolist() == pytest.approx([-1.0, -1.0])  # one step, before the limit
     weight.grad = torch.ones_like(weight)
     optimizer.step()  # of the next update

@@ -17,7 +17,7 @@ OBS = {"state": torch.randn(400, 2, 3, generator=torch.Generator().manual_seed(1
 
 
 def exact(**settings: Any) -> ShortcutPolicy:
-    policy = ShortcutPolicy(ShortcutConfig(**(RAW | {"delta": 0.0} | settings)), POINT)
+    policy = ShortcutPolicy(ShortcutConfig(**{**RAW, "delta": 0.0, **settings}), POINT)
     policy.backbone = ExactAverage()
     return policy
 

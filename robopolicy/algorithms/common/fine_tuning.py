@@ -39,6 +39,7 @@ class PolicyGradientConfig(Validated):
     batch_size: PositiveInt = 1024  # chunk decisions per minibatch
     lr: Positive = 4.5e-5  # peak learning rate of the actor
     lr_final: Annotated[NonNegative, AtMost("lr")] = 2e-5  # learning rate at the last update (cosine)
+    lr_warmup: NonNegativeInt = 5  # first updates of the actor, with a learning rate that increases linearly from 0
     grad_clip: Positive = 25.0  # largest gradient norm of the actor
     target_kl: Positive | None = 0.01  # stop the epochs when the approximate KL exceeds this
     seed: NonNegativeInt = 0  # order of the minibatches
@@ -96,9 +97,15 @@ def critic_adam(critic: ValueNet, config: FineTuningConfig) -> torch.optim.Adam:
 def cosine_rate(
     optimizer: torch.optim.Optimizer, config: PolicyGradientConfig, updates: int, total_updates: int
 ) -> float:
-    """Set and return the learning rate after `updates` of `total_updates` rollouts: cosine decay to `lr_final`."""
+    """Set and return the learning rate after `updates` of `total_updates` rollouts: linear increase, then cosine decay.
+
+    Without the increase the first steps are unbounded: Adam divides the gradient by its own size, every weight moves by
+    the whole rate, and no KL is measured before.
+    """
     fraction = 0.5 * (1 + math.cos(math.pi * updates / total_updates))
-    rate = config.lr_final + (config.lr - config.lr_final) * fraction
+    first = config.critic_warmup if isinstance(config, FineTuningConfig) else 0
+    increase = min(1.0, max(0, updates - first + 1) / (config.lr_warmup + 1))
+    rate = increase * (config.lr_final + (config.lr - config.lr_final) * fraction)
     optimizer.param_groups[0]["lr"] = rate
     return rate
 

@@ -136,6 +136,7 @@ class Epochs(Generic[Batch]):
         self._count = count
         self._optimizer = optimizer
         self._stopped: Tensor | None = None
+        self._kl: Tensor | None = None
         self.completed = 0  # passes whose last minibatch has been used
 
     def __iter__(self) -> Iterator[Batch]:
@@ -154,12 +155,19 @@ class Epochs(Generic[Batch]):
         """
         if limit is None:
             return False
-        kl = all_reduce_mean(info["approx_kl"])
+        kl = all_reduce_mean(info["approx_kl"].detach())
         if kl.device.type == "cpu":
+            self._kl = kl
             return float(kl) > limit
+        self._kl = kl if self._stopped is None else torch.where(self._stopped, self._kl, kl)  # type: ignore[arg-type]
         self._stopped = kl > limit if self._stopped is None else self._stopped | (kl > limit)
         self._optimizer.found_inf = self._stopped.float()  # type: ignore[union-attr]
         return False
+
+    def stats(self) -> dict[str, Any]:
+        """Completed passes, and the last KL that `stop` has compared: the one above the limit if the loop stopped."""
+        kl = {} if self._kl is None else {"actor/approx_kl": self._kl}
+        return {"actor/epochs": self.completed, **kl}
 
 
 def normalize(advantage: Tensor) -> Tensor:
