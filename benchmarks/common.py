@@ -107,9 +107,12 @@ def cells_named(beginning: str) -> list[dict[str, Any]]:
 
 def save_cell(name: str, cell: Mapping[str, Any]) -> None:
     """Store a finished cell, so that an interrupted benchmark can continue."""
-    path = RESULTS / "cells" / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(plain(cell), indent=2) + "\n")
+    save_json(RESULTS / "cells" / f"{name}.json", cell)
+
+
+def save_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write plain numbers atomically."""
+    write_text(path, json.dumps(plain(content), indent=2) + "\n")
 
 
 def _record(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
 }
 LONG = 40  # rows of a table that is linked instead of shown
-PICTURES = {"control": ("control_on-policy.png", "control_off-policy.png"), "text": ("text.png",)}
+PICTURES = {"text": ("text.png",)}
 RANGE = re.compile(r"(-?[\d.]+) ?%? \[(-?[\d.]+) ?%?, (-?[\d.]+) ?%?\]")
 
 

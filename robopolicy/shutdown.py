@@ -7,7 +7,19 @@ import signal
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
+
+
+class Interrupted(Exception):
+    """A signal stopped the run; its resume point has been saved."""
+
+    def __init__(self, signum: int, folder: Path) -> None:
+        super().__init__(signum, folder)  # its arguments, so that it can be pickled between processes
+        self.exit_code, self.folder = 128 + signum, folder
+
+    def __str__(self) -> str:
+        return f"Stopped; resume with: robopolicy train --resume {self.folder}"
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.control.methods import Family, Method
 from benchmarks.control.tasks import ControlTask
+from benchmarks.study import train_to_end
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.policies.base import Policy
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy
-from robopolicy.training.compose import compose_config
 from robopolicy.training.guards import TrainingDiverged
-from robopolicy.training.loop import start_run
 from robopolicy.training.make_source import FIRST_EPISODE
 
-WORK = Path("runs/control")
 EPISODES = 50
 HELD_OUT = 50_000  # first held-out seed; training evaluates from seed 10000 and collects from seed 1000000
 CURVE_EPISODES = 10  # of each of the ten evaluations during training
@@ -32,16 +28,17 @@ CURVE_SEED = 10_000
 Point = tuple[int, float]  # environment steps, mean return
 
 
-def run_cell(method: Method, task: ControlTask, seed: int, *, steps: int | None = None) -> dict[str, Any]:
-    """All table data of one learner on one task with one seed; a diverged run has the return of random actions."""
-    if steps is not None:
-        method = replace(method, family=replace(method.family, env_steps=steps))
+def run_cell(method: Method, task: ControlTask, seed: int, folder: Path) -> dict[str, Any]:
+    """All table data of one learner on one task with one seed; a diverged run has the return of random actions.
+
+    Our runs are in `folder` and resume there; Stable-Baselines3 starts again after an interruption.
+    """
     learn = train_baseline if method.is_baseline else train_ours
     common = {"method": method.name, "family": method.family.name, "task": task.name, "seed": seed}
     common["env_steps"] = method.family.env_steps
     start = time.perf_counter()
     try:
-        policy, curve, seconds = learn(method, task, seed)
+        policy, curve, seconds = learn(method, task, seed, folder)
     except TrainingDiverged as error:
         seconds = round(time.perf_counter() - start, 1)
         return {**common, "return": task.random, "diverged": str(error), "curve": [], "seconds": seconds}
@@ -51,17 +48,16 @@ def run_cell(method: Method, task: ControlTask, seed: int, *, steps: int | None 
     return {**common, "return": returned, "diverged": "", "curve": curve, "seconds": round(seconds, 1)}
 
 
-def train_ours(method: Method, task: ControlTask, seed: int) -> tuple[Policy, list[Point], float]:
+def train_ours(method: Method, task: ControlTask, seed: int, folder: Path) -> tuple[Policy, list[Point], float]:
     """Last policy, learning curve and seconds of one of our learners.
 
     Raises:
         TrainingDiverged: A value is not finite.
     """
-    folder = WORK / f"{method.name}-{task.name}-{method.family.env_steps}-{seed}"
-    shutil.rmtree(folder, ignore_errors=True)  # output of an earlier run
-    start_run(compose_config([*settings(method, task, seed), f"out={folder.parent}", f"name={folder.name}"])).train()
-    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    return load_policy(folder / "checkpoints" / "last")[0], _curve(folder), report["seconds"]
+    run = folder / "run"
+    last = train_to_end(run, *settings(method, task, seed))
+    report = json.loads((run / "report.json").read_text(encoding="utf-8"))
+    return load_policy(last)[0], _curve(run), report["seconds"]
 
 
 def settings(method: Method, task: ControlTask, seed: int) -> tuple[str, ...]:
@@ -86,7 +82,7 @@ def _curve(folder: Path) -> list[Point]:
     return points
 
 
-def train_baseline(method: Method, task: ControlTask, seed: int) -> tuple[Policy, list[Point], float]:
+def train_baseline(method: Method, task: ControlTask, seed: int, _: Path) -> tuple[Policy, list[Point], float]:
     """Last policy, learning curve and seconds of Stable-Baselines3, in the same simulator.
 
     Raises:

@@ -23,8 +23,9 @@ def add_parser(subparsers: Any) -> None:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "bench",
         description="Train the same SETTINGS as for `train` with consecutive seeds, starting at seed=. Report the "
-        "interquartile mean of success and return over the seeds with a bootstrap interval. Finished runs are kept and "
-        "interrupted runs resume: repeat the command to continue or to add seeds.",
+        "mean success and return over the seeds with a 95 % interval. Every run has its own process, which writes its "
+        "output to OUT/queue. Finished runs are kept and interrupted runs resume: repeat the command to continue or to "
+        "add seeds.",
         epilog=EXAMPLES,
     )
     parser.add_argument("settings", nargs="*", metavar="SETTING", help="group=preset or key=value, as for train")
@@ -35,14 +36,14 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train missing runs and report; return 0, or 130 after Ctrl-C."""
+    """Train missing runs and report; return 0, or 130 after Ctrl-C, or 1 if runs have not ended."""
     from robopolicy.atomic import write_text
+    from robopolicy.evaluation.comparison import MIN_SEEDS
     from robopolicy.evaluation.report import aligned
     from robopolicy.files import check_owned
     from robopolicy.training.build import resolve_config
     from robopolicy.training.compose import compose_config, config_text
-    from robopolicy.training.many_runs import MIN_SEEDS, draw_curves, run_seeds, summarise
-    from robopolicy.training.resume import Interrupted
+    from robopolicy.training.many_runs import draw_curves, run_seeds, summarise
 
     check_numbers(args, positive=("seeds", "jobs"), non_negative=())
     if any(setting.split("=")[0] in ("out", "name") for setting in args.settings):
@@ -53,11 +54,12 @@ def run(args: argparse.Namespace) -> int:
     check_owned(out, "bench.yaml", "a bench")
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "bench.yaml", config_text(config))
-    try:
-        folders = run_seeds(config, out, seeds=args.seeds, jobs=args.jobs)
-    except Interrupted as stop:
-        print("Stopped; run the same command again to continue.")
-        return stop.exit_code
+    folders, queue = run_seeds(config, out, seeds=args.seeds, jobs=args.jobs)
+    if queue.failed:
+        raise UserError(f"{', '.join(queue.failed)} failed; see {out}/queue/{queue.failed[0]}/log.txt.")
+    if queue.signal or queue.interrupted or queue.elsewhere:
+        print("Not all runs have ended; run the same command again to continue.")
+        return queue.exit_code or 1
     report = summarise(folders)
     curves = draw_curves(folders, out / "curves.png", label=name)
     header, rows = _table(report)
@@ -86,10 +88,11 @@ def _table(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             score = (report[stage] or {}).get(measure)
             if score is not None:
                 text = "{:.1%}".format if measure == "success" else "{:.4g}".format
-                value, low, high = (text(score[key]) for key in ("value", "low", "high"))
+                bounds = [text(score[key]) for key in ("low", "high") if score[key] is not None]
+                interval = f" [{', '.join(bounds)}]" if bounds else ""
                 by_seed = " ".join(map(text, score["by_seed"]))
-                rows.append([f"{stage} {measure.removesuffix('_mean')}", f"{value} [{low}, {high}]", by_seed])
-    return [f"{len(report['seeds'])} seeds", "IQM [95 %]", "by seed"], rows
+                rows.append([f"{stage} {measure.removesuffix('_mean')}", text(score["estimate"]) + interval, by_seed])
+    return [f"{len(report['seeds'])} seeds", "mean [95 %]", "by seed"], rows
 
 
 def _markdown(name: str, header: list[str], rows: list[list[str]]) -> str:

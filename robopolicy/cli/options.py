@@ -98,8 +98,8 @@ def train_model(
     Returns:
         Exit code, and the report of a run that has ended.
     """
+    from robopolicy.shutdown import Interrupted
     from robopolicy.training.distributed import processes
-    from robopolicy.training.resume import Interrupted
 
     if args.resume is not None and (args.dataset or args.override):
         raise UserError("A resumed run keeps its settings; pass only --resume RUN.")

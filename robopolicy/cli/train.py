@@ -69,9 +69,9 @@ def run(args: argparse.Namespace) -> int:
         config = compose_config(args.settings) if args.resume is None else read_config(config_file(args.resume))
         print(config_text(config), end="")
         return 0
+    from robopolicy.shutdown import Interrupted
     from robopolicy.training.distributed import processes
     from robopolicy.training.loop import resume_run, start_run
-    from robopolicy.training.resume import Interrupted
 
     with processes():
         trainer = resume_run(args.resume) if args.resume is not None else start_run(compose_config(args.settings))

@@ -13,7 +13,7 @@ and test here counts training seeds:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import NormalDist
@@ -124,6 +124,11 @@ def seed_interval(outcomes: Outcomes, *, level: float = 0.95) -> Interval:
     return Interval(rate, *wilson_bounds(rate, effective, level), n, level)
 
 
+def binary_outcomes(rate: float, n: int) -> Array:
+    """Outcomes `(n,)` of `n` episodes, of which a fraction `rate` succeeded."""
+    return (np.arange(n) < round(rate * n)).astype(np.float64)
+
+
 def cluster_bootstrap(
     outcomes: Outcomes,
     statistic: Callable[[Array], float],
@@ -148,11 +153,12 @@ def cluster_bootstrap(
     return Interval(estimate, estimate - half, estimate + half, n, level)
 
 
-def compare(method: SeedRuns, baseline: SeedRuns, *, level: float = 0.95) -> SeedComparison:
+def compare(method: SeedRuns, baseline: SeedRuns, *, paired: bool = True, level: float = 0.95) -> SeedComparison:
     """Difference of the mean outcomes, method minus baseline, in units of the outcomes.
 
-    Paired over the common seeds if there are at least `MIN_SEEDS`, else Welch's test over all seeds. The variance is at
-    least the one that the episodes cause, so that five seeds which agree by chance are no certainty.
+    With `paired`, runs of one seed share data or an initial policy: the test is paired over the common seeds if there
+    are at least `MIN_SEEDS`. Otherwise it is Welch's test over all seeds. The variance is at least the one that the
+    episodes cause, so that five seeds which agree by chance are no certainty.
 
     Raises:
         ValueError: A side has fewer than two seeds.
@@ -160,7 +166,7 @@ def compare(method: SeedRuns, baseline: SeedRuns, *, level: float = 0.95) -> See
     if min(len(method.means), len(baseline.means)) < 2:
         raise ValueError("A comparison needs at least two seeds per side.")
     common = [seed for seed in method.means if seed in baseline.means]
-    paired = len(common) >= MIN_SEEDS
+    paired = paired and len(common) >= MIN_SEEDS
     sides = [(runs.subset(common) if paired else runs) for runs in (method, baseline)]
     values = [np.array(list(side.means.values())) for side in sides]
     floor = sum(sum(side.noise.values()) / len(side.noise) ** 2 for side in sides)
@@ -192,18 +198,24 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def judge(
-    pairs: Mapping[Key, tuple[SeedRuns, SeedRuns]], *, larger_is_better: bool = True, alpha: float = ALPHA
+    pairs: Mapping[Key, tuple[SeedRuns, SeedRuns]],
+    *,
+    paired: bool = True,
+    lower_is_better: Container[Key] = (),
+    alpha: float = ALPHA,
 ) -> dict[Key, TableVerdict]:
-    """Verdict on every pair (method, baseline) of a table.
+    """Verdict on every pair (method, baseline) of a table; a pair in `lower_is_better` is ahead with lower outcomes.
+
+    `paired` is whether runs of one seed share data or an initial policy, as in `compare`.
 
     Ahead and behind hold together with probability 1 - `alpha` over the table. Level means that no difference was
     found, not that there is none.
     """
     found = {key: _without_test(*pair) for key, pair in pairs.items()}
-    compared = {key: compare(*pair) for key, pair in pairs.items() if found[key] is None}
+    compared = {key: compare(*pair, paired=paired) for key, pair in pairs.items() if found[key] is None}
     adjusted = holm([comparison.p_value for comparison in compared.values()])
     for (key, comparison), p in zip(compared.items(), adjusted, strict=True):
-        better = (comparison.difference.estimate > 0) == larger_is_better
+        better = (comparison.difference.estimate > 0) != (key in lower_is_better)
         verdict: Verdict = "level" if p >= alpha else "ahead" if better else "behind"
         found[key] = TableVerdict(verdict, comparison, p)
     return {key: verdict for key, verdict in found.items() if verdict is not None}
@@ -213,6 +225,7 @@ def null_rate(
     null: Mapping[Key, SeedRuns],
     comparisons: Mapping[Key, int],
     *,
+    paired: bool = True,
     tables: int = 500,
     alpha: float = ALPHA,
     seed: int = 0,
@@ -222,6 +235,7 @@ def null_rate(
     Args:
         null: Runs of the baseline, by part of the table (such as task).
         comparisons: Number of comparisons of the table in every part.
+        paired: As in `judge`; groups are paired at random.
         tables: Simulated tables. For each comparison, the runs of its part are split at random into two groups.
         alpha: Level of the verdicts.
         seed: Seed of the splits.
@@ -237,14 +251,14 @@ def null_rate(
     single, whole = 0, 0
     for _ in range(tables):
         pairs = {i: _split(names, runs, seeds, rng) for i, (names, runs) in enumerate(parts)}
-        verdicts = judge(pairs, alpha=alpha).values()
+        verdicts = judge(pairs, paired=paired, alpha=alpha).values()
         single += sum(each.comparison is not None and each.comparison.p_value < alpha for each in verdicts)
         whole += any(each.verdict in ("ahead", "behind") for each in verdicts)
     return NullRate(single / (tables * len(parts)), whole / tables, tables, seeds)
 
 
 def _split(names: Sequence[int], runs: SeedRuns, seeds: int, rng: np.random.Generator) -> tuple[SeedRuns, SeedRuns]:
-    """Two disjoint groups of runs, numbered from 0, which pairs them at random."""
+    """Two disjoint groups of runs, numbered from 0."""
     order = rng.permutation(len(names))
     first, second = (
         SeedRuns({i: runs.outcomes[names[j]] for i, j in enumerate(part)}) for part in (order[:seeds], order[-seeds:])

@@ -26,7 +26,7 @@ from robopolicy.evaluation.intervals import PairedDifference
 from robopolicy.files import check_writable
 from robopolicy.nets.normalizer import unfitted_normalizers
 from robopolicy.policies.base import Policy
-from robopolicy.shutdown import handle_shutdown
+from robopolicy.shutdown import Interrupted, handle_shutdown
 from robopolicy.training import guards
 from robopolicy.training.build import RunComponents, build, resolve_config
 from robopolicy.training.checkpoint import load_policy, load_training_state, save_checkpoint
@@ -35,7 +35,7 @@ from robopolicy.training.config import TrainConfig
 from robopolicy.training.distributed import check_distributed, gather_states, state_of_process, with_own_generator
 from robopolicy.training.guards import Summary, TrainingDiverged, check_metrics, check_parameters
 from robopolicy.training.loggers import RunConsole, describe_evaluation, describe_vs_base, make_loggers
-from robopolicy.training.resume import Interrupted, load_random_state, lock_run, random_state, restore, run_exists_error
+from robopolicy.training.resume import load_random_state, lock_run, random_state, restore, run_exists_error
 from robopolicy.versions import versions
 
 Report = dict[str, Any]

@@ -24,11 +24,12 @@ from hydra.errors import HydraException
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
-from robopolicy.evaluation.intervals import stratified_iqm
+from robopolicy.evaluation.comparison import binary_outcomes, seed_interval
 from robopolicy.evaluation.plots import learning_curves
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
 from robopolicy.optional import missing
 from robopolicy.resources import folder
+from robopolicy.shutdown import Interrupted
 from robopolicy.sim.contract import SimSpec, TensorSpec
 from robopolicy.sim.wrappers.registry import wrapped_spec
 from robopolicy.text.sft import TextLearner
@@ -38,8 +39,7 @@ from robopolicy.training.config import TaskConfig, TrainConfig
 from robopolicy.training.learner import build_learner
 from robopolicy.training.loggers import read_jsonl
 from robopolicy.training.loop import resume_run, start_run
-from robopolicy.training.parallel import parallel_map
-from robopolicy.training.resume import Interrupted
+from robopolicy.training.queue import Job, QueueReport, run_queue
 from robopolicy.versions import versions
 
 DUMMY_SIZE = 32  # size of dummy vector observations
@@ -76,7 +76,6 @@ def dummy_spec(task: TaskConfig) -> SimSpec:
 
 STAGES = ("base", "best", "final")
 MEASURES = ("success", "return_mean")
-MIN_SEEDS = 5  # an interval over fewer seeds is rough
 
 
 def run_to_end(config: TrainConfig) -> Path:
@@ -87,33 +86,50 @@ def run_to_end(config: TrainConfig) -> Path:
     """
     config = resolve_config(config)
     folder = Path(config.out) / config.name
-    if not (folder / "config.yaml").exists():
+    if not check_settings(config):
         start_run(config).train()
-    elif read_config(folder / "config.yaml") != config:
-        raise UserError(f"Run {folder} has other settings; choose another folder, or delete it.")
     elif not (folder / "report.json").exists():
         resume_run(folder).train()
     return folder
 
 
-def run_seeds(config: TrainConfig, folder: Path, *, seeds: int, jobs: int) -> list[Path]:
-    """Train `config` with `seeds` consecutive seeds in subfolders of `folder`; return the folders of the runs.
+def run_seeds(config: TrainConfig, folder: Path, *, seeds: int, jobs: int) -> tuple[list[Path], QueueReport]:
+    """Train `config` with `seeds` consecutive seeds in subfolders of `folder`, `jobs` at a time.
 
-    Finished runs are skipped. More than one of `jobs` runs in parallel processes.
+    Returns the folders of the runs and what the queue did. Finished runs are skipped; failed ones run again.
+
+    Raises:
+        UserError: The configuration is invalid, or a folder contains a run with other settings.
     """
-    run_seeds = range(config.seed, config.seed + seeds)
-    configs = [replace(config, seed=seed, out=str(folder), name=f"seed{seed}") for seed in run_seeds]
-    if jobs == 1:
-        return [run_to_end(item) for item in configs]
-    resolve_config(configs[0])  # report errors once, in this process
-    ended = dict.fromkeys(run_seeds, Path())
-    for item, future in parallel_map(run_to_end, configs, jobs=jobs):
-        ended[item.seed] = future.result()
-    return list(ended.values())
+    queued: list[Job] = []
+    for seed in range(config.seed, config.seed + seeds):
+        each = resolve_config(replace(config, seed=seed, out=str(folder), name=f"seed{seed}"))
+        check_settings(each)
+        queued.append(Job(each.name, partial(_train_in_queue, each), (folder / each.name / "report.json").exists))
+    report = run_queue(queued, folder / "queue", parallel=jobs, retry_failed=True)
+    return [folder / job.name for job in queued], report
+
+
+def check_settings(config: TrainConfig) -> bool:
+    """Whether the folder of a resolved configuration contains its run.
+
+    Raises:
+        UserError: The folder contains a run with other settings.
+    """
+    folder = Path(config.out) / config.name
+    if not (folder / "config.yaml").exists():
+        return False
+    if read_config(folder / "config.yaml") != config:
+        raise UserError(f"Run {folder} has other settings; choose another folder, or delete it.")
+    return True
+
+
+def _train_in_queue(config: TrainConfig, folder: Path) -> None:
+    run_to_end(config)
 
 
 def summarise(folders: Sequence[Path]) -> dict[str, Any]:
-    """Summarise finished runs: every score by seed, its interquartile mean and the interval over seeds."""
+    """Summarise finished runs: every score by seed, and its mean with the interval over seeds."""
     reports = [json.loads((folder / "report.json").read_text(encoding="utf-8")) for folder in folders]
     first = reports[0]
     return {
@@ -150,10 +166,12 @@ def _scores(summaries: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None
     """Summarise the scores of all runs at one stage; None without evaluations."""
     found: dict[str, Any] = {}
     for measure in MEASURES:
-        values = [summary[measure] for summary in summaries if summary is not None and summary[measure] is not None]
-        if len(values) == len(summaries):
-            score = stratified_iqm([values])
-            found[measure] = {"value": score.estimate, "low": score.low, "high": score.high, "by_seed": values}
+        known = [summary for summary in summaries if summary is not None and summary[measure] is not None]
+        if len(known) == len(summaries):
+            values = [summary[measure] for summary in known]
+            episodes = [summary["n"] if measure == "success" else 0 for summary in known]
+            runs = [binary_outcomes(v, n) if n else [v] for v, n in zip(values, episodes, strict=True)]
+            found[measure] = {**seed_interval(dict(enumerate(runs))).to_dict(), "by_seed": values}
     return found or None
 
 

@@ -23,17 +23,6 @@ CAUSES = (UserError, AttributeError, IndexError, KeyError, RuntimeError, TypeErr
 """Exceptions of components that load the state of different ones."""
 
 
-class Interrupted(Exception):
-    """A signal stopped the run; its resume point has been saved."""
-
-    def __init__(self, signum: int, folder: Path) -> None:
-        super().__init__(signum, folder)  # its arguments, so that it can be pickled between processes
-        self.exit_code, self.folder = 128 + signum, folder
-
-    def __str__(self) -> str:
-        return f"Stopped; resume with: robopolicy train --resume {self.folder}"
-
-
 def run_exists_error(folder: Path) -> UserError:
     """Build the error for a new run in a folder that is not empty."""
     if not (folder / "config.yaml").exists():

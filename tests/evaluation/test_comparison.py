@@ -19,7 +19,7 @@ from robopolicy.evaluation.intervals import student_mean, wilson, wilson_bounds
 from robopolicy.evaluation.student import two_sided_p, two_sided_quantile
 
 
-def arm(*scores, first=0, **options):
+def runs(*scores, first=0, **options):
     return SeedRuns({first + seed: [score] for seed, score in enumerate(scores)}, **options)
 
 
@@ -39,7 +39,9 @@ def test_quantiles_of_students_distribution_invert_its_tails():
 
 
 def test_paired_comparison_is_the_t_test_of_the_differences_over_common_seeds():
-    found = compare(arm(11, 22, 33, 44, 55, 99), arm(10, 20, 30, 40, 50))  # differences 1 to 5; one seed is not common
+    found = compare(
+        runs(11, 22, 33, 44, 55, 99), runs(10, 20, 30, 40, 50)
+    )  # differences 1 to 5; one seed is not common
     assert found.paired and found.difference.n == 5
     assert found.difference.estimate == pytest.approx(3.0)
     error = math.sqrt(2.5 / 5)
@@ -49,10 +51,18 @@ def test_paired_comparison_is_the_t_test_of_the_differences_over_common_seeds():
 
 
 def test_unpaired_seeds_are_compared_by_welchs_test():
-    found = compare(arm(1, 2, 3), arm(2, 4, 6, first=10))
+    found = compare(runs(1, 2, 3), runs(2, 4, 6, first=10))
     assert not found.paired and found.difference.estimate == pytest.approx(-2)
     assert found.p_value == pytest.approx(0.22088084)  # t = -1.5492 with 2.9412 degrees of freedom
     assert found.to_dict()["difference"]["n"] == 6
+
+
+def test_common_seeds_that_share_nothing_are_compared_by_welchs_test():
+    first, second = runs(1, 2, 3, 4, 5), runs(2, 3, 4, 5, 6)
+    found = compare(first, second, paired=False)
+    assert not found.paired and found.difference.estimate == pytest.approx(-1)
+    assert found.p_value == pytest.approx(two_sided_p(1 / math.sqrt(2 * 2.5 / 5), 8))
+    assert compare(first, second).paired and judge({0: (first, second)}, paired=False)[0].comparison == found
 
 
 def test_seeds_that_agree_by_chance_keep_the_noise_of_their_episodes():
@@ -62,13 +72,13 @@ def test_seeds_that_agree_by_chance_keep_the_noise_of_their_episodes():
     )  # one episode more in each of five seeds
     assert found.difference.estimate == pytest.approx(0.005) and found.p_value > 0.05
     assert found.difference.low < 0 < found.difference.high
-    assert compare(arm(1, 1, 1, 1, 1), arm(0, 0, 0, 0, 0)).p_value == 0  # scores without episodes
-    assert compare(arm(1, 2, 3, 4, 5), arm(1, 2, 3, 4, 5)).p_value == 1
+    assert compare(runs(1, 1, 1, 1, 1), runs(0, 0, 0, 0, 0)).p_value == 0  # scores without episodes
+    assert compare(runs(1, 2, 3, 4, 5), runs(1, 2, 3, 4, 5)).p_value == 1
 
 
 def test_one_seed_is_no_comparison():
     with pytest.raises(ValueError, match="two seeds"):
-        compare(arm(1), arm(1, 2))
+        compare(runs(1), runs(1, 2))
 
 
 def test_holm_multiplies_ascending_p_values_by_the_hypotheses_left():
@@ -77,14 +87,14 @@ def test_holm_multiplies_ascending_p_values_by_the_hypotheses_left():
 
 
 def test_verdicts_name_what_was_found_or_why_nothing_was_compared():
-    base = arm(1.0, 1.1, 0.9, 1.05, 0.95)
+    base = runs(1.0, 1.1, 0.9, 1.05, 0.95)
     pairs = {
-        "better": (arm(3.0, 3.2, 2.9, 3.1, 3.0), base),
-        "worse": (arm(0.0, 0.2, 0.1, 0.0, 0.1), base),
-        "same": (arm(1.1, 0.9, 1.0, 1.0, 1.0), base),
-        "few": (arm(3.0, 3.0, 3.0), base),
-        "diverged": (arm(0.0, 0.0, 0.0, 2.0, 2.0, diverged=3), base),
-        "idle": (arm(3.0, 3.2, 2.9, 3.1, 3.0, reason="its tool was never called"), base),
+        "better": (runs(3.0, 3.2, 2.9, 3.1, 3.0), base),
+        "worse": (runs(0.0, 0.2, 0.1, 0.0, 0.1), base),
+        "same": (runs(1.1, 0.9, 1.0, 1.0, 1.0), base),
+        "few": (runs(3.0, 3.0, 3.0), base),
+        "diverged": (runs(0.0, 0.0, 0.0, 2.0, 2.0, diverged=3), base),
+        "idle": (runs(3.0, 3.2, 2.9, 3.1, 3.0, reason="its tool was never called"), base),
     }
     found = judge(pairs)
     assert {key: each.verdict for key, each in found.items()} == {
@@ -96,7 +106,7 @@ def test_verdicts_name_what_was_found_or_why_nothing_was_compared():
         "idle": "not applicable",
     }
     assert found["idle"].reason == "its tool was never called" and found["few"].reason == "3 of 5 seeds"
-    assert judge(pairs, larger_is_better=False)["better"].verdict == "behind"
+    assert judge(pairs, lower_is_better={"better"})["better"].verdict == "behind"
     better = found["better"]
     assert better.comparison is not None and better.p_adjusted == pytest.approx(3 * better.comparison.p_value)
     assert TableVerdict("diverged").to_dict() == {
@@ -108,8 +118,8 @@ def test_verdicts_name_what_was_found_or_why_nothing_was_compared():
 
 
 def test_a_difference_that_holds_in_a_small_table_can_be_lost_in_a_large_one():
-    base, better = arm(0, 0, 0, 0, 0), arm(1, 2, 3, 4, 5)  # p = 0.013
-    noise = {f"same {i}": (arm(1, -1, 2, -2, 0.1), base) for i in range(9)}
+    base, better = runs(0, 0, 0, 0, 0), runs(1, 2, 3, 4, 5)  # p = 0.013
+    noise = {f"same {i}": (runs(1, -1, 2, -2, 0.1), base) for i in range(9)}
     assert judge({"better": (better, base)})["better"].verdict == "ahead"
     assert judge({"better": (better, base), **noise})["better"].verdict == "level"
 
@@ -157,7 +167,7 @@ def test_bootstrap_of_a_mean_agrees_with_students_interval():
 
 def test_null_arm_estimates_the_false_positives_of_a_table():
     rng = np.random.default_rng(1)
-    null = {task: _as_arm(rng.normal(size=(12, 1))) for task in ("hopper", "walker")}
+    null = {task: _as_runs(rng.normal(size=(12, 1))) for task in ("hopper", "walker")}
     found = null_rate(null, {"hopper": 6, "walker": 6}, tables=200)
     assert found is not None and found.seeds == 6 and found.tables == 200
     assert 0.01 <= found.comparison <= 0.09 and found.table <= 0.09
@@ -166,7 +176,7 @@ def test_null_arm_estimates_the_false_positives_of_a_table():
 
 
 def test_null_arm_needs_twice_the_seeds_of_a_verdict():
-    assert null_rate({"hopper": arm(*range(9))}, {"hopper": 1}) is None
+    assert null_rate({"hopper": runs(*range(9))}, {"hopper": 1}) is None
     assert null_rate({}, {}) is None
 
 
@@ -174,7 +184,7 @@ def _runs(values):
     return dict(enumerate(values.astype(float)))
 
 
-def _as_arm(values):
+def _as_runs(values):
     return SeedRuns(_runs(values))
 
 

@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 
 from robopolicy.cli.main import main
 from robopolicy.errors import UserError
+from robopolicy.shutdown import Interrupted
 from robopolicy.sim.contract import VectorSim
 from robopolicy.training.compose import compose_config, config_text
 from robopolicy.training.loggers import JsonlLogger, read_jsonl
 from robopolicy.training.loop import Trainer, resume_run, start_run
 from robopolicy.training.manifest import read_manifest
-from robopolicy.training.resume import Interrupted
 from robopolicy_tasks.toy.point_mass import PointMassSim
 
 COMMON = ["task=point_mass", "evaluation.episodes=10", "evaluation.every=4", "checkpoint_every=3", "logging.every=1"]
@@ -195,11 +195,11 @@ def test_backends_without_saved_state_resume_with_fresh_episodes(tmp_path, monke
     trainer.total = 3
     monkeypatch.setattr(trainer, "_finish", dict)
     trainer.train()
-    last_seed, steps = trainer.source.sim.sim.episode_seed.max(), trainer.source.env_steps
+    last_seed, steps = _episode_seeds(trainer).max(), trainer.source.env_steps
     resumed = resume_run(tmp_path / "run")
     assert "starts new episodes" in capsys.readouterr().out
     assert resumed.source.env_steps == steps > 0
-    assert resumed.source.sim.sim.episode_seed.min() > last_seed
+    assert _episode_seeds(resumed).min() > last_seed
     assert resumed.train()["env_steps"] > steps
 
 
@@ -224,3 +224,7 @@ def test_a_run_is_trained_by_one_process_at_a_time(tmp_path):
         resume_run(trainer.folder)
     trainer.close()
     resume_run(trainer.folder).close()
+
+
+def _episode_seeds(trainer):
+    return trainer.source.sim.sim.episode_seed

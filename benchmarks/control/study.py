@@ -1,0 +1,112 @@
+"""Training from scratch: every learner against Stable-Baselines3, at equal environment steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from benchmarks.control.methods import FAMILIES, METHODS, OFF_POLICY, ON_POLICY, Method, notes
+from benchmarks.control.tasks import TASKS
+from benchmarks.study import ALL, Cell, Contrast, Key, Score, Study
+
+SEEDS = range(5)
+NULL_SEEDS = range(100, 105)  # further runs of the baselines, for the null arm
+
+
+@dataclass(frozen=True)
+class Control(Study):
+    """Mean return of the last policy in 50 held-out episodes with deterministic actions.
+
+    Verdicts compare the mean over the tasks, on the scale of D4RL's reference returns. A run that diverges has the
+    score 0 of random actions.
+    """
+
+    name = "control"
+    question = "How do the learners from scratch compare with Stable-Baselines3?"
+    pooled = True
+    paired = False
+    steps: tuple[tuple[str, int], ...] = ()  # environment steps by family, in place of the families' own
+    only: tuple[str, ...] = ()  # cells `METHOD-TASK-SEED` of the smoke test; empty: all
+
+    @property
+    def tasks(self) -> list[str]:
+        """Robots."""
+        return list(TASKS)
+
+    @property
+    def methods(self) -> list[str]:
+        """Baselines and learners."""
+        return list(METHODS)
+
+    def cell_keys(self) -> list[Key]:
+        """Every learner on every task, and more seeds of the baselines."""
+        seeds = {name: (*SEEDS, *NULL_SEEDS) if method.is_baseline else (*SEEDS,) for name, method in METHODS.items()}
+        every = [(name, task, seed) for seed in (*SEEDS, *NULL_SEEDS) for task in TASKS for name in METHODS]
+        return [key for key in every if key[2] in seeds[key[0]] and self._is_chosen(key)]
+
+    def run(self, key: Key, folder: Path) -> Cell:
+        """Train and evaluate one learner."""
+        from benchmarks.control.cell import run_cell
+
+        name, task, seed = key
+        return run_cell(self._method(str(name)), TASKS[str(task)], int(seed), folder)
+
+    def scores(self, cell: Cell) -> list[Score]:
+        """The return of the learner."""
+        measures: dict[str, ArrayLike] = {"return": cell["return"]}
+        diverged = bool(cell["diverged"])
+        return [Score(cell["method"], cell["task"], cell["seed"], measures, diverged, "", cell["curve"], cell)]
+
+    def contrasts(self, method: str, task: str) -> Sequence[Contrast]:
+        """Every learner with the baseline of its family, over all tasks."""
+        found = METHODS[method]
+        return () if task != ALL or found.is_baseline else (Contrast(found.family.baseline, "score"),)
+
+    def normalised(self, task: str, value: float) -> float:
+        """A return between 0 (random) and 1 (expert)."""
+        return TASKS[task].score(value)
+
+    def is_current(self, cell: Cell) -> bool:
+        """Cells with another budget run again."""
+        method = METHODS.get(cell["method"])
+        return method is not None and cell["env_steps"] == self._method(cell["method"]).family.env_steps
+
+    def describe(self, cell: Cell) -> str:
+        """Return and training time."""
+        return cell["diverged"] or f"return {cell['return']:.0f}"
+
+    def details(self, scores: Sequence[Score]) -> dict[str, object]:
+        """Family, diverged runs and seconds of training."""
+        cells = [score.cell for score in scores if score.cell]
+        return {
+            "family": METHODS[scores[0].method].family.name,
+            "diverged": sum(score.diverged for score in scores),
+            "seconds": round(median(cell["seconds"] for cell in cells)) if cells else "-",
+        }
+
+    def notes(self, scores: Sequence[Score]) -> list[str]:
+        """Budgets, learners without a row, and notes on rows."""
+        budgets = [f"- {family.name}: {family.env_steps:,} environment steps." for family in FAMILIES]
+        return [*budgets, *notes()]
+
+    def quick(self) -> Control:
+        """Hopper with two learners and two baselines."""
+        few = ((ON_POLICY.name, 16_384), (OFF_POLICY.name, 2_000))
+        return Control(few, tuple(f"{name}-hopper-0" for name in ("sb3_ppo", "ppo", "sb3_sac", "sac")))
+
+    def _method(self, name: str) -> Method:
+        method, steps = METHODS[name], dict[str, Any](self.steps)
+        if method.family.name not in steps:
+            return method
+        return replace(method, family=replace(method.family, env_steps=steps[method.family.name]))
+
+    def _is_chosen(self, key: Key) -> bool:
+        return not self.only or "-".join(map(str, key)) in self.only
+
+
+STUDY = Control()

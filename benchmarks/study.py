@@ -1,0 +1,259 @@
+"""Studies: a declaration of cells and contrasts, from which come the queue's jobs, the table and its verdicts.
+
+A study names its cells and how one runs. Everything else is common to all studies: cells that survive interruptions,
+intervals and tests over training seeds, Holm's correction, the null arm, published numbers, and the command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, ClassVar
+
+from numpy.typing import ArrayLike
+
+from benchmarks import common
+from robopolicy.errors import UserError
+from robopolicy.training.queue import Job, QueueReport, run_queue
+
+Key = tuple[str | int, ...]  # of a cell; the last part is the training seed
+Cell = dict[str, Any]
+WORK = Path("runs/queue")
+LOWEST_PRIORITY = 19  # niceness: the queue leaves the machine to everything else
+ALL = "all tasks"  # task of scores that are means over the tasks
+
+
+@dataclass(frozen=True)
+class Score:
+    """Outcomes of one method on one task with one training seed."""
+
+    method: str
+    task: str
+    seed: int
+    measures: Mapping[str, ArrayLike]  # measure -> outcomes of the episodes, or one number
+    diverged: bool = False
+    reason: str = ""  # why the method could not act in this cell, found while it ran
+    curve: Sequence[tuple[float, float]] = ()  # steps and score while training
+    cell: Cell = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A comparison of the table."""
+
+    baseline: str  # method
+    measure: str
+    larger: bool = True  # whether larger is better
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published score at the same setting."""
+
+    value: float
+    source: str  # key in `docs/references.bib`
+    low: float | None = None  # published interval
+    high: float | None = None
+
+    @property
+    def reached_at(self) -> float:
+        """Score that counts as reproduction: the published interval, or 10 % less than the published value."""
+        return self.value - 0.1 * abs(self.value) if self.low is None else self.low
+
+
+class Study(ABC):
+    """One question, its cells and its contrasts. Instances are pickled, so their fields are plain values."""
+
+    name: ClassVar[str]  # of the table, and of the folder of its cells
+    question: ClassVar[str]
+    priority: ClassVar[int] = 10  # of its cells in the queue; lower starts first
+    percent: ClassVar[frozenset[str]] = frozenset({"success", "accuracy"})  # measures that are shown in percent
+    paired: ClassVar[bool] = True  # whether runs of one seed share data or an initial policy
+    pooled: ClassVar[bool] = False  # verdicts over all tasks together, from `normalised` scores
+
+    @property
+    @abstractmethod
+    def tasks(self) -> list[str]:
+        """Tasks of the table, in its order."""
+
+    @property
+    @abstractmethod
+    def methods(self) -> list[str]:
+        """Rows of a task, in their order."""
+
+    @abstractmethod
+    def cell_keys(self) -> list[Key]:
+        """Keys of all cells, the null arm included, in the order in which they run."""
+
+    @abstractmethod
+    def run(self, key: Key, folder: Path) -> Cell:
+        """Run one cell in a folder that survives interruptions."""
+
+    @abstractmethod
+    def scores(self, cell: Cell) -> list[Score]:
+        """What a cell says about methods."""
+
+    @abstractmethod
+    def contrasts(self, method: str, task: str) -> Sequence[Contrast]:
+        """Comparisons of a method on a task; empty for a baseline."""
+
+    @abstractmethod
+    def describe(self, cell: Cell) -> str:
+        """One line about a finished cell."""
+
+    @abstractmethod
+    def quick(self) -> Study:
+        """The same study with a few small cells, as a smoke test."""
+
+    def cell_name(self, key: Key) -> str:
+        """Place of a cell under `benchmarks/results/cells`."""
+        return f"{self.name}/{'-'.join(map(str, key))}"
+
+    def is_current(self, cell: Cell) -> bool:
+        """Whether a finished cell has the settings of today; others run again."""
+        return True
+
+    def normalised(self, task: str, value: float) -> float:
+        """A mean outcome on a scale that tasks share."""
+        return value
+
+    def published(self, method: str, task: str) -> Published | None:
+        """Published score of a method on a task."""
+        return None
+
+    def details(self, scores: Sequence[Score]) -> dict[str, object]:
+        """Further columns of a row, from the scores of its method."""
+        return {}
+
+    def notes(self, scores: Sequence[Score]) -> list[str]:
+        """Lines below the table."""
+        return []
+
+
+def jobs(study: Study, cells: Path | None = None) -> list[Job]:
+    """Jobs of all cells of a study, stored in the folder `cells` (default: the committed results)."""
+    cells = cells or common.RESULTS / "cells"
+    keys = study.cell_keys()
+    spent: dict[Key, list[float]] = {}
+    for key in keys:
+        cell = _load(study, key, cells)
+        if cell is not None and "seconds" in cell:
+            spent.setdefault(key[:-1], []).append(cell["seconds"])
+    return [
+        Job(
+            study.cell_name(key),
+            partial(_run, study, key, cells),
+            partial(_is_finished, study, key, cells),
+            priority=study.priority,
+            seconds=median(spent[key[:-1]]) if key[:-1] in spent else None,
+            describe=partial(_describe, study, key, cells),
+        )
+        for key in keys
+    ]
+
+
+def finished(study: Study, cells: Path | None = None) -> list[Cell]:
+    """All finished cells of a study, also of seeds that it no longer plans."""
+    folder = (cells or common.RESULTS / "cells") / study.name
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    return [cell for cell in found if study.is_current(cell)]
+
+
+def selected(jobs: Sequence[Job], patterns: Sequence[str]) -> list[Job]:
+    """Jobs whose cell name matches one of the patterns, such as `ppo-hopper-*`; all without patterns.
+
+    Raises:
+        UserError: A pattern matches no cell.
+    """
+    for pattern in patterns:
+        if not any(fnmatch(job.name.partition("/")[2], pattern) for job in jobs):
+            raise UserError(f"No cell matches {pattern}; python -m benchmarks.queue --list prints their names.")
+    return [job for job in jobs if not patterns or any(fnmatch(job.name.partition("/")[2], p) for p in patterns)]
+
+
+def run_jobs(jobs: Sequence[Job], *, parallel: int, work: Path = WORK, retry_failed: bool = False) -> QueueReport:
+    """Run the missing jobs at the lowest priority."""
+    return run_queue(jobs, work, parallel=parallel, niceness=LOWEST_PRIORITY, retry_failed=retry_failed)
+
+
+def train_to_end(folder: Path, *settings: str) -> Path:
+    """Last checkpoint of the run `folder` with `settings`, started, resumed or complete.
+
+    An interrupted run with other settings is deleted and starts again.
+
+    Raises:
+        UserError: The settings are invalid, or the run failed.
+    """
+    from robopolicy.training.build import resolve_config
+    from robopolicy.training.compose import compose_config
+    from robopolicy.training.many_runs import check_settings, run_to_end
+
+    config = resolve_config(compose_config([*settings, f"out={folder.parent}", f"name={folder.name}"]))
+    try:
+        check_settings(config)
+    except UserError:
+        shutil.rmtree(folder)
+    return run_to_end(config) / "checkpoints" / "last"
+
+
+def main(study: Study) -> int:
+    """Command line of a study: run its missing cells, then print and write its table; returns the exit code."""
+    from benchmarks.study_table import write_study
+
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{study.name}", description=f"{study.question} {study.__class__.__doc__}"
+    )
+    parser.add_argument("--quick", action="store_true", help="run a few small cells and print their table")
+    parser.add_argument("--table", action="store_true", help="write the table of the finished cells without running")
+    parser.add_argument("--cells", nargs="+", default=[], metavar="PATTERN", help="names of cells, e.g. 'ppo-hopper-*'")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel cells, one thread each")
+    parser.add_argument("--work", type=Path, default=WORK, help=f"folder of unfinished cells (default: {WORK})")
+    parser.add_argument("--retry-failed", action="store_true", help="run failed cells again")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            small, cells = study.quick(), Path(folder) / "cells"
+            report = run_jobs(jobs(small, cells), parallel=arguments.jobs, work=Path(folder) / "work")
+            write_study(small, finished(small, cells), keep=False)
+        return report.exit_code
+    if not arguments.table:
+        try:
+            chosen = selected(jobs(study), arguments.cells)
+            options = {"work": arguments.work, "retry_failed": arguments.retry_failed}
+            report = run_jobs(chosen, parallel=arguments.jobs, **options)
+        except UserError as error:
+            parser.error(str(error))
+        if report.signal:
+            return report.exit_code
+    write_study(study, finished(study))
+    return 0
+
+
+def _load(study: Study, key: Key, cells: Path) -> Cell | None:
+    path = cells / f"{study.cell_name(key)}.json"
+    if not path.exists():
+        return None
+    cell = json.loads(path.read_text(encoding="utf-8"))
+    return cell if study.is_current(cell) else None
+
+
+def _is_finished(study: Study, key: Key, cells: Path) -> bool:
+    return _load(study, key, cells) is not None
+
+
+def _run(study: Study, key: Key, cells: Path, folder: Path) -> None:
+    common.save_json(cells / f"{study.cell_name(key)}.json", study.run(key, folder))
+
+
+def _describe(study: Study, key: Key, cells: Path) -> str:
+    cell = _load(study, key, cells)
+    return "" if cell is None else study.describe(cell)

@@ -1,0 +1,241 @@
+"""Table of a study: scores over training seeds, verdicts with Holm's correction, the null arm, published numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import print_result, write_result
+from benchmarks.study import ALL, Cell, Contrast, Published, Score, Study
+from robopolicy.evaluation.comparison import (
+    MIN_SEEDS,
+    NullRate,
+    SeedRuns,
+    TableVerdict,
+    judge,
+    null_rate,
+    seed_interval,
+)
+from robopolicy.evaluation.intervals import Interval
+
+Part = tuple[str, str, str]  # task, baseline, measure
+TESTS = {True: "a t-test paired over common seeds, which share data or an initial policy", False: "Welch's t-test"}
+PROTOCOL = (
+    "Intervals (95 %) and tests count training seeds. A verdict compares a method with the baseline of its row by "
+    "{test}, with Holm's correction over the table, from at least {seeds} seeds per side. Level: no difference found."
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method on one task, in one measure."""
+
+    method: str
+    task: str
+    measure: str
+    runs: SeedRuns
+    score: Interval  # mean over seeds
+    contrast: Contrast | None
+    verdict: TableVerdict | None  # None without a contrast
+    published: Published | None
+    scores: tuple[Score, ...]
+
+    @property
+    def reproduced(self) -> bool | None:
+        """Whether the published score was reached, with enough seeds; None where nothing was published."""
+        if self.published is None:
+            return None
+        return self.score.n >= MIN_SEEDS and self.score.estimate >= self.published.reached_at
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        published = self.published and {"value": self.published.value, "source": self.published.source}
+        return {
+            "method": self.method,
+            "task": self.task,
+            "measure": self.measure,
+            **self.score.to_dict(),
+            "by_seed": self.runs.means,
+            "diverged": self.runs.diverged,
+            "baseline": None if self.contrast is None else self.contrast.baseline,
+            **({"verdict": None} if self.verdict is None else self.verdict.to_dict()),
+            "published": published,
+            "reproduced": self.reproduced,
+        }
+
+
+@dataclass(frozen=True)
+class StudyTable:
+    """All entries of a study and the null arm of its verdicts."""
+
+    study: Study
+    scores: tuple[Score, ...]
+    entries: tuple[Entry, ...]
+    null: NullRate | None
+    covered: tuple[int, int]  # comparisons with a null arm, and all
+
+    def rows(self) -> list[dict[str, object]]:
+        """One row per entry."""
+        return [self._row(entry) for entry in self.entries]
+
+    def figures(self) -> dict[str, Any]:
+        """The same numbers for programs."""
+        return {
+            "question": self.study.question,
+            "seeds": sorted({score.seed for score in self.scores}),
+            "null": None if self.null is None else self.null.to_dict(),
+            "entries": [entry.to_dict() for entry in self.entries],
+        }
+
+    def notes(self) -> list[str]:
+        """Lines below the table."""
+        protocol = PROTOCOL.format(test=TESTS[self.study.paired], seeds=MIN_SEEDS)
+        return [f"- {protocol}", f"- {self.null_note()}", *self.study.notes(self.scores)]
+
+    def null_note(self) -> str:
+        """Sentence about the null arm."""
+        if self.null is None:
+            return f"Null arm: missing; it needs {2 * MIN_SEEDS} runs of a baseline."
+        some, every = self.covered
+        return str(self.null) + ("" if some == every else f" It covers {some} of {every} comparisons.")
+
+    def _row(self, entry: Entry) -> dict[str, object]:
+        show = self._formatter(entry.measure)
+        verdict, published = entry.verdict, entry.published
+        comparison = verdict.comparison if verdict else None
+        p = verdict.p_adjusted if verdict else None
+        return {
+            "task": entry.task,
+            "method": entry.method,
+            "measure": entry.measure,
+            "seeds": entry.score.n,
+            "score [95 %]": show(entry.score, ""),
+            "baseline": entry.contrast.baseline if entry.contrast else "-",
+            "difference [95 %]": show(comparison.difference, "+") if comparison else "-",
+            "p (Holm)": "-" if p is None else f"{p:.2g}",
+            "verdict": "-" if verdict is None else ": ".join(filter(None, (verdict.verdict, verdict.reason))),
+            "published": "-" if published is None else show(Interval(published.value, np.nan, np.nan, 1), ""),
+            **self.study.details(entry.scores),
+        }
+
+    def _formatter(self, measure: str) -> Callable[[Interval, str], str]:
+        def show(interval: Interval, sign: str) -> str:
+            percent = measure in self.study.percent
+            large = max(abs(interval.estimate), abs(interval.low), abs(interval.high)) >= 100
+            spec = f"{sign}.1%" if percent else f"{sign},.0f" if large else f"{sign}.3g"
+            return f"{interval.estimate:{spec}}" if np.isnan(interval.low) else f"{interval:{spec}}"
+
+        return show
+
+
+def tabulate(study: Study, cells: Sequence[Cell]) -> StudyTable:
+    """The table of finished cells."""
+    unique = {(s.method, s.task, s.seed): s for cell in cells for s in study.scores(cell)}
+    scores = tuple(s for s in unique.values() if s.method in study.methods and s.task in study.tasks)
+    every = (*pooled(study, scores), *scores) if study.pooled else scores
+    found = {(task, method): list[Score]() for task in (ALL, *study.tasks) for method in study.methods}
+    for score in every:
+        found[score.task, score.method].append(score)
+    groups = {group: sorted(members, key=lambda score: score.seed) for group, members in found.items() if members}
+    contrasts = {(*group, c.measure): c for group in groups for c in study.contrasts(group[1], group[0])}
+    runs = {
+        (*group, measure): _runs(members, measure)
+        for group, members in groups.items()
+        for measure in _measures(group, members, contrasts)
+    }
+    pairs, lower = {}, set()
+    for key, contrast in contrasts.items():
+        other = runs.get((key[0], contrast.baseline, key[2])) or _other(groups, key, contrast)
+        if other is not None and key in runs:
+            pairs[key] = (_with_reason(runs[key], other), other)
+            lower |= set() if contrast.larger else {key}
+    verdicts = judge(pairs, paired=study.paired, lower_is_better=lower)
+    entries = tuple(
+        Entry(
+            method=method,
+            task=task,
+            measure=measure,
+            runs=found,
+            score=seed_interval(found.outcomes),
+            contrast=contrasts.get((task, method, measure)),
+            verdict=verdicts.get((task, method, measure)),
+            published=study.published(method, task),
+            scores=tuple(groups[task, method]),
+        )
+        for (task, method, measure), found in runs.items()
+    )
+    parts = [(key[0], contrasts[key].baseline, key[2]) for key in pairs]
+    null = {part: _runs(groups[part[:2]], part[2]) for part in parts}
+    large = [part for part in parts if len(null[part].outcomes) >= 2 * MIN_SEEDS]
+    rate = null_rate(null, {part: large.count(part) for part in large}, paired=study.paired)
+    return StudyTable(study, scores, entries, rate, (len(large), len(parts)))
+
+
+def write_study(study: Study, cells: Sequence[Cell], *, keep: bool = True) -> StudyTable:
+    """Print the table, and with `keep` write it to `benchmarks/results`."""
+    table = tabulate(study, cells)
+    print_result(study.name, table.rows(), table.figures())
+    if keep:
+        command = f"python -m benchmarks.{study.name}"
+        write_result(study.name, table.rows(), table.figures(), command=command, notes=table.notes())
+    return table
+
+
+def pooled(study: Study, scores: Sequence[Score]) -> list[Score]:
+    """Mean normalised score over all tasks, for every method and seed that has all tasks of the study."""
+    tasks = list(dict.fromkeys(score.task for score in scores))
+    by_run: dict[tuple[str, int], dict[str, Score]] = {}
+    for score in scores:
+        by_run.setdefault((score.method, score.seed), {})[score.task] = score
+    return [
+        Score(
+            method=method,
+            task=ALL,
+            seed=seed,
+            measures={"score": float(np.mean([_normalised(study, each) for each in found.values()]))},
+            diverged=any(each.diverged for each in found.values()),
+            reason=next((each.reason for each in found.values() if each.reason), ""),
+        )
+        for (method, seed), found in by_run.items()
+        if len(found) == len(tasks)
+    ]
+
+
+def _normalised(study: Study, score: Score) -> float:
+    (outcomes,) = score.measures.values()
+    return study.normalised(score.task, float(np.mean(np.asarray(outcomes))))
+
+
+def _measures(group: tuple[str, str], members: Sequence[Score], contrasts: dict[Part, Contrast]) -> list[str]:
+    """Measures of a row: those of its contrasts, or the first one of a baseline."""
+    named = [key[2] for key in contrasts if key[:2] == group]
+    return named or [next(iter(members[0].measures))]
+
+
+def _runs(members: Sequence[Score], measure: str) -> SeedRuns:
+    known = [score for score in members if measure in score.measures]
+    reasons = {score.reason for score in known}
+    return SeedRuns(
+        {score.seed: score.measures[measure] for score in known},
+        sum(score.diverged for score in known),
+        "" if "" in reasons or not reasons else sorted(reasons)[0],
+    )
+
+
+def _other(groups: dict[tuple[str, str], list[Score]], key: Part, contrast: Contrast) -> SeedRuns | None:
+    """Runs of a baseline whose own row shows another measure."""
+    members = groups.get((key[0], contrast.baseline))
+    found = None if members is None else _runs(members, key[2])
+    return found if found is not None and found.outcomes else None
+
+
+def _with_reason(method: SeedRuns, baseline: SeedRuns) -> SeedRuns:
+    """The method, marked as not applicable where it has exactly the outcomes of its baseline on all common seeds."""
+    common_seeds = method.outcomes.keys() & baseline.outcomes.keys()
+    same = all(np.array_equal(np.asarray(method.outcomes[s]), np.asarray(baseline.outcomes[s])) for s in common_seeds)
+    if method.reason or not common_seeds or not same or not any(method.noise.values()):
+        return method
+    return SeedRuns(method.outcomes, method.diverged, "every outcome equals the baseline's")

@@ -1,0 +1,199 @@
+"""Tests of studies: jobs and tables of a small study, whose cells are known by hand."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from benchmarks import common, queue, studies
+from benchmarks.study import ALL, Contrast, Published, Score, Study, finished, jobs, selected
+from benchmarks.study_table import tabulate, write_study
+from robopolicy.errors import UserError
+from robopolicy.evaluation.comparison import seed_interval
+
+RATES = {"base": 0.5, "good": 0.9, "same": 0.5, "bad": 0.1}
+EPISODES = 100
+
+
+@dataclass(frozen=True)
+class Bandits(Study):
+    """Methods of known success."""
+
+    name = "bandits"
+    question = "Which method is best?"
+    seeds: tuple[int, ...] = tuple(range(5))
+
+    @property
+    def tasks(self):
+        return ["easy", "hard"]
+
+    @property
+    def methods(self):
+        return list(RATES)
+
+    def cell_keys(self):
+        return [
+            (m, t, s)
+            for t in self.tasks
+            for m in RATES
+            for s in (*self.seeds, *(range(100, 105) if m == "base" else ()))
+        ]
+
+    def run(self, key, folder):
+        method, task, seed = str(key[0]), key[1], int(key[2])
+        wins = round(EPISODES * RATES[method]) + (seed * (3 if method == "good" else 1)) % 5
+        return {"method": method, "task": task, "seed": seed, "wins": wins, "seconds": 2.0}
+
+    def scores(self, cell):
+        outcomes = [1] * cell["wins"] + [0] * (EPISODES - cell["wins"])
+        reason = cell.get("applicable") or ""
+        return [Score(cell["method"], cell["task"], cell["seed"], {"success": outcomes}, reason=reason)]
+
+    def contrasts(self, method, task):
+        return () if method == "base" else (Contrast("base", "success"),)
+
+    def published(self, method, task):
+        return {"good": Published(0.95, "someone2025"), "bad": Published(0.5, "someone2025")}.get(method)
+
+    def describe(self, cell):
+        return f"{cell['wins']} wins"
+
+    def quick(self):
+        return Bandits((0,))
+
+
+def cells_of(study, **changes):
+    return [study.run(key, Path()) | changes for key in study.cell_keys()]
+
+
+def rows_of(study, cells):
+    return {(row["task"], row["method"]): row for row in tabulate(study, cells).rows()}
+
+
+def test_verdicts_intervals_and_published_numbers_come_from_the_declaration():
+    study = Bandits()
+    table = tabulate(study, cells_of(study))
+    entries = {(entry.task, entry.method): entry for entry in table.entries}
+    verdicts = {method: entries["easy", method].verdict for method in RATES}
+    assert verdicts["base"] is None
+    assert {m: v.verdict for m, v in verdicts.items() if v} == {
+        "good": "ahead",
+        "same": "not applicable",
+        "bad": "behind",
+    }
+    assert verdicts["same"] and verdicts["same"].reason == "every outcome equals the baseline's"
+    good = entries["hard", "good"]
+    assert good.score == seed_interval({s: [1] * n + [0] * (100 - n) for s, n in enumerate((90, 93, 91, 94, 92))})
+    assert (
+        good.reproduced is True
+        and entries["easy", "bad"].reproduced is False
+        and entries["easy", "same"].reproduced is None
+    )
+    row = rows_of(study, cells_of(study))["easy", "good"]
+    assert row["baseline"] == "base" and row["published"] == "95.0%" and "92.0% [" in str(row["score [95 %]"])
+    assert json.loads(json.dumps(common.plain(table.figures())))["entries"][0]["by_seed"]["0"] == 0.5
+
+
+def test_a_mechanism_that_never_acts_has_no_verdict():
+    study = Bandits()
+    row = rows_of(study, cells_of(study, applicable="the tool was never called"))["easy", "good"]
+    assert row["verdict"] == "not applicable: the tool was never called"
+
+
+def test_tables_contain_their_null_arm():
+    study = Bandits()
+    table = tabulate(study, cells_of(study))
+    assert table.null is not None and table.null.table <= 0.05 and table.null.seeds == 5
+    assert "of tables after Holm" in table.null_note()
+    few = tabulate(study, [cell for cell in cells_of(study) if cell["seed"] < 100])
+    assert few.null is None and "it needs 10 runs" in few.null_note()
+
+
+def test_pooled_studies_judge_the_mean_over_the_tasks():
+    class Pooled(Bandits):
+        pooled = True
+
+        def contrasts(self, method, task):
+            return () if method == "base" or task != ALL else (Contrast("base", "score"),)
+
+        def normalised(self, task, value):
+            return value if task == "easy" else 2 * value
+
+    study = Pooled()
+    cells = [cell for cell in cells_of(study) if (cell["method"], cell["task"], cell["seed"]) != ("good", "hard", 0)]
+    entries = {(entry.task, entry.method): entry for entry in tabulate(study, cells).entries}
+    assert entries[ALL, "base"].runs.means[1] == pytest.approx((0.51 + 2 * 0.51) / 2)
+    assert sorted(entries[ALL, "good"].runs.means) == [1, 2, 3, 4]  # one seed lacks a task
+    verdicts = {key: entry.verdict.verdict for key, entry in entries.items() if entry.verdict}
+    assert verdicts == {(ALL, "good"): "too few seeds", (ALL, "bad"): "behind", (ALL, "same"): "level"}
+
+
+def test_lower_can_be_better():
+    class Lower(Bandits):
+        def contrasts(self, method, task):
+            return () if method == "base" else (Contrast("base", "success", larger=False),)
+
+    study = Lower()
+    assert rows_of(study, cells_of(study))["easy", "bad"]["verdict"] == "ahead"
+
+
+def test_cells_run_in_the_queue_and_the_table_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    study = Bandits((0,))
+    chosen = selected(jobs(study), ["*-easy-0"])
+    for job in chosen:
+        job.run(tmp_path)
+    assert all(job.is_done() for job in chosen) and chosen[0].describe() == "50 wins"
+    assert [job.seconds for job in jobs(study) if job.name == "bandits/base-easy-100"] == [
+        2.0
+    ]  # expected from its seed 0
+    write_study(study, finished(study))
+    assert "| easy | good |" in (tmp_path / "bandits.md").read_text()
+    with pytest.raises(UserError, match="No cell matches ppo"):
+        selected(jobs(study), ["ppo*"])
+
+
+def test_cells_with_other_settings_run_again(tmp_path):
+    class Changed(Bandits):
+        def is_current(self, cell):
+            return cell.get("version") == 2
+
+    study = Changed((0,))
+    job = jobs(study, tmp_path)[0]
+    common.save_json(tmp_path / f"{job.name}.json", study.run(study.cell_keys()[0], tmp_path))
+    assert not job.is_done() and finished(study, tmp_path) == []
+    assert jobs(Bandits((0,)), tmp_path)[0].is_done()
+
+
+def test_the_queue_lists_missing_and_failed_cells(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    monkeypatch.setattr(queue, "load_study", lambda name: Bandits((0,)))
+    monkeypatch.setattr(queue, "STUDIES", ("bandits",))
+    first = jobs(Bandits((0,)))[0]
+    first.run(tmp_path)
+    failed = tmp_path / "work/bandits/good-easy-0/failed.json"
+    failed.parent.mkdir(parents=True)
+    failed.write_text('{"error": "no luck"}')
+    monkeypatch.setattr("sys.argv", ["queue", "--list", "--work", str(tmp_path / "work"), "--cells", "*-easy-0"])
+    assert queue.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "failed  bandits/good-easy-0: no luck" in lines[0] and "1 done, 1 failed, 2 missing" in lines[-1]
+
+
+@pytest.mark.parametrize("name", studies.STUDIES)
+def test_every_study_declares_unique_cells_and_known_methods(name):
+    study = studies.load_study(name)
+    names = [study.cell_name(key) for key in study.cell_keys()]
+    assert study.name == name and len(names) == len(set(names)) and len(names) > 0
+    assert study.quick().cell_keys()
+    for method in study.methods:
+        for task in (ALL, *study.tasks):
+            assert {contrast.baseline for contrast in study.contrasts(method, task)} <= set(study.methods)
+
+
+@pytest.mark.parametrize("name", studies.STUDIES)
+def test_committed_cells_of_every_study_make_a_table(name):
+    table = tabulate(studies.load_study(name), finished(studies.load_study(name)))
+    assert table.entries and len({tuple(row) for row in table.rows()}) == 1  # all rows have the same columns
+    assert table.null is None or table.null.table <= 0.05
