@@ -6,7 +6,7 @@
 40 demonstrations with noise on the executed actions, `experiment=mjlab_swingup_flow_bc`, then
 `experiment=mjlab_swingup_reinflow` on the sparse reward, which counts the steps (of 200) in which the pole is upright.
 Base and last checkpoint are evaluated on the same 256 episodes. The presets were chosen on seed 0, which is not among
-the default seeds. Finished cells are skipped.
+the default seeds. Finished cells are skipped, and interrupted ones resume.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import print_result, write_result
-from benchmarks.finetune.cell import HELD_OUT, run_command, train_anew, train_once
+from benchmarks.finetune.cell import HELD_OUT, run_command, train_once
 from benchmarks.parallel import run_cells
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.intervals import bootstrap_mean, student_mean
@@ -43,7 +43,7 @@ def run(seed: int, size: dict[str, int], folder: Path) -> dict[str, Any]:
     words = ("experiment=mjlab_swingup_flow_bc", f"dataset={data}", f"budget.updates={size['cloning']}")
     start = train_once(folder / f"base-{seed}", *words, *common)
     words = ("experiment=mjlab_swingup_reinflow", f"init_from={start}", f"budget.updates={size['updates']}")
-    last = train_anew(tuned, *words, *common)
+    last = train_once(tuned, *words, *common)
     report = json.loads((tuned / "report.json").read_text(encoding="utf-8"))
     return {
         "method": "reinflow-mjlab",

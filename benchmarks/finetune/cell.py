@@ -90,9 +90,13 @@ def base_policy(base: Base, task: BenchTask, seed: int, data: Path) -> Path:
 
 
 def train_once(folder: Path, *settings: str) -> Path:
-    """Last checkpoint of a shared run in `folder`, trained unless it is complete."""
+    """Last checkpoint of a run in `folder`: trained if there is none, resumed if it was interrupted."""
     last = folder / "checkpoints" / "last"
-    return last if (folder / "report.json").exists() else train_anew(folder, *settings)
+    if not last.exists():
+        return train_anew(folder, *settings)
+    if not (folder / "report.json").exists():
+        run_command("train", "--resume", str(folder))
+    return last
 
 
 def train_anew(folder: Path, *settings: str) -> Path:
