@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from robopolicy.device import copy_to
 from robopolicy.rng import episode_rng
 
 
@@ -84,9 +85,9 @@ Randomness = torch.Generator | PerRowGenerator | None
 def normal(shape: Sequence[int], generator: Randomness, device: torch.device) -> Tensor:
     """Sample standard normal noise of `shape` on `device` from any source of randomness."""
     if isinstance(generator, PerRowGenerator):
-        return generator.normal(shape).to(device)
+        return copy_to(generator.normal(shape), device)
     if generator is not None and generator.device != device:
-        return torch.randn(tuple(shape), generator=generator, device=generator.device).to(device)
+        return copy_to(torch.randn(tuple(shape), generator=generator, device=generator.device), device)
     return torch.randn(tuple(shape), generator=generator, device=device)
 
 

@@ -45,13 +45,14 @@ class FeatureExtractor(ABC):
 def collision_features(policy: TextPolicy, rows: Decisions, *draws: int) -> dict[str, Tensor]:
     """Compute `collision`, or with three draws `collision3`, at the temperature of the rows."""
     tokens, start, mask = score_inputs(rows)
-    temperatures = rows.extra["temperature"][mask.nonzero(as_tuple=True)[0]]
+    places = policy.locate(tokens, start, mask)
+    temperatures = rows.extra["temperature"].to(places.row.device)[places.row]
     head = head_of(policy.model)
-    hidden, result = policy.states(tokens, start, mask), dict[str, Tensor]()
+    hidden, result = policy.states(places), dict[str, Tensor]()
     for number in draws:
         found = collisions(hidden, head.weight, head.bias, temperatures, number)
         name = "collision" if number == 2 else f"collision{number}"
-        result[name] = found.new_zeros(mask.shape).masked_scatter(mask, found)
+        result[name] = places.spread(found)
     return result
 
 

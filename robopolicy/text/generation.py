@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robopolicy.device import move
 from robopolicy.text.model import body_of, head_of
 from robopolicy.text.tokenizers import left_padded
 
@@ -34,7 +35,7 @@ def top_p_support(logits: Tensor, p: float) -> Tensor:
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before < p)
 
 
-MIN_SAVING = 3  # the saved fraction of tokens must be at least 1 / MIN_SAVING
+READ_EVERY = 8  # tokens between two looks at which rows have ended, on a device
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,18 @@ class Generation:
     order: Tensor  # (N, T) int64, 1 + the step in which a token was sampled, 0 outside the mask
     support: Tensor | None = None  # (N, T, V) bool, allowed tokens; None: all
 
+    def to_cpu(self) -> Generation:
+        """Copy the result to the CPU, with one wait if every token was allowed."""
+        columns = self.tokens, self.mask, self.logp, self.entropy, self.order
+        flags = self.truncated[:, None].expand_as(self.mask)
+        tokens, mask, logp, entropy, order, flags = torch.stack([part.double() for part in (*columns, flags)]).cpu()
+        support = None if self.support is None else self.support.cpu()
+        parts = tokens.long(), mask.bool(), logp.float(), entropy.float(), flags[:, 0].bool(), order.long()
+        return Generation(*parts, support)
+
     def completions(self) -> list[list[int]]:
         """Return the tokens of each row, `eos` included."""
-        return [row[real].tolist() for row, real in zip(self.tokens, self.mask, strict=True)]
+        return [row[real].tolist() for row, real in zip(self.tokens.cpu(), self.mask.cpu(), strict=True)]
 
 
 @dataclass
@@ -61,17 +71,18 @@ class _IncrementalModel:
     model: nn.Module
     hidden: Tensor  # (R, D) after the last token
     cache: Any
+    whole: bool  # whether the cache is plain
 
     @classmethod
     def read_prompts(cls, model: nn.Module, prompt: Tensor, real: Tensor, copies: Tensor) -> _IncrementalModel:
         """Process the prompts and copy their cache."""
         out = run_body(model, prompt, real, positions(real), None)
         cache_of(out).batch_select_indices(copies)
-        return cls(model, out.last_hidden_state[:, -1][copies], cache_of(out))
+        return cls(model, out.last_hidden_state[:, -1][copies], cache_of(out), is_plain(cache_of(out)))
 
     def step(self, chosen: Tensor, attended: Tensor, position: Tensor) -> None:
         """Process the next token `(R,)` of each row."""
-        out = run_body(self.model, chosen[:, None], attended, position[:, None], self.cache)
+        out = run_body(self.model, chosen[:, None], attended, position[:, None], self.cache, whole=self.whole)
         self.hidden, self.cache = out.last_hidden_state[:, -1], cache_of(out)
 
     def logits(self) -> Tensor:
@@ -115,10 +126,11 @@ def generate(
     training = model.training
     model.eval()
     places: dict[tuple[int, ...], int] = {}  # prompt -> row of the prompts that are processed
-    copies = torch.tensor([places.setdefault(tuple(prompt), len(places)) for prompt in prompts], device=device)
-    prompt, real = (value.to(device) for value in left_padded(list(places), pad))
-    temperature = temperature.to(device)
-    draws = None if draws is None else draws.to(device)
+    copies = torch.tensor([places.setdefault(tuple(prompt), len(places)) for prompt in prompts])
+    copies, prompt, real = move((copies, *left_padded(list(places), pad)), device)
+    temperature, draws = move((temperature, draws), device)
+    # Whether rows have ended is read after every token, on a device after several, where it would wait each time.
+    interval = 1 if device.type == "cpu" or allowed is not None else READ_EVERY
     count = len(prompts)
     tokens = torch.full((count, budget), pad, dtype=torch.int64, device=device)
     logp, entropy = (torch.zeros(count, budget, device=device) for _ in range(2))
@@ -140,24 +152,26 @@ def generate(
             supports.append(support.new_ones(count, support.shape[1]).index_copy(0, rows, support))
             logits = logits.masked_fill(~support, -torch.inf)
         chosen, *scores, _ = sample_tokens(logits, temperature[rows], None if draws is None else draws[rows, step])
-        alive = rows[running]
-        tokens[alive, step] = chosen[running]
-        logp[alive, step], entropy[alive, step] = (score[running] for score in scores)
-        mask[alive, step] = True
+        for column, value in zip((tokens, logp, entropy), (chosen, *scores), strict=True):
+            column[rows, step] = torch.where(running, value, column[rows, step])
+        mask[rows, step] = running
         if allowed is not None:
-            for row, token in zip(alive.tolist(), chosen[running].tolist(), strict=True):
-                texts[row] += token_text(token)
+            for row, token, alive in zip(rows.tolist(), chosen.tolist(), running.tolist(), strict=True):
+                texts[row] += token_text(token) if alive else ""
         running = running & (chosen != eos)
-        left = int(running.sum())
-        if left == 0 or step + 1 == budget:
+        if step + 1 == budget:
             break
-        if 2 * left <= len(rows):
-            kept = running.nonzero().flatten()
-            for one in models:
-                one.cache.batch_select_indices(kept)
-            rows, attended, position, chosen, running = (
-                value[kept] for value in (rows, attended, position, chosen, running)
-            )
+        if (step + 1) % interval == 0:
+            left = int(running.sum())
+            if left == 0:
+                break
+            if 2 * left <= len(rows):
+                kept = running.nonzero().flatten()
+                for one in models:
+                    one.cache.batch_select_indices(kept)
+                rows, attended, position, chosen, running = (
+                    value[kept] for value in (rows, attended, position, chosen, running)
+                )
         attended = torch.cat([attended, attended.new_ones(len(rows), 1)], 1)
         for one in models:
             one.step(chosen, attended, position)
@@ -170,47 +184,16 @@ def generate(
     return Generation(tokens, mask, logp, entropy, truncated, order, support)
 
 
-def completion_states(model: nn.Module, tokens: Tensor, start: Tensor, width: int, pad: int) -> Tensor | None:
-    """Compute the last hidden states of the tokens after prompts, differentiable; equal prompts are processed once.
-
-    Args:
-        model: Causal language model with a plain cache.
-        tokens: (N, L) conversations that begin with their first token.
-        start: (N,) length of each prompt, at least 1.
-        width: T, number of tokens after the prompt; tokens after the end of a row are arbitrary.
-        pad: Padding token of prompts.
-
-    Returns:
-        `(N, T, D)`; None if this saves less than a third of the tokens: whole rows need no padding mask.
-    """
-    places = torch.arange(int(start.max()), device=tokens.device)
-    prompts = tokens[:, : len(places)].masked_fill(places >= start[:, None], -1)
-    _, copies = prompts.unique(dim=0, return_inverse=True)
-    count, rows = int(copies.max()) + 1, torch.arange(len(tokens), device=tokens.device)
-    if MIN_SAVING * (len(tokens) - count) * len(places) < len(tokens) * (len(places) + width):
-        return None
-    first = rows.new_zeros(count).scatter_reduce(0, copies, rows, "amin", include_self=False)
-    index = places - (len(places) - start[first])[:, None]
-    real = index >= 0  # padded on the left
-    prompt = tokens[first].gather(1, index.clamp(min=0)).masked_fill(~real, pad)
-    out = run_body(model, prompt, real, positions(real), None, caching=True)
-    states = out.last_hidden_state[:, -1][copies][:, None]
-    if width == 1:
-        return states
-    cache_of(out).batch_select_indices(copies)
-    position = torch.arange(width - 1, device=tokens.device).expand(len(tokens), -1) + start[:, None]
-    completion = tokens.gather(1, position.clamp(max=tokens.shape[1] - 1))
-    attended = torch.cat([real[copies], torch.ones_like(completion, dtype=torch.bool)], 1)
-    later = run_body(model, completion, attended, position, cache_of(out), caching=True).last_hidden_state
-    return torch.cat([states, later], 1)
-
-
 @torch.no_grad()
 def has_plain_cache(model: nn.Module) -> bool:
     """Whether the cache consists of the keys and values of every token, through which gradients flow."""
     token = torch.zeros(1, 1, dtype=torch.int64, device=next(model.parameters()).device)
-    out = run_body(model, token, None, None, None)
-    return all(type(part).__name__ == "DynamicLayer" for part in getattr(cache_of(out), "layers", [None]))
+    return is_plain(cache_of(run_body(model, token, None, None, None)))
+
+
+def is_plain(cache: Any) -> bool:
+    """Whether a cache consists of the keys and values of every token, in every layer."""
+    return all(type(part).__name__ == "DynamicLayer" for part in getattr(cache, "layers", [None]))
 
 
 def run_body(
@@ -222,6 +205,7 @@ def run_body(
     *,
     every_layer: bool = False,
     caching: bool | None = None,
+    whole: bool = False,
 ) -> Any:
     """Run the body of the model.
 
@@ -233,6 +217,7 @@ def run_body(
         cache: Keys and values of the tokens before, or None.
         every_layer: Also return the hidden states of all layers.
         caching: Return a cache; None: only without gradients.
+        whole: Every layer attends to all earlier tokens.
     """
     body = body_of(model)
     known = inspect.signature(body.forward).parameters
@@ -242,8 +227,17 @@ def run_body(
     if every_layer:
         options["output_hidden_states"] = True
     attention = None if attended is None else attended.long()
+    if attended is not None and whole and tokens.device.type != "cpu" and _takes_masks(body):
+        # Transformers would read the mask of padding to skip an empty one, and wait for the device in every call.
+        size, past = tokens.shape[1], attended.shape[1] - tokens.shape[1]
+        attention = attended[:, None, None] & attended.new_ones(size, past + size).tril(past)
     caching = not torch.is_grad_enabled() if caching is None else caching
     return body(input_ids=tokens, attention_mask=attention, use_cache=caching, **options)
+
+
+def _takes_masks(body: nn.Module) -> bool:
+    """Whether the attention of a model accepts masks `(N, 1, L, L')` of all pairs of tokens."""
+    return getattr(body.config, "_attn_implementation", None) == "sdpa"
 
 
 def cache_of(out: Any) -> Any:

@@ -19,13 +19,15 @@ from torch import Tensor, nn
 
 from robopolicy.constraints import Bytes, Layers, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.core.decisions import Decisions
+from robopolicy.device import copy_to, move
 from robopolicy.errors import UserError
 from robopolicy.nets.normalizer import Statistics
 from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, Record, Sample
 from robopolicy.policies.noise import Randomness, uniform
 from robopolicy.spec import PolicySpec
-from robopolicy.text.generation import Generation, completion_states, generate, has_plain_cache, run_body
+from robopolicy.text.generation import Generation, generate, has_plain_cache, run_body
 from robopolicy.text.model import DTYPES, add_lora, build_model, check_head, head_of, load_pretrained, small_llama
+from robopolicy.text.scored_tokens import ScoredTokens, completion_states
 from robopolicy.text.scoring import supported_scores, token_scores
 from robopolicy.text.task import KEY, messages, pack, unpack
 from robopolicy.text.tokenizers import TEMPLATES, ByteTokenizer, HubTokenizer, Tokenizer, right_padded
@@ -199,7 +201,9 @@ class TextPolicy(Policy):
     def temperatures(self, temperature: float | Tensor | None, count: int) -> Tensor:
         """Expand a temperature to `(count,)`; None: `config.temperature`."""
         value = self.config.temperature if temperature is None else temperature
-        return (value if isinstance(value, Tensor) else torch.full((count,), value)).to(self.device)
+        if isinstance(value, Tensor):
+            return copy_to(value, self.device)
+        return torch.full((count,), value, device=self.device)
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """Generate messages `(B, 1, A)` in bytes."""
@@ -222,7 +226,7 @@ class TextPolicy(Policy):
         tokens, _ = right_padded(whole, self.tokenizer.pad)
         _, mask = right_padded(completions, self.tokenizer.pad)
         start = torch.tensor([len(prompt) for prompt in prompts])
-        return {"tokens": tokens.to(self.device), "start": start.to(self.device), "mask": mask.to(self.device)}
+        return move({"tokens": tokens, "start": start, "mask": mask}, self.device)
 
     def encode_message(self, text: str) -> list[int]:
         """Tokenize a message and append `eos`."""
@@ -252,7 +256,7 @@ class TextPolicy(Policy):
         record = self.pad_rows(prompts, [[token for message in row for token in message] for row in replies])
         self._check_size(record["tokens"].shape[1], "A conversation")
         numbers = [[number for number, message in enumerate(row) for _ in message] for row in replies]
-        number = right_padded(numbers, -1)[0].to(self.device)  # of the message after the prompt, -1 for padding
+        number = copy_to(right_padded(numbers, -1)[0], self.device)  # of the message after the prompt, -1 for padding
         return {**record, "mask": record["mask"] & (number % 2 == 0)}, (number + 1) // 2
 
     def check_conversation_fits(self, texts: Sequence[str], what: str) -> None:
@@ -293,39 +297,31 @@ class TextPolicy(Policy):
         Returns:
             `(N, T)` each, 0 outside the mask.
         """
-        return self.score_states(self.states(tokens, start, mask, layer), tokens, start, mask, temperature, support)
+        places = self.locate(tokens, start, mask, share=layer is None)
+        return self.score_states(self.states(places, layer), places, temperature, support)
 
-    def states(self, tokens: Tensor, start: Tensor, mask: Tensor, layer: int | None = None) -> Tensor:
-        """Compute the hidden states `(M, D)` of the tokens before the M decisions, from which these were sampled.
+    def locate(self, tokens: Tensor, start: Tensor, mask: Tensor, *, share: bool = True) -> ScoredTokens:
+        """Find the decisions of conversations, see `score`; `share` allows processing common prompts once."""
+        pad = self.tokenizer.pad if share and self._shares_prompts else None
+        return ScoredTokens.find(tokens, start, mask, pad, self.device)
 
-        Prompts shared by several rows are processed once if this saves time (`completion_states`).
-        """
-        row, step = mask.nonzero(as_tuple=True)  # (M,) each
-        if layer is None and self._shares_prompts:
-            found = completion_states(self.model, tokens, start, mask.shape[1], self.tokenizer.pad)
-            if found is not None:
-                return found[row, step]
-        return self.hidden(tokens[:, :-1], layer)[row, start[row] + step - 1]
+    def states(self, places: ScoredTokens, layer: int | None = None) -> Tensor:
+        """Compute the hidden states `(M, D)` of the tokens before the M decisions, from which these were sampled."""
+        if places.shared is not None:
+            return completion_states(self.model, places.shared)[places.row, places.step]
+        return self.hidden(places.tokens[:, :-1], layer)[places.row, places.place - 1]
 
     def score_states(
-        self,
-        states: Tensor,
-        tokens: Tensor,
-        start: Tensor,
-        mask: Tensor,
-        temperature: Tensor,
-        support: Tensor | None = None,
+        self, states: Tensor, places: ScoredTokens, temperature: Tensor, support: Tensor | None = None
     ) -> DecisionOutput:
         """Compute `score` from the hidden states `(M, D)` of `states`."""
-        row, step = mask.nonzero(as_tuple=True)
-        head, chosen = head_of(self.model), tokens[row, start[row] + step]
+        row, head, chosen = places.row, head_of(self.model), places.tokens[places.row, places.place]
         if support is None:
             logp, entropy = token_scores(states, head.weight, head.bias, chosen, temperature[row])
         else:
             logits = nn.functional.linear(states, head.weight, head.bias).float() / temperature[row, None]
-            logp, entropy = supported_scores(logits, support[row, step], chosen)
-        blank = logp.new_zeros(mask.shape)
-        return DecisionOutput(blank.masked_scatter(mask, logp), blank.masked_scatter(mask, entropy))
+            logp, entropy = supported_scores(logits, support[row, places.step], chosen)
+        return DecisionOutput(places.spread(logp), places.spread(entropy))
 
     def hidden(self, tokens: Tensor, layer: int | None = None) -> Tensor:
         """Compute the hidden states `(N, L, D)` of rows that begin with their first token.

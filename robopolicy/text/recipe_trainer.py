@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Annotated, Any
 
 import torch
 
-from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy, make_metrics
 from robopolicy.algorithms.recipe import group_minibatches
 from robopolicy.constraints import AtMost, NonNegativeInt, Positive, PositiveInt, Range
 from robopolicy.core.decisions import Decisions, MissingField
 from robopolicy.core.gradients import flat_gradient, group_scores, influence
 from robopolicy.core.recipe import Recipe
+from robopolicy.device import move
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import DecisionOutput, Info, Policy
 from robopolicy.recipe_files import read_recipe
@@ -205,7 +206,7 @@ class TextRecipe(TextLearner):
         first = self.reference_policy is None and self.updates == self.config.sft_updates
         saved = copy.deepcopy((self.recipe.state_dict(), self.generator.get_state())) if first else None
         try:
-            return self._update(to_device(batch, self.policy.device))
+            return self._update(move(batch, self.policy.device))
         except MissingField as error:
             if "logp_ref" in str(error) and saved is not None:
                 self.reference_policy = self._initial_reference()  # the policy is still the initial one
@@ -261,14 +262,13 @@ class TextRecipe(TextLearner):
                     loss, info = self._loss(decisions.select(index), advantage[index], fitted)
                     metrics |= self.optimizer_step(loss)
                     infos.append(info)
-            metrics["actor/nonzero_advantage_fraction"] = float((advantage != 0).any(1).float().mean())
+            metrics |= make_metrics({"actor/nonzero_advantage_fraction": (advantage != 0).any(1).float().mean()})
             zeros = advantage.new_zeros(len(batch), advantage.shape[1])
-            self.advantage = zeros.index_copy_(0, rows, advantage).cpu()
+            self.advantage = zeros.index_copy_(0, rows, advantage)
         self.recipe.observe(batch, info)
         self.updates += 1
         self._after_update()
-        for key in info:
-            metrics[f"actor/{key}"] = fmean(float(part[key]) for part in infos)
+        metrics |= make_metrics({f"actor/{key}": _mean([part[key] for part in infos]) for key in info})
         return metrics | {"actor/row_fraction": len(rows) / len(batch)}
 
     def _loss(
@@ -316,7 +316,7 @@ class TextRecipe(TextLearner):
     def _minibatches(self, decisions: Decisions) -> list[torch.Tensor]:
         count = self.config.minibatches or self.recipe.minibatches
         if count == 1:
-            return [torch.arange(len(decisions))]
+            return [torch.arange(len(decisions), device=self.policy.device)]
         size = -(-len(decisions) // count)
         return list(group_minibatches(decisions.require("group"), size, self.generator))
 
@@ -359,11 +359,11 @@ def _within_groups(stages: Any) -> bool:
     return isinstance(stages, list | tuple) and any(map(_within_groups, stages))
 
 
-def to_device(batch: Decisions, device: torch.device) -> Decisions:
-    """Move the batch to `device`."""
-    values = {entry.name: getattr(batch, entry.name) for entry in fields(Decisions) if entry.name != "extra"}
-    moved = {name: value.to(device) for name, value in values.items() if value is not None}
-    return Decisions(**moved, extra={name: value.to(device) for name, value in batch.extra.items()})
+def _mean(values: Sequence[Any]) -> Any:
+    """Compute the mean of scalars, on their device if they are not on the CPU."""
+    if isinstance(values[0], torch.Tensor) and values[0].device.type != "cpu":
+        return torch.stack(list(values)).mean()
+    return fmean(map(float, values))
 
 
 def explained_variance(value: torch.Tensor, target: torch.Tensor, fitted: torch.Tensor) -> torch.Tensor:

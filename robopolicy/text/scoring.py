@@ -112,7 +112,8 @@ class _TokenScores(torch.autograd.Function):
                 inner = -p * (grads[0][rows, None] + grads[1][rows, None] * (log_p + entropy[rows, None]))
                 place = targets[rows] - columns.start
                 inside = (place >= 0) & (place < logits.shape[1])
-                inner[inside, place[inside]] += grads[0][rows][inside]
+                place = place.clamp(0, logits.shape[1] - 1)[:, None]
+                inner.scatter_add_(1, place, (grads[0][rows] * inside)[:, None])
                 inner /= temperature[rows, None]
                 grad_hidden[rows] += inner @ weight[columns].to(norm.dtype)
                 if grad_weight is not None:

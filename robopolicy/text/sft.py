@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics
+from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics, make_metrics
 from robopolicy.constraints import FractionBelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy
@@ -77,7 +77,7 @@ class TextLearner(Algorithm):
         nll, entropy = self.policy.conversation_loss(batch, self.generator)
         metrics = self.optimizer_step(nll)
         self.updates += 1
-        return metrics | {"actor/entropy": float(entropy.detach())}
+        return metrics | make_metrics({"actor/entropy": entropy})
 
     def optimizer_step(self, loss: torch.Tensor) -> Metrics:
         """Take one gradient step."""
@@ -87,7 +87,7 @@ class TextLearner(Algorithm):
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         norm = nn.utils.clip_grad_norm_(trained, self.config.grad_clip)
         self.optimizer.step()
-        return {"actor/loss": loss.item(), "actor/grad_norm": float(norm), "actor/lr": rate}
+        return make_metrics({"actor/loss": loss, "actor/grad_norm": norm, "actor/lr": rate})
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Return policy and optimizer."""

@@ -97,13 +97,13 @@ class TextEnv:
 
     def generate(self, conversations: Sequence[Conversation]) -> list[list[int]]:
         """Generate and append the next response of every conversation; return its tokens."""
-        result = self._generate(conversations)
+        result = self._generate(conversations).to_cpu()
         self.generated += int(result.mask.sum())
         scores = {name: getattr(result, name).tolist() for name in ("order", "logp", "entropy")}
         truncated, completions = result.truncated.tolist(), result.completions()
         for row, (conversation, tokens) in enumerate(zip(conversations, completions, strict=True)):
             count = len(tokens)
-            support = () if result.support is None else result.support[row, :count].cpu().unbind()
+            support = () if result.support is None else result.support[row, :count].unbind()
             values = {name: rows[row][:count] for name, rows in scores.items()}
             conversation.append_tokens(tokens, support=support, **values)
             conversation.truncated |= truncated[row]

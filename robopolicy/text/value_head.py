@@ -5,7 +5,6 @@ The head is part of the learner, not of the policy. Its input is the hidden stat
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from robopolicy.core.decisions import Decisions
@@ -45,7 +44,7 @@ def score_with_value(
     """
     mask = decisions.valid()
     tokens, start, temperature = (decisions.extra[name] for name in ("tokens", "start", "temperature"))
-    states = policy.states(tokens, start, mask)
-    out = policy.score_states(states, tokens, start, mask, temperature, decisions.extra.get("support"))
-    value = head(states.detach() if detach else states)
-    return out, torch.zeros_like(out.logp).masked_scatter(mask, value)
+    places = policy.locate(tokens, start, mask)
+    states = policy.states(places)
+    out = policy.score_states(states, places, temperature, decisions.extra.get("support"))
+    return out, places.spread(head(states.detach() if detach else states))

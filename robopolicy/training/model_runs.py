@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import torch
-
 from robopolicy.atomic import restore_partial
 from robopolicy.constraints import NonNegativeInt, OpenFraction, PositiveInt, Validated
 from robopolicy.core.distributed import all_reduce_max, rank, world_size
@@ -228,8 +226,7 @@ def build(config: WorldTrainConfig) -> WorldRunComponents:
         learner, source = build_pretrained(config.pretrained, videos, device, config.seed)
     else:
         seed = config.seed + SEEDS_PER_RANK * rank()  # of the noise
-        with torch.device(device):
-            learner = WorldLearner(config.learner, LatentWorldModel(config.model, spec), seed)
+        learner = WorldLearner(config.learner, LatentWorldModel(config.model, spec).to(device), seed)
         source = StagedVideoSource(videos, device, config.seed)
     held_out = VideoDataset(spec, validation, config.dataset)
     return WorldRunComponents(config, learner, source, held_out, episodes.tasks[0])

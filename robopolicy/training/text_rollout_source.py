@@ -167,7 +167,7 @@ class TextRolloutSource(TextSource):
     def _observe_last(self) -> None:
         """Report the last batch to the collector."""
         if self._batch is not None and self.algorithm.advantage is not None:
-            self.collector.observe(self._batch, self.algorithm.advantage, self.algorithm.influence)
+            self.collector.observe(self._batch, self.algorithm.advantage.cpu(), self.algorithm.influence)
         self._batch = None
 
     def _failure_reason(self) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.ood_detector import OODDetector
-from robopolicy.device import move
+from robopolicy.device import copy_to, move
 from robopolicy.errors import UserError
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.noise import assign_slots
@@ -277,7 +277,7 @@ class WorldSim(TorchVectorEnv):
         """Start the videos of `rows`."""
         start = self.starts(seeds)
         state = self.model.reset(start.images, start.proprio, seeds=torch.tensor(seeds), actions=start.actions)
-        rows = rows.to(self.device, non_blocking=True)
+        rows = copy_to(rows, self.device)
         started = torch.zeros_like(self.episode_step, dtype=torch.bool).index_fill(0, rows, True)
         self._state = (
             state if self._state is None or len(rows) == self.num_envs else self._state.put(rows, state, started)
@@ -298,7 +298,7 @@ class WorldSim(TorchVectorEnv):
         """Append frames of `rows` `(R, T, ...)` to the active videos, without changing tensors returned before."""
 
         def appended(video: Tensor, frames: Tensor) -> Tensor:
-            frames = frames.to(video.device, video.dtype, non_blocking=True)
+            frames = copy_to(frames.to(video.dtype), self.device)
             return put_rows(video, rows, torch.cat([video[rows], frames], 1)[:, -video.shape[1] :], active)
 
         self._images = {camera: appended(video, images[camera]) for camera, video in self._images.items()}

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from robopolicy.device import copy_to
 from robopolicy.policies.noise import PerRowGenerator, assign_slots, row_generator
 from robopolicy.worldmodel.contract import Frames, Images, Judgement, WorldSpec, WorldState, check_actions, check_inputs
 from robopolicy.worldmodel.videos import FrameSampler, VideoDataset
@@ -103,10 +104,10 @@ class LatentVideoModel(nn.Module, ABC):
             actions = torch.zeros(rows, context - 1, self.spec.action_dim)
         memory = {
             "latents": torch.cat(parts).unflatten(0, (rows, -1)).expand(-1, context, -1, -1, -1),
-            "proprio": proprio.to(self.device, torch.float32, non_blocking=True),
-            "actions": actions.to(self.device, torch.float32, non_blocking=True),
+            "proprio": copy_to(proprio.float(), self.device),
+            "actions": copy_to(actions.float(), self.device),
         }
-        seeds = seeds.to(self.device, copy=True, non_blocking=True)
+        seeds = copy_to(seeds.clone(), self.device)
         return WorldState(seeds, torch.zeros_like(seeds), memory)
 
     @torch.no_grad()
@@ -114,7 +115,7 @@ class LatentVideoModel(nn.Module, ABC):
         """Predict `frames_per_call` frames at a time."""
         check_actions(self.spec, state, actions)
         parts: list[Frames] = []
-        for chunk in actions.to(self.device, torch.float32, non_blocking=True).split(self.spec.frames_per_call, 1):
+        for chunk in copy_to(actions.float(), self.device).split(self.spec.frames_per_call, 1):
             state, frames = self._next(state, chunk)
             parts.append(frames)
         images = {camera: torch.cat([part.images[camera] for part in parts], 1) for camera in self.spec.cameras}
@@ -199,10 +200,6 @@ class VideoSource(ABC):
         videos, chosen = self.videos, self.sampler.frames(size)
         outcome = torch.stack([videos.success[chosen], videos.progress[chosen]], 1)
         return self.latents(model)[chosen], videos.proprio[chosen], outcome
-
-    def uploaded(self, part: Tensor) -> Tensor:
-        """Copy a part of a batch to the device, while it works on the last batch."""
-        return part.to(self.device, non_blocking=True)
 
     def metrics(self) -> dict[str, float]:
         """Return no metrics."""

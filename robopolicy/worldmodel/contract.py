@@ -21,6 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from robopolicy.device import copy_to
 from robopolicy.errors import UserError
 
 Images = dict[str, Tensor]
@@ -77,7 +78,7 @@ def put_rows(value: Tensor, rows: Tensor, new: Tensor, active: Tensor) -> Tensor
 
     `rows` `(R,)`, ascending, are the active rows, or all rows, of which the others are kept.
     """
-    new = new.to(value.device, value.dtype, non_blocking=True)
+    new = copy_to(new.to(value.dtype), value.device)
     if len(rows) < len(value):
         return value.index_copy(0, rows.to(value.device), new)
     return torch.where(active.to(value.device).reshape(-1, *[1] * (value.dim() - 1)), new, value)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.constraints import Layers, Positive, PositiveInt, Validated
+from robopolicy.device import copy_to
 from robopolicy.errors import UserError
 from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.worldmodel.base import LatentVideoModel, disagreement
@@ -88,7 +89,7 @@ class LatentWorldModel(LatentVideoModel):
 
     def encode(self, images: Images) -> Tensor:
         """Encode every camera separately and concatenate the channels."""
-        frames = [images[camera].to(self.device, non_blocking=True) for camera in self.spec.cameras]
+        frames = [copy_to(images[camera], self.device) for camera in self.spec.cameras]
         views = [self.autoencoder.encode(to_float(frame)) for frame in frames]
         return (torch.cat(views, 1) - self.latent_mean) / self.latent_std
 

@@ -18,7 +18,7 @@ from robopolicy.algorithms.common.algorithm import Metrics, make_metrics
 from robopolicy.constraints import FractionBelowOne, NonNegative, Positive, PositiveInt, Validated
 from robopolicy.core.distributed import average_gradients
 from robopolicy.core.gradients import clip_gradients
-from robopolicy.device import restore_generator
+from robopolicy.device import copy_to, move, restore_generator
 from robopolicy.nets.module_state import EMA
 from robopolicy.worldmodel.base import VideoSource
 from robopolicy.worldmodel.latent import LatentWorldModel, to_float
@@ -254,11 +254,11 @@ class StagedVideoSource(VideoSource):
             views = list(self.videos.images.values())
             chosen = self.sampler.frames(algorithm.config.autoencoder_batch)
             parts = [view[chosen[index :: len(views)]] for index, view in enumerate(views)]
-            return FrameBatch(self.uploaded(torch.cat(parts)))
+            return FrameBatch(copy_to(torch.cat(parts), self.device))
         model, size = algorithm.model, algorithm.config.batch_size
         latents = self.latents(model)
         frames, actions, _ = self.videos.window(self.sampler.targets(size))
         parts = [latents[frames], self.videos.proprio[frames], actions]
         frames, actions, _ = self.videos.window(self.sampler.targets(algorithm.config.state_batch))
         parts += [latents[frames[:, -2]], self.videos.proprio[frames], actions, *self.outcome_batch(model, size)]
-        return LatentBatch(*map(self.uploaded, parts))
+        return move(LatentBatch(*parts), self.device)

@@ -99,7 +99,7 @@ def test_a_curve_ends_at_its_threshold(options: Options, monkeypatch: pytest.Mon
         (30.0, 60.0, "-"),
         (40.0, 81.0, "reached 80"),
     ]
-    assert {row["env steps/s"] for row in rows} == {100.0}
+    assert {row["env steps/s, start included"] for row in rows} == {100.0}
     assert [row["seconds"] for row in training.curve("go1", [], options, 60, threshold=100)] == [1.0, 30.0, 41.0]
 
 

@@ -98,7 +98,7 @@ def test_cameras_of_the_model_become_images_and_frames(monkeypatch) -> None:
     from mujoco.rendering.classic import gl_context
 
     monkeypatch.setattr(gl_context, "GLContext", None)  # MuJoCo was imported before the choice of an OpenGL library
-    sim = make_sim("mjlab/lift_cube", SimOptions(num_envs=2, cameras=("camera_d405",), image_size=16))
+    sim = make_sim("mjlab/lift_cube", SimOptions(2, device="auto", cameras=("camera_d405",), image_size=16))
     image = sim.reset(0)["image.camera_d405"]
     assert (image.dtype, image.shape) == (torch.uint8, (2, 3, 16, 16))
     assert image.float().std() > 10.0

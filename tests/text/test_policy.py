@@ -176,22 +176,22 @@ def test_shared_prompts_change_neither_scores_nor_gradients(policy, folder, kind
 
 
 def test_shared_prompts_are_encoded_once_when_that_saves_enough(policy, monkeypatch):
-    from robopolicy.text import generation
+    from robopolicy.text import scored_tokens
 
-    sizes, inner = [], generation.run_body
+    sizes, inner = [], scored_tokens.run_body
 
     def watched(model, tokens, *args, **named):
         sizes.append(tuple(tokens.shape))
         return inner(model, tokens, *args, **named)
 
     assert policy._shares_prompts
-    monkeypatch.setattr(generation, "run_body", watched)
+    monkeypatch.setattr(scored_tokens, "run_body", watched)
     monkeypatch.setattr("robopolicy.text.policy.run_body", watched)
     record, temperatures = grouped(policy)
     policy.score(**record, temperature=temperatures)
     assert sizes[0][0] == 3 and sizes[1] == (12, record["mask"].shape[1] - 1)
     sizes.clear()
-    monkeypatch.setattr(generation, "MIN_SAVING", 1)  # the saving is too small
+    monkeypatch.setattr(scored_tokens, "MIN_SAVING", 1)  # the saving is too small
     policy.score(**record, temperature=temperatures)
     assert sizes == [(12, record["tokens"].shape[1] - 1)]
     sizes.clear()

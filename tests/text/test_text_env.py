@@ -78,9 +78,9 @@ def test_group_encodes_its_prompt_once(monkeypatch):
 
     sizes, inner = [], generation.run_body
 
-    def watched(model, tokens, *args):
+    def watched(model, tokens, *args, **named):
         sizes.append(tuple(tokens.shape))
-        return inner(model, tokens, *args)
+        return inner(model, tokens, *args, **named)
 
     monkeypatch.setattr(generation, "run_body", watched)
     Independent().rollout(env := env_of(Arithmetic()), tasks(8))

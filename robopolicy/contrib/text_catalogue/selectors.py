@@ -30,7 +30,8 @@ def positive(
     if count == 0:
         return first[:0]
     size = count if share >= 1.0 else max(int(share * count), 1)
-    drawn = torch.multinomial(advantage.cpu(), size, generator=generator).to(first.device)
+    place = "cpu" if generator is None else generator.device
+    drawn = torch.multinomial(advantage.to(place), size, generator=generator).to(first.device)
     return _with_all_rows(decisions, first[drawn])
 
 
@@ -104,10 +105,11 @@ class Extremes:
     def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
         """Select row indices (M,)."""
         chosen: list[Tensor] = []
+        place = "cpu" if generator is None else generator.device
         for rows, reward in _groups(decisions):
             order = torch.argsort(reward, stable=True)
             others = order[1:-1]
-            drawn = torch.randperm(len(others), generator=generator)[: round(self.rest * len(others))]
+            drawn = torch.randperm(len(others), generator=generator, device=place)[: round(self.rest * len(others))]
             ends = order[[0, -1]] if len(order) > 1 else order
             chosen.append(rows[torch.cat([ends, others[drawn.to(others.device)]])])
         return _with_all_rows(decisions, torch.cat(chosen))

@@ -226,14 +226,18 @@ class IsaacStyleSim(VectorSim):
 
 
 @contextmanager
-def building(device: str) -> Iterator[None]:
-    """Suppress the output of a library and preserve the global random generators while it builds an environment."""
+def building(device: str) -> Iterator[str]:
+    """Suppress the output of a library and preserve the global random generators while it builds an environment.
+
+    Yields the name of the device that `device` stands for.
+    """
     with suppress(ImportError, AttributeError):  # Warp prints every kernel that it loads
         import warp
 
         warp.config.log_level = warp.LOG_WARNING
-    with _RandomStream(usable_device(device)), redirect_stdout(io.StringIO()):
-        yield
+    usable = usable_device(device)
+    with _RandomStream(usable), redirect_stdout(io.StringIO()):
+        yield str(usable)
 
 
 class _RandomStream:

@@ -22,17 +22,20 @@ def make_isaaclab(
 ) -> IsaacStyleSim:
     """Build environments of one Isaac Lab id, for example `Isaac-Ant`; a process can contain one set.
 
-    `options` give `num_envs` and `device` (`cuda`, `cuda:0`, ... or `cpu`), `task` is the name to report (default: the
-    id). Isaac Lab leaves actions unbounded; they are clipped to `[-action_bound, action_bound]` (default: by task).
+    `options` give `num_envs`, `device` (`cuda`, `cuda:0`, ... or `cpu`) and `exact_final_obs`, `task` is the name to
+    report (default: the id). Isaac Lab leaves actions unbounded; they are clipped to `[-action_bound, action_bound]`
+    (default: by task).
     """
     bound = default_action_bound(environment) if action_bound is None else action_bound
-    with building(options.device):
-        config = isaaclab_config(environment, options.num_envs, options.device)
+    with building(options.device) as device:
+        config = isaaclab_config(environment, options.num_envs, device)
+        if hasattr(config, "compute_final_obs"):
+            config.compute_final_obs = options.exact_final_obs
         return IsaacStyleSim(gymnasium.make(environment, cfg=config), task=task or environment, action_bound=bound)
 
 
 def isaaclab_config(env_id: str, num_envs: int, device: str) -> Any:
-    """Configuration of `env_id`, with last observations if supported; raise a `UserError` if it cannot be simulated."""
+    """Configuration of `env_id`; raise a `UserError` if it cannot be simulated."""
     try:
         if find_spec("isaaclab") and not find_spec("isaaclab_newton"):  # 2.3 can be imported only inside Isaac Sim
             import_module("isaaclab.app").AppLauncher(headless=True, device=device)
@@ -50,8 +53,6 @@ def isaaclab_config(env_id: str, num_envs: int, device: str) -> Any:
         )
     config: Any = parse_env_cfg(env_id, device=device, num_envs=num_envs)
     config.seed = 0  # for values drawn once, such as terrain: equal in every run
-    if hasattr(config, "compute_final_obs"):
-        config.compute_final_obs = True
     return config
 
 

@@ -34,10 +34,10 @@ def make_mjlab(
 def simulate_mjlab(config: Any, options: SimOptions, *, task: str, action_bound: float = 1.0) -> IsaacStyleSim:
     """Build environments of a configuration of mjlab, for example an edited result of `mjlab_config`."""
     observe_cameras(config, options.cameras, options.image_size, task)
-    with building(options.device):
+    with building(options.device) as device:
         from mjlab.envs import ManagerBasedRlEnv
 
-        env = ManagerBasedRlEnv(config, device=options.device)
+        env = ManagerBasedRlEnv(config, device=device)
         exact = options.exact_final_obs
         return IsaacStyleSim(env, task=task, action_bound=action_bound, exact_final_obs=exact)
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from robopolicy.algorithms.common.algorithm import Metrics, make_metrics
 from robopolicy.constraints import FractionBelowOne, NonNegative, Positive, PositiveInt, Validated
-from robopolicy.device import restore_generator
+from robopolicy.device import move, restore_generator
 from robopolicy.worldmodel.base import VideoSource
 from robopolicy.worldmodel.pretrained.codec import cached_latents
 from robopolicy.worldmodel.pretrained.model import AdapterConfig, PretrainedWorldModel, open_pretrained, shifted
@@ -171,7 +171,7 @@ class CachedVideoSource(VideoSource):
         latents = self.latents(model)
         frames, actions, real = videos.window(self.sampler.targets(size), videos.spec.frames_per_call)
         parts = (latents[frames], videos.proprio[frames], actions, real, *self.outcome_batch(model, size))
-        return VideoLatentBatch(*map(self.uploaded, parts))
+        return move(VideoLatentBatch(*parts), self.device)
 
 
 def build_pretrained(
