@@ -106,7 +106,7 @@ class Trained:
 def train_ours(contest: Contest, seed: int, num_envs: int, device: str, updating: Stopwatch | None = None) -> Trained:
     """Our PPO with mjlab's settings for the task; `updating` times its updates."""
     torch.manual_seed(seed)
-    settings = _settings(contest.env_id)
+    settings = mjlab_runner_settings(contest.env_id)
     theirs, actor, critic = settings["algorithm"], settings["actor"], settings["critic"]
     options = SimOptions(num_envs, device=device, exact_final_obs=device == "cpu")  # the default of `robopolicy train`
     sim = make_mjlab(contest.env_id, options, action_bound=BOUND)
@@ -175,7 +175,7 @@ def train_theirs(contest: Contest, seed: int, num_envs: int, device: str, updati
     config.seed = seed
     with contextlib.redirect_stdout(io.StringIO()):
         env = ManagerBasedRlEnv(config, device=device)
-        runner = MjlabOnPolicyRunner(RslRlVecEnvWrapper(env), _settings(contest.env_id), None, device)
+        runner = MjlabOnPolicyRunner(RslRlVecEnvWrapper(env), mjlab_runner_settings(contest.env_id), None, device)
         simulating, updating = Stopwatch(), updating or Stopwatch()
         simulating.around(env, "step", "reset")
         updating.around(runner.alg, "compute_returns", "update")
@@ -306,7 +306,7 @@ def _per_iteration(contest: Contest, act: Act, simulating: Stopwatch, updating: 
     return Trained(act, *(value / contest.iterations for value in seconds))
 
 
-def _settings(env_id: str) -> dict[str, Any]:
+def mjlab_runner_settings(env_id: str) -> dict[str, Any]:
     """Mjlab's settings for rsl_rl's runner."""
     import mjlab.tasks  # noqa: F401 - registers the environments
     from mjlab.tasks.registry import load_rl_cfg

@@ -45,6 +45,7 @@ from robopolicy.constraints import NonNegative, NonNegativeInt, Positive, Positi
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.distributed import average_gradients
 from robopolicy.core.estimator import Estimator, EstimatorConfig
+from robopolicy.core.gradients import backward
 from robopolicy.critics.q import copy_statistics
 from robopolicy.data.batches import Rollout
 from robopolicy.nets.encoder import ObservationEncoder
@@ -181,7 +182,7 @@ class ACFlow(OnPolicy):
         value = self.intermediate_value(rows)
         error = nn.functional.mse_loss(value, rows.record["outcome"].unsqueeze(1).expand_as(value))
         self.intermediate_optimizer.zero_grad(set_to_none=True)
-        error.backward()
+        backward(error)
         average_gradients(list(self.intermediate.parameters()))
         self.intermediate_optimizer.step()
         return loss

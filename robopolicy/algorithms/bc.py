@@ -19,7 +19,7 @@ from torch import Tensor
 from robopolicy.algorithms.common.algorithm import Algorithm, Checkpointable, Metrics, make_metrics
 from robopolicy.constraints import FractionBelowOne, NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.core.distributed import average_gradients
-from robopolicy.core.gradients import clip_gradients
+from robopolicy.core.gradients import backward, clip_gradients
 from robopolicy.data.chunks import ChunkBatch
 from robopolicy.nets.augmentation import augmentation_loss, set_augmentation_progress
 from robopolicy.nets.module_state import EMA
@@ -82,7 +82,7 @@ class BC(Algorithm):
         self.optimizer.param_groups[0]["lr"] = rate
         loss, info = self.loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        backward(loss)
         average_gradients(list(self.policy.parameters()))
         norm = clip_gradients(self.policy.parameters(), self.config.grad_clip)
         self.optimizer.step()

@@ -25,11 +25,17 @@ from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.max_entropy import (
     MaxEntropyConfig,
     Temperature,
-    actor_optimizer,
     executed_dims,
     target_entropy,
 )
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, require_squashed, td_loss
+from robopolicy.algorithms.common.off_policy import (
+    OffPolicy,
+    UpdateStats,
+    make_adam,
+    optimizer_step,
+    require_squashed,
+    td_loss,
+)
 from robopolicy.algorithms.common.offline import ConservativeConfig, ConservativeObjective
 from robopolicy.algorithms.sac import actor_loss, soft_target
 from robopolicy.constraints import Positive, PositiveInt
@@ -69,9 +75,9 @@ class CalQL(OffPolicy):
         """Prepare to train a squashed Gaussian `policy`."""
         super().__init__(config, require_squashed(policy, self.name), total_updates=total_updates)
         self.objective = ConservativeObjective(config.conservative, self.generator)
-        self.temperature = Temperature(config.temperature)
+        self.temperature = Temperature(config.temperature, config.temperature_lr)
         self.target_entropy = target_entropy(config, executed_dims(policy))
-        self.optimizer = actor_optimizer(policy, self.temperature, config)
+        self.optimizer = make_adam(policy, config.lr, config.weight_decay)
 
     @property
     def sample_spec(self) -> ReplaySampleSpec:
@@ -87,12 +93,11 @@ class CalQL(OffPolicy):
         chunks = self.sample_candidates(batch.next_obs)
         values = self.target_critic.candidate_values(batch.next_obs, chunks)  # (M, B, C)
         best = random_subset_min(values, self.config.num_min_qs, self.generator).max(1)
-        value = batch.reward + batch.discount * best.values
         if not self.config.backup_entropy:
-            return value
+            return torch.addcmul(batch.reward, batch.discount, best.values)
         chunk = chunks[torch.arange(len(chunks), device=chunks.device), best.indices]
         logp = self.policy.log_density(batch.next_obs, chunk)
-        return soft_target(batch, value, logp, self.temperature.value, self.config)
+        return soft_target(batch, best.values, logp, self.temperature.value, self.config)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Temporal-difference loss and the calibrated penalty."""
@@ -108,10 +113,11 @@ class CalQL(OffPolicy):
             if self.policy_due():
                 alpha = self.temperature.value
                 loss, logp = actor_loss(self.policy, self.critic, part.obs, alpha, self.generator)
-                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
-                stats.actor(loss=loss, entropy=-logp, temperature=alpha)
+                optimizer_step(self.optimizer, loss)
+                self.temperature.step(logp, self.target_entropy)
+                stats.actor(loss=loss, logp=logp, temperature=alpha)
         return self.finish(batch, stats)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Items of the base class, temperature and actor optimiser."""
-        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), **self.temperature.checkpoint_items(), "optimizer": self.optimizer}

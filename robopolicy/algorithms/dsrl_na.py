@@ -27,12 +27,11 @@ from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Obse
 from robopolicy.algorithms.common.max_entropy import (
     SteeringConfig,
     Temperature,
-    actor_optimizer,
     make_latent_policy,
     noise_dims,
     target_entropy,
 )
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, make_adam, optimizer_step
 from robopolicy.algorithms.sac import actor_loss, soft_target
 from robopolicy.constraints import Ratio
 from robopolicy.critics.q import QEnsemble
@@ -77,9 +76,9 @@ class DSRLNA(OffPolicy):
         latent = make_latent_policy(policy, config, self.name)
         super().__init__(config, latent, total_updates=total_updates)
         self.critic.eval()  # no dropout in the teacher of the distillation
-        self.temperature = Temperature(config.temperature)
+        self.temperature = Temperature(config.temperature, config.temperature_lr)
         self.target_entropy = target_entropy(config, noise_dims(latent))
-        self.optimizer = actor_optimizer(latent.actor, self.temperature, config)
+        self.optimizer = make_adam(latent.actor, config.lr, config.weight_decay)
         self.noise_critic = QEnsemble(config.critic, latent.actor)  # Q_W, which needs no target network
         self.noise_critic_optimizer = torch.optim.Adam(self.noise_critic.parameters(), lr=config.critic_lr, fused=True)
 
@@ -96,7 +95,7 @@ class DSRLNA(OffPolicy):
         """Soft value of the next observation at the decoded noise of the actor."""
         w, logp = self.policy.actor.rsample(batch.next_obs, generator=self.generator)
         chunk = self.policy.decode_free_noise(batch.next_obs, w, self.generator)
-        value = self.bootstrap(batch, chunk)
+        value = self.next_value(batch, chunk)
         return soft_target(batch, value, logp, self.temperature.value, self.config)
 
     def update(self, batch: Transitions) -> Metrics:
@@ -107,8 +106,9 @@ class DSRLNA(OffPolicy):
             if self.policy_due():
                 alpha = self.temperature.value
                 loss, logp = actor_loss(self.policy.actor, self.noise_critic, part.obs, alpha, self.generator)
-                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
-                stats.actor(loss=loss, entropy=-logp, temperature=alpha)
+                optimizer_step(self.optimizer, loss)
+                self.temperature.step(logp, self.target_entropy)
+                stats.actor(loss=loss, logp=logp, temperature=alpha)
         metrics = self.finish(batch, stats)
         minibatches = list(batch.split(self.config.batch_size))
         info: Info = {}
@@ -133,7 +133,7 @@ class DSRLNA(OffPolicy):
         """Items of the base class, temperature, actor optimiser, and Q_W with its optimiser."""
         return {
             **super().checkpoint_items(),
-            "temperature": self.temperature,
+            **self.temperature.checkpoint_items(),
             "optimizer": self.optimizer,
             "noise_critic": self.noise_critic,
             "noise_critic_optimizer": self.noise_critic_optimizer,

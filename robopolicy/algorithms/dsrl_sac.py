@@ -23,12 +23,11 @@ from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.max_entropy import (
     SteeringConfig,
     Temperature,
-    actor_optimizer,
     make_latent_policy,
     noise_dims,
     target_entropy,
 )
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, make_adam, optimizer_step
 from robopolicy.algorithms.sac import actor_loss, soft_target
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.batches import Transitions
@@ -61,9 +60,9 @@ class DSRLSAC(OffPolicy):
             raise UserError(f"algorithm.n_step must be a multiple of the {steps} executed steps, got {config.n_step}.")
         latent = make_latent_policy(policy, config, self.name)
         super().__init__(config, latent, total_updates=total_updates)
-        self.temperature = Temperature(config.temperature)
+        self.temperature = Temperature(config.temperature, config.temperature_lr)
         self.target_entropy = target_entropy(config, noise_dims(latent))
-        self.optimizer = actor_optimizer(latent.actor, self.temperature, config)
+        self.optimizer = make_adam(latent.actor, config.lr, config.weight_decay)
 
     def make_critic(self) -> QEnsemble:
         """Build Q(s, w) on the free noise divided by its bound."""
@@ -81,7 +80,7 @@ class DSRLSAC(OffPolicy):
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation."""
         w, logp = self.policy.actor.rsample(batch.next_obs, generator=self.generator)
-        value = self.bootstrap(batch, w)
+        value = self.next_value(batch, w)
         return soft_target(batch, value, logp, self.temperature.value, self.config)
 
     def update(self, batch: Transitions) -> Metrics:
@@ -95,10 +94,11 @@ class DSRLSAC(OffPolicy):
             if self.policy_due():
                 alpha = self.temperature.value
                 loss, logp = actor_loss(self.policy.actor, self.critic, part.obs, alpha, self.generator)
-                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
-                stats.actor(loss=loss, entropy=-logp, temperature=alpha)
+                optimizer_step(self.optimizer, loss)
+                self.temperature.step(logp, self.target_entropy)
+                stats.actor(loss=loss, logp=logp, temperature=alpha)
         return self.finish(batch, stats)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Items of the base class, temperature and actor optimiser."""
-        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), **self.temperature.checkpoint_items(), "optimizer": self.optimizer}

@@ -75,7 +75,7 @@ def edit_loss(
 ) -> tuple[Tensor, Tensor]:
     """`alpha log e(d | s, a) - mean Q(s, a + d)` at the data's `chunk`, and the log-densities `(B,)`."""
     edited, logp = edit.rsample(edit.encode(obs), chunk, generator)
-    return (alpha.detach() * logp - critic(obs, edited).mean(0)).mean(), logp
+    return (alpha * logp - critic(obs, edited).mean(0)).mean(), logp
 
 
 def selection_bonus(values: Tensor, index: Tensor, temperature: float) -> Tensor:
@@ -103,7 +103,7 @@ class EXPO(OffPolicy):
         policy = require_imitation(policy, self.name)
         super().__init__(config, policy.eval(), total_updates=total_updates)
         self.edit = EditNet(config.edit, policy)
-        self.temperature = Temperature(config.temperature)
+        self.temperature = Temperature(config.temperature, config.temperature_lr)
         dims = policy.spec.action_horizon * policy.spec.action_dim
         self.target_entropy = -0.5 * dims if config.target_entropy is None else config.target_entropy
         self.ema = EMA(policy, config.ema_decay)
@@ -111,7 +111,6 @@ class EXPO(OffPolicy):
         self.backup_policy = self._on_the_fly(policy)
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)
         self.edit_optimizer = torch.optim.Adam(self.edit.parameters(), lr=config.edit_lr, fused=True)
-        self.temperature_optimizer = torch.optim.Adam(self.temperature.parameters(), lr=config.temperature_lr)
 
     def _on_the_fly(self, base: Policy) -> ResidualEditPolicy:
         return make_residual_edit(
@@ -165,8 +164,7 @@ class EXPO(OffPolicy):
         alpha = self.temperature.value
         loss, logp = edit_loss(self.edit, self.critic, batch.obs, batch.chunk, alpha, self.generator)
         optimizer_step(self.edit_optimizer, loss)
-        if self.config.temperature_lr:
-            optimizer_step(self.temperature_optimizer, self.temperature.loss(logp, self.target_entropy))
+        self.temperature.step(logp, self.target_entropy)
         return {"edit_loss": loss, "entropy": -logp.mean(), "temperature": alpha}
 
     def observers(self) -> tuple[Observer, ...]:
@@ -183,8 +181,7 @@ class EXPO(OffPolicy):
             **super().checkpoint_items(),
             "ema": self.ema,
             "edit": self.edit,
-            "temperature": self.temperature,
+            **self.temperature.checkpoint_items(),
             "optimizer": self.optimizer,
             "edit_optimizer": self.edit_optimizer,
-            "temperature_optimizer": self.temperature_optimizer,
         }

@@ -33,6 +33,7 @@ from robopolicy.algorithms.common.offline import imitation_loss
 from robopolicy.algorithms.common.rollout_batch import flatten
 from robopolicy.algorithms.ppo import PPO, PPOConfig, ppo_estimator
 from robopolicy.constraints import NonNegative, Positive, PositiveInt, Validated
+from robopolicy.core.gradients import backward
 from robopolicy.critics.value import ValueConfig
 from robopolicy.data.batches import Rollout
 from robopolicy.device import move
@@ -135,7 +136,7 @@ class DecoderTrainer:
             obs = {key: value[index] for key, value in self.obs.items()}
             loss = imitation_loss(self.head, obs, self.chunk[index], generator=generator, progress=progress).mean()
             self.optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            backward(loss)
             self.optimizer.step()
             losses.append(loss.detach())
         return torch.stack(losses).mean()

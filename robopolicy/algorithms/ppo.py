@@ -37,6 +37,7 @@ from robopolicy.constraints import Positive
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.distributed import all_reduce_mean
 from robopolicy.core.estimator import Estimator, EstimatorConfig
+from robopolicy.core.gradients import backward
 from robopolicy.core.ratios import ConstantBounds
 from robopolicy.data.batches import Rollout
 from robopolicy.errors import UserError
@@ -128,7 +129,7 @@ class PPO(OnPolicy):
     def critic_gradient(self, rows: RolloutBatch, image: RolloutBatch | None) -> Tensor:
         """Add the gradient of the weighted critic loss; returns the loss."""
         loss = with_image(self.critic_loss, rows, image)
-        loss.backward(torch.full_like(loss, self.config.value_coef))
+        backward(loss, weight=self.config.value_coef)
         return loss.detach()
 
     def minibatch_loss(
@@ -161,7 +162,7 @@ class PPO(OnPolicy):
             self.worker.start(self.critic_gradient, part, image)  # on a second thread
             log_stats = last or config.target_kl is not None
             loss, info = self.minibatch_loss(part, image, batch.shape[0], log_stats=log_stats)
-            loss.backward()
+            backward(loss)
             stats |= {"critic/loss": self.worker.wait(), **prefixed("actor", info)}
             if config.target_kl is not None:
                 if config.lr_schedule == "adaptive":

@@ -29,11 +29,10 @@ from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.max_entropy import (
     MaxEntropyConfig,
     Temperature,
-    actor_optimizer,
     executed_dims,
     target_entropy,
 )
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, require_squashed
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, make_adam, optimizer_step, require_squashed
 from robopolicy.algorithms.sac import soft_target
 from robopolicy.constraints import Finite, Positive, PositiveInt, Ratio
 from robopolicy.critics.q import CriticConfig, QEnsemble
@@ -65,7 +64,7 @@ def actor_loss(
 ) -> tuple[Tensor, Tensor]:
     """`alpha log pi - mean Q` at reparameterised chunks, and the log-probabilities `(B,)`."""
     chunk, logp = policy.rsample(obs, generator=generator)
-    return (alpha.detach() * logp - critic(obs, chunk).mean(0)).mean(), logp
+    return (alpha * logp - critic(obs, chunk).mean(0)).mean(), logp
 
 
 class RLPD(OffPolicy):
@@ -83,11 +82,11 @@ class RLPD(OffPolicy):
     def __init__(self, config: RLPDConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy`."""
         super().__init__(config, require_squashed(policy, self.name), total_updates=total_updates)
-        self.temperature = Temperature(config.temperature)
+        self.temperature = Temperature(config.temperature, config.temperature_lr)
         self.target_entropy = target_entropy(config, executed_dims(policy))
         if config.target_entropy is None:
             self.target_entropy /= 2
-        self.optimizer = actor_optimizer(policy, self.temperature, config)
+        self.optimizer = make_adam(policy, config.lr, config.weight_decay)
 
     def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk uniformly from the action bounds."""
@@ -96,7 +95,7 @@ class RLPD(OffPolicy):
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation under random members."""
         chunk, logp = self.policy.rsample(batch.next_obs, generator=self.generator)
-        value = self.bootstrap(batch, chunk)
+        value = self.next_value(batch, chunk)
         return soft_target(batch, value, logp, self.temperature.value, self.config)
 
     def update(self, batch: Transitions) -> Metrics:
@@ -107,10 +106,11 @@ class RLPD(OffPolicy):
             if self.policy_due():
                 alpha = self.temperature.value
                 loss, logp = actor_loss(self.policy, self.critic, part.obs, alpha, self.generator)
-                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
-                stats.actor(loss=loss, entropy=-logp, temperature=alpha)
+                optimizer_step(self.optimizer, loss)
+                self.temperature.step(logp, self.target_entropy)
+                stats.actor(loss=loss, logp=logp, temperature=alpha)
         return self.finish(batch, stats)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Items of the base class, temperature and actor optimiser."""
-        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), **self.temperature.checkpoint_items(), "optimizer": self.optimizer}

@@ -23,18 +23,18 @@ from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.max_entropy import (
     MaxEntropyConfig,
     Temperature,
-    actor_optimizer,
     executed_dims,
     target_entropy,
 )
 from robopolicy.algorithms.common.off_policy import (
     OffPolicy,
     UpdateStats,
+    make_adam,
     optimizer_step,
     regression_loss,
     require_squashed,
 )
-from robopolicy.critics.q import QEnsemble
+from robopolicy.critics.q import C51, QEnsemble
 from robopolicy.data.batches import Transitions
 from robopolicy.nets.inverted_residual import batch_norms, batch_statistics
 from robopolicy.policies.base import Info, Observation, Policy, Sample
@@ -50,8 +50,9 @@ class SACConfig(MaxEntropyConfig):
 
 
 def soft_target(batch: Transitions, value: Tensor, logp: Tensor, alpha: Tensor, config: MaxEntropyConfig) -> Tensor:
-    """Bootstrap `value` `(B,)` plus the entropy `-alpha log pi(a' | s')` of the next chunk, if `backup_entropy`."""
-    return torch.addcmul(value, batch.discount * alpha, logp, value=-1) if config.backup_entropy else value
+    """`reward + discount * value` `(B,)`; `value` gains the entropy `-alpha log pi(a' | s')` if `backup_entropy`."""
+    soft = torch.addcmul(value, alpha, logp, value=-1) if config.backup_entropy else value
+    return torch.addcmul(batch.reward, batch.discount, soft)
 
 
 def actor_loss(
@@ -59,7 +60,7 @@ def actor_loss(
 ) -> tuple[Tensor, Tensor]:
     """`alpha log pi - min Q` at reparameterised chunks, and the log-probabilities `(B,)`."""
     chunk, logp = actor.rsample(obs, generator=generator)
-    return (alpha.detach() * logp - critic.min_q(obs, chunk)).mean(), logp
+    return (alpha * logp - critic.min_q(obs, chunk)).mean(), logp
 
 
 def joined(first: Observation, second: Observation) -> Observation:
@@ -82,9 +83,9 @@ class SAC(OffPolicy):
     def __init__(self, config: SACConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train a squashed Gaussian `policy`."""
         super().__init__(config, require_squashed(policy, self.name), total_updates=total_updates)
-        self.temperature = Temperature(config.temperature)
+        self.temperature = Temperature(config.temperature, config.temperature_lr)
         self.target_entropy = target_entropy(config, executed_dims(policy))
-        self.optimizer = actor_optimizer(policy, self.temperature, config)
+        self.optimizer = make_adam(policy, config.lr, config.weight_decay)
         self.averages_members = config.average_members
         self._critic_norms = batch_norms(self.critic, self.target_critic)
         self._actor_norms = batch_norms(self.policy)
@@ -93,26 +94,28 @@ class SAC(OffPolicy):
         """Draw a chunk uniformly from the action bounds."""
         return self.policy.sample_uniform(obs, generator=generator)
 
-    def next_chunk(self, batch: Transitions) -> tuple[Tensor, Tensor | None]:
-        """Chunk at the next observation, and the discounted cost `alpha log pi` `(B,)` if `backup_entropy`."""
-        chunk, logp = self.policy.rsample(batch.next_obs, generator=self.generator)
-        return chunk, batch.discount * self.temperature.value * logp if self.config.backup_entropy else None
+    def entropy_cost(self, logp: Tensor) -> Tensor | None:
+        """`alpha log pi` `(B,)` if `backup_entropy`."""
+        return self.temperature.value * logp if self.config.backup_entropy else None
 
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation."""
-        return self.backup(batch, *self.next_chunk(batch))
+        chunk, logp = self.policy.rsample(batch.next_obs, generator=self.generator)
+        if isinstance(self.critic.histogram, C51):
+            return self.distributional_target(batch, chunk, self.entropy_cost(logp))
+        return soft_target(batch, self.next_value(batch, chunk), logp, self.temperature.value, self.config)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Temporal-difference loss; batch normalisation sees the next chunks in the same batch, as in FlashSAC."""
         if not self._critic_norms:
             return super().critic_loss(batch)
         with torch.no_grad():
-            chunk, cost = self.next_chunk(batch)
+            chunk, logp = self.policy.rsample(batch.next_obs, generator=self.generator)
         rows, obs, chunks = len(batch), joined(batch.obs, batch.next_obs), torch.cat([batch.chunk, chunk])
         with batch_statistics(self._critic_norms):
             output, lagged = (each.output(each.encode(obs), chunks) for each in (self.critic, self.target_critic))
         with torch.no_grad():
-            targets = self.backup_outputs(batch, lagged[:, rows:], cost)
+            targets = self.backup_outputs(batch, lagged[:, rows:], self.entropy_cost(logp))
         return regression_loss(self.critic, batch, output[:, :rows], targets)
 
     def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
@@ -125,7 +128,7 @@ class SAC(OffPolicy):
             chunk, logp = self.policy.rsample(batch.obs, generator=self.generator)
         critic = self.critic
         value = critic(batch.obs, chunk).mean(0) if self.averages_members else critic.min_q(batch.obs, chunk)
-        return (alpha.detach() * logp - value).mean(), logp, {}
+        return (alpha * logp - value).mean(), logp, {}
 
     def update(self, batch: Transitions) -> Metrics:
         """Take critic steps on consecutive minibatches, with delayed steps of actor and temperature."""
@@ -135,10 +138,11 @@ class SAC(OffPolicy):
             if self.policy_due():
                 alpha = self.temperature.value
                 loss, logp, info = self.actor_loss(part, alpha)
-                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
-                stats.actor(loss=loss, entropy=-logp, temperature=alpha, **info)
+                optimizer_step(self.optimizer, loss)
+                self.temperature.step(logp, self.target_entropy)
+                stats.actor(loss=loss, logp=logp, temperature=alpha, **info)
         return self.finish(batch, stats)  # TD errors, normalisers, counter
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Items of the base class, temperature and actor optimiser."""
-        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}
+        return {**super().checkpoint_items(), **self.temperature.checkpoint_items(), "optimizer": self.optimizer}

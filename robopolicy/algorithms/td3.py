@@ -33,7 +33,7 @@ from robopolicy.algorithms.common.off_policy import (
     require_squashed,
 )
 from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, PositiveInt
-from robopolicy.critics.q import CriticConfig, QEnsemble, TargetUpdate
+from robopolicy.critics.q import C51, CriticConfig, QEnsemble, TargetUpdate
 from robopolicy.data.batches import Transitions
 from robopolicy.errors import unknown_name
 from robopolicy.policies.base import Info, Observation, Policy, Sample
@@ -128,7 +128,9 @@ class TD3(OffPolicy):
 
     def target(self, batch: Transitions) -> Tensor:
         """Value of the target policy's next chunk with clipped noise."""
-        return self.backup(batch, smoothed_chunk(self.target_policy, batch.next_obs, self.config, self.generator))
+        chunk = smoothed_chunk(self.target_policy, batch.next_obs, self.config, self.generator)
+        distributional = isinstance(self.critic.histogram, C51)
+        return self.distributional_target(batch, chunk) if distributional else self.bootstrap(batch, chunk)
 
     def actor_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Loss of the actor, and further metrics; a hook."""

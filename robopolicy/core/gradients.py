@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 MIN_STD = 1e-10  # standard deviation below which the scores of a group are 0
+
+
+def backward(loss: Tensor, inputs: Sequence[Tensor] | None = None, *, weight: float = 1.0) -> None:
+    """Add the gradient of `weight` times a scalar `loss` to its leaves, or only to `inputs`.
+
+    `loss.backward()` fills a tensor with the weight every time, in a kernel of its own.
+    """
+    torch.autograd.backward(loss, _constant(weight, loss.dtype, loss.device), inputs=inputs)
+
+
+@functools.cache
+def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(value, dtype=dtype, device=device)
 
 
 def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:

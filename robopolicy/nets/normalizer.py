@@ -30,6 +30,8 @@ class Normalizer(nn.Module):
     offset: Tensor
     scale: Tensor
     variance: Tensor
+    zero: Tensor
+    one: Tensor
     fitted: Tensor
 
     def __init__(self, dim: int, mode: str) -> None:
@@ -40,6 +42,8 @@ class Normalizer(nn.Module):
         self.register_buffer("offset", torch.zeros(dim))
         self.register_buffer("scale", torch.ones(dim))
         self.register_buffer("variance", torch.ones(dim), persistent=False)  # scale squared
+        self.register_buffer("zero", torch.zeros(dim), persistent=False)
+        self.register_buffer("one", torch.ones(dim), persistent=False)
         self.register_buffer("fitted", torch.tensor(mode == "identity"))
 
     def fit(self, statistics: Mapping[str, Any]) -> None:
@@ -78,13 +82,15 @@ class Normalizer(nn.Module):
             return x
         if x.device.type == "cpu":
             return (x - self.offset) / self.scale
-        return F.batch_norm(x.reshape(-1, x.shape[-1]), self.offset, self.variance, eps=0.0).view(x.shape)  # one kernel
+        return _affine(x, self.offset, self.variance)
 
     def denormalize(self, x: Tensor) -> Tensor:
         """Inverse of `normalize`."""
         if self.mode == "identity":
             return x
-        return x * self.scale + self.offset if x.device.type == "cpu" else torch.addcmul(self.offset, x, self.scale)
+        if x.device.type == "cpu":
+            return x * self.scale + self.offset
+        return _affine(x, self.zero, self.one, self.scale, self.offset)
 
     def set_transform(self, offset: Tensor | float, scale: Tensor | float) -> None:
         """Set offset and scale, `(D,)` each or numbers."""
@@ -111,6 +117,13 @@ class Normalizer(nn.Module):
             raise UserError(f"Checkpoint statistic '{prefix}scale' is not positive; the checkpoint is damaged.")
         super()._load_from_state_dict(state_dict, prefix, *args)
         self.set_transform(self.offset, self.scale)
+
+
+def _affine(
+    x: Tensor, mean: Tensor, variance: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
+) -> Tensor:
+    """`(x - mean) / sqrt(variance)`, then times scale plus shift if given: one kernel forwards, one backwards."""
+    return F.batch_norm(x.reshape(-1, x.shape[-1]), mean, variance, scale, shift, eps=0.0).view(x.shape)
 
 
 class RunningNormalizer(Normalizer):

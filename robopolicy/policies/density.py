@@ -52,10 +52,10 @@ class _TanhSample(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        spread = log_std.exp() * noise
-        raw = mean + spread
+        std = log_std.exp()
+        raw = torch.addcmul(mean, std, noise)
         drawn = raw.tanh()
-        ctx.save_for_backward(drawn, spread)
+        ctx.save_for_backward(drawn, std, noise)
         ctx.shapes = mean.shape, log_std.shape
         # (raw - mean) / std is the noise, and -log(1 - tanh(u)^2) is 4 softplus_2(u) - 2 u - 2 log 2.
         slope = F.softplus(raw, 2).sub_(raw, alpha=0.5)
@@ -66,11 +66,11 @@ class _TanhSample(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         of_draw, of_density = gradients
-        drawn, spread = ctx.saved_tensors
+        drawn, std, noise = ctx.saved_tensors
         # The derivative of -log(1 - tanh^2) is 2 tanh.
         of_raw = torch.ops.aten.tanh_backward(of_draw, drawn).addcmul_(of_density, drawn, value=2)
         mean_shape, std_shape = ctx.shapes
-        return of_raw.sum_to_size(mean_shape), (of_raw * spread - of_density).sum_to_size(std_shape), None
+        return of_raw.sum_to_size(mean_shape), (of_raw * (std * noise) - of_density).sum_to_size(std_shape), None
 
 
 def sample_squashed(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,7 @@ def test_the_target_is_the_shifted_distribution_of_the_member_with_the_least_mea
     rows = replace(data(2), reward=torch.tensor([0.5, 0.25]), discount=torch.tensor([0.5, 0.0]))
     high, low = [0.0, 0.0, 0.0, 0.5, 0.5], [0.5, 0.0, 0.5, 0.0, 0.0]  # means 1.5 and -1
     output = torch.tensor([[high, low], [low, high]]).clamp_min(1e-30).log()
-    found = algorithm.backup_outputs(rows, output, torch.tensor([0.5, 0.0]))
+    found = algorithm.backup_outputs(rows, output, torch.tensor([1.0, 0.0]))
     # Row 0: atoms 0.5 z, so -1 and 0, half of the mass each. Row 1 terminates: all mass is at 0.25.
     torch.testing.assert_close(found, torch.tensor([[[0.0, 0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.75, 0.25, 0.0]]]))
     algorithm.averages_members = True
@@ -73,7 +73,7 @@ def test_batch_normalisation_sees_the_next_chunks_in_the_same_batch() -> None:
     inputs = [torch.cat([obs["state"].flatten(1), chunk], 1) for obs, chunk in both(algorithm, rows)]
     mean = torch.cat(inputs).mean(0)
     found = algorithm.critic.body.embedding[0].mean  # type: ignore[union-attr]
-    torch.testing.assert_close(found[0, :2], 0.01 * mean[:2])  # momentum 0.01, observations
+    torch.testing.assert_close(found[0, :2], 0.01 * mean[:2])  # type: ignore[index]  # momentum 0.01, observations
     before = copy.deepcopy(algorithm.policy.state_dict())
     algorithm.target(rows)
     algorithm.act(rows.obs)
@@ -130,7 +130,7 @@ def test_learning_rates_decay_as_a_cosine_and_survive_a_resumption() -> None:
     algorithm = flash_sac(lr_final_fraction=0.5, temperature_lr=1e-3)
     algorithm.updates = 49
     algorithm.update(data())
-    rates = [group["lr"] for group in algorithm.optimizer.param_groups]
+    rates = [each.param_groups[0]["lr"] for each in (algorithm.optimizer, algorithm.temperature.optimizer)]
     assert rates == pytest.approx([0.75 * 3e-3, 0.75e-3])
     resumed = flash_sac(lr_final_fraction=0.5, temperature_lr=1e-3)
     resumed.load_state_dict(copy.deepcopy(algorithm.state_dict()))

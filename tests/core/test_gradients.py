@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from robopolicy.core.gradients import clip_gradients, flat_gradient, group_scores, influence
+from robopolicy.core.gradients import backward, clip_gradients, flat_gradient, group_scores, influence
+
+
+def test_backward_adds_the_weighted_gradient_to_the_given_leaves() -> None:
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    for _ in range(2):
+        backward((x * y).sum() * 3, [x], weight=0.5)
+    assert x.grad is not None and x.grad.tolist() == [3.0, 3.0] and y.grad is None
+    backward(y.double().sum())
+    assert y.grad is not None and y.grad.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("limit", [0.3, 100.0])

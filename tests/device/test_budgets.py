@@ -1,7 +1,9 @@
 """Budgets of launches and waits of an update on the simulated device: a slow line fails here.
 
 The section `update` of `budgets.toml` holds them for one update of tiny networks, the section `minibatch` for one
-minibatch of PPO and one gradient step of SAC and TD3. `python tests/device/test_budgets.py` measures and writes both.
+minibatch of PPO and one gradient step of SAC and TD3.
+
+    PYTHONPATH=tests/helpers python tests/device/test_budgets.py     # measure and write both sections
 """
 
 import sys

@@ -42,7 +42,8 @@ def made(
 def check_same(first: EvalResult, second: EvalResult) -> None:
     assert len(set(first.returns)) > 1  # the comparison is not trivial
     np.testing.assert_allclose(first.returns, second.returns, rtol=1e-4)
-    assert first.success is not None and np.array_equal(first.success, second.success)
+    assert first.success is not None and second.success is not None
+    assert np.array_equal(first.success, second.success)
     assert np.array_equal(first.lengths, second.lengths) and first.cost.decisions == second.cost.decisions
 
 
@@ -72,7 +73,7 @@ def test_a_policy_on_a_device_plays_a_simulator_on_the_cpu() -> None:
 
 
 def test_hidden_states_of_recurrent_policies_stay_on_the_device() -> None:
-    settings = {"recurrent": RecurrentConfig("gru", 4)}
+    settings: dict[str, Any] = {"recurrent": RecurrentConfig("gru", 4)}
     on_cpu = run_episodes(made(device="cpu", **settings), opened(5, "cpu"), range(12))
     check_same(run_episodes(made(**settings), opened(5), range(12)), on_cpu)
     check_same(run_episodes(made(**settings), opened(5, "cpu"), range(12)), on_cpu)

@@ -34,11 +34,13 @@ def steps(device: torch.device) -> list[ChunkStep]:
     generator = torch.Generator().manual_seed(0)
     found: list[ChunkStep] = []
     for _ in range(STEPS):
-        ends = torch.rand(2, ENVS, generator=generator) < 0.01
+        terminated, truncated = torch.rand(2, ENVS, generator=generator) < 0.01
         obs = {"state": torch.randn(ENVS, 1, 5, generator=generator)}
-        reward = torch.randn(ENVS, generator=generator)
-        info = {f"log.{i}": torch.randn(ENVS, generator=generator) for i in range(LOGGED)} | {"success": ends[0]}
-        found.append(ChunkStep(obs, reward, reward, torch.ones(ENVS, dtype=torch.int64), *ends, obs, info))
+        reward, length = torch.randn(ENVS, generator=generator), torch.ones(ENVS, dtype=torch.int64)
+        info = {f"log.{i}": torch.randn(ENVS, generator=generator) for i in range(LOGGED)} | {"success": terminated}
+        found.append(
+            ChunkStep(obs, reward, reward, length, terminated, truncated, obs, info)
+        )
     return move(tuple(found), device)
 
 

@@ -63,7 +63,7 @@ def test_scores_and_gradients_are_those_of_the_cpu() -> None:
     found: list[torch.Tensor] = []
     for name in ("cpu", simulated.NAME):
         policy = made(name)
-        record = policy.pad_rows(PROMPTS, completions)
+        record: dict[str, Any] = dict(policy.pad_rows(PROMPTS, completions))
         with simulated.record() as counted:
             out = policy.score(**record, temperature=policy.temperatures(1.0, 4))
             (out.logp.sum() + 0.1 * out.entropy.sum()).backward()

@@ -1,5 +1,7 @@
 """Tests of the text policy: checkpoints, pretrained folders, chat templates, LoRA, imitation, shared prompts."""
 
+from typing import Any
+
 import pytest
 import torch
 from text_forms import SPEC
@@ -28,7 +30,8 @@ def test_checkpoint_restores_the_policy(source, policy, folder, tmp_path):
         policy = TextPolicy(TextConfig(pretrained=str(folder), template="chat"), SPEC)
     save_checkpoint(tmp_path / "c", policy, task="text/arithmetic", obs_sample=observed())
     if source == "folder":
-        policy.config.architecture["_name_or_path"] = "gone"
+        policy.config.architecture["_name_or_path"] = "gone"  # type: ignore[index]
+    loaded: Any
     loaded, manifest = load_policy(tmp_path / "c")
     assert manifest.policy == "text"
     assert torch.equal(loaded.act(observed(), deterministic=True), policy.act(observed(), deterministic=True))
@@ -60,7 +63,7 @@ def test_pretrained_folder_loads_without_dropout(folder):
 
 def test_chat_template_formats_the_messages(folder):
     policy = TextPolicy(TextConfig(pretrained=str(folder), template="chat"), SPEC)
-    inner = policy.tokenizer.inner
+    inner: Any = policy.tokenizer.inner  # type: ignore[attr-defined]
 
     def shown(tokens):
         return inner.decode(tokens)
@@ -143,7 +146,7 @@ def test_one_prompt_can_be_learned(policy):
     assert unpack(policy.act(obs, deterministic=True)[:, 0]) == ["5", "6"]
 
 
-def grouped(policy, groups=3, size=4):
+def grouped(policy, groups=3, size=4) -> tuple[Any, torch.Tensor]:
     """Returns rows with shared prompts of several lengths, and a temperature for each row."""
     texts = ["1+1=", "a longer one", "22+3="][:groups]
     prompts = [policy.tokenizer.prompt([text]) for text in texts for _ in range(size)]
@@ -162,7 +165,7 @@ def test_shared_prompts_change_neither_scores_nor_gradients(policy, folder, kind
     record, temperatures = grouped(policy)
     found = []
     for shared in (True, False):
-        policy.__dict__["_shares_prompts"] = shared
+        vars(policy)["_shares_prompts"] = shared
         policy.zero_grad()
         out = policy.score(**record, temperature=temperatures)
         (out.logp.sum() + 0.3 * out.entropy.square().sum()).backward()
@@ -205,7 +208,7 @@ def test_sliding_window_models_have_no_plain_cache(tmp_path):
 
     from robopolicy.text.generation import has_plain_cache
 
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    shape: Any = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
     for window, plain in ((None, True), (4, False)):
         config = MistralConfig(**shape, intermediate_size=32, vocab_size=40, sliding_window=window)
         assert has_plain_cache(AutoModelForCausalLM.from_config(config)) is plain

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def test_the_ratio_of_a_batch_is_one(task, temperature):
 
 def test_only_tokens_of_the_policy_are_decisions():
     env = env_of(Grid())
-    trajectory = Independent().rollout(env, tasks(1, (5,)))[0]
+    trajectory: Any = Independent().rollout(env, tasks(1, (5,)))[0]
     decisions, conversation = trajectory.decisions, trajectory.record
     tokens, start = decisions.extra["tokens"][0], int(decisions.extra["start"])
     written = [token for token, own in zip(tokens[start:].tolist(), decisions.mask[0].tolist(), strict=True) if own]
@@ -183,12 +184,12 @@ def test_problems_have_categories_and_answers_have_progress():
     arithmetic = Arithmetic()
     assert {arithmetic.category(seed) for seed in range(60)} == {0, 1, 2}
     for seed in range(20):
-        episode = arithmetic.episode(seed)
+        episode: Any = arithmetic.episode(seed)
         right = episode.demonstration()[0]
         assert episode.step(right).metrics["progress"] == 1.0
         wrong = episode.step(right[:-1] + str((int(right[-1]) + 1) % 10)).metrics["progress"]
         assert wrong == pytest.approx((len(right) - 1) / len(right))
-        countdown = Countdown().episode(seed)
+        countdown: Any = Countdown().episode(seed)
         assert countdown.step(countdown.demonstration()[0]).metrics["progress"] == 1.0
         assert countdown.step("x").metrics["progress"] == 0.0
 

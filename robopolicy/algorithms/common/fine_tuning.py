@@ -18,7 +18,7 @@ from robopolicy.algorithms.common.on_policy import OnPolicyConfig, parameters_of
 from robopolicy.algorithms.common.rollout_batch import RolloutBatch
 from robopolicy.constraints import AtMost, NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.core.distributed import average_gradients
-from robopolicy.core.gradients import clip_gradients
+from robopolicy.core.gradients import backward, clip_gradients
 from robopolicy.core.returns import DISCOUNT_UNITS
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.errors import unknown_name
@@ -114,7 +114,7 @@ def clipped_step(optimizer: torch.optim.Optimizer, loss: Tensor, info: Info, gra
     """Take a gradient step on `loss`, averaged over processes; returns `info` and the gradient norm under `actor/`."""
     parameters = parameters_of(optimizer)
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    backward(loss)
     average_gradients(parameters)
     norm = clip_gradients(parameters, grad_clip)
     optimizer.step()

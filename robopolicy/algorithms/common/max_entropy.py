@@ -1,17 +1,19 @@
 """Shared code of maximum-entropy algorithms: the learned entropy temperature, settings, and policies over noise.
 
-SAC and related methods train the actor and the temperature with one optimiser. DSRL is soft actor-critic whose actor
+DSRL is soft actor-critic whose actor
 outputs the noise of a frozen diffusion or flow policy (`LatentPolicy`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from robopolicy.algorithms.common.algorithm import Checkpointable
 from robopolicy.algorithms.common.off_policy import OffPolicyConfig, make_adam
 from robopolicy.constraints import Finite, NonNegative, Positive, Ratio
 from robopolicy.critics.q import CriticConfig
@@ -36,20 +38,29 @@ class MaxEntropyConfig(OffPolicyConfig):
 
 
 class Temperature(nn.Module):
-    """Positive weight of the entropy, trained to keep the entropy near its target."""
+    """Positive weight of the entropy, trained by Adam to keep the entropy near its target."""
 
-    def __init__(self, initial: float) -> None:
+    value: Tensor  # current weight
+
+    def __init__(self, initial: float, lr: float) -> None:
         super().__init__()
         self.log = nn.Parameter(torch.tensor(math.log(initial)))
+        self.register_buffer("value", self.log.detach().exp())
+        self.optimizer = make_adam(self, lr)
 
-    @property
-    def value(self) -> Tensor:
-        """Current weight."""
-        return self.log.exp()
+    @torch.no_grad()
+    def step(self, logp: Tensor, target_entropy: float) -> None:
+        """Raise the weight if the entropy `-logp` `(B,)` is below its target, else lower it.
 
-    def loss(self, logp: Tensor, target_entropy: float) -> Tensor:
-        """Loss whose minimisation raises the weight while the entropy `-logp` `(B,)` is below its target."""
-        return self.log * -(logp.detach().mean() + target_entropy)
+        The loss is `log * (entropy - target)`, so its gradient needs no backward pass.
+        """
+        self.log.grad = torch.rsub(logp.mean(), -target_entropy)
+        self.optimizer.step()
+        self.value = self.log.exp()
+
+    def checkpoint_items(self) -> Mapping[str, Checkpointable]:
+        """The weight and its optimiser."""
+        return {"temperature": self, "temperature_optimizer": self.optimizer}
 
 
 def target_entropy(config: MaxEntropyConfig, dims: int) -> float:
@@ -62,14 +73,6 @@ def target_entropy(config: MaxEntropyConfig, dims: int) -> float:
 def executed_dims(policy: Policy) -> int:
     """Number of dimensions of the executed part of a chunk."""
     return policy.spec.action_horizon * policy.spec.action_dim
-
-
-def actor_optimizer(actor: nn.Module, temperature: Temperature, config: MaxEntropyConfig) -> torch.optim.Optimizer:
-    """Build Adam over actor and temperature, whose losses have separate gradients."""
-    optimizer = make_adam(actor, config.lr, config.weight_decay)
-    group = {"params": list(temperature.parameters()), "lr": config.temperature_lr, "weight_decay": 0.0}
-    optimizer.add_param_group(group)
-    return optimizer
 
 
 # Policies over the noise of a frozen policy.

@@ -35,7 +35,7 @@ from robopolicy.constraints import (
     Ratio,
     Validated,
 )
-from robopolicy.core.gradients import clip_gradients
+from robopolicy.core.gradients import backward, clip_gradients
 from robopolicy.critics.q import C51, CriticConfig, QEnsemble, TargetUpdate, random_members, random_subset_min
 from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.episodes import Episodes
@@ -73,20 +73,27 @@ class OffPolicyConfig(Validated):
 
 
 class UpdateStats:
-    """Metrics of one update, the means of the last values of each, and the absolute TD errors of all rows."""
+    """Metrics of one update, the means of the last values of each, and the TD errors of all rows."""
 
     def __init__(self) -> None:
         self.values: Info = {}
+        self.logp: Tensor | None = None
         self.td_errors: list[Tensor] = []
 
     def critic(self, info: Info) -> None:
-        """Log the result of `critic_step` as `critic/KEY`, and store its `td_errors` `(B,)`."""
-        self.td_errors.append(info["td_errors"])
+        """Log the result of `critic_step` as `critic/KEY`, and store its `td_errors`, `(M, B)` of members or `(B,)`."""
+        self.td_errors.append(torch.atleast_2d(info["td_errors"]))
         self.values |= {f"critic/{key}": value for key, value in info.items() if key != "td_errors"}
 
-    def actor(self, **values: Tensor) -> None:
-        """Log the means of `values` as `actor/KEY`."""
+    def actor(self, *, logp: Tensor | None = None, **values: Tensor) -> None:
+        """Log the means of `values` as `actor/KEY`, and `-logp` as `actor/entropy`."""
         self.values |= {f"actor/{key}": value for key, value in values.items()}
+        self.logp = self.logp if logp is None else logp
+
+    def means(self) -> Info:
+        """The mean of each value."""
+        entropy = {} if self.logp is None else {"actor/entropy": -self.logp.mean()}
+        return {key: value.mean() for key, value in self.values.items()} | entropy
 
 
 class OffPolicy(Algorithm):
@@ -167,30 +174,30 @@ class OffPolicy(Algorithm):
         """Regression target `(B,)` of the critic; called without gradients."""
 
     def bootstrap(self, batch: Transitions, chunk: Tensor) -> Tensor:
-        """`reward + discount * min Q'(next_obs, chunk)` `(B,)` over a random subset of the target ensemble.
+        """`reward + discount * next_value` `(B,)`."""
+        return torch.addcmul(batch.reward, batch.discount, self.next_value(batch, chunk))
+
+    def next_value(self, batch: Transitions, chunk: Tensor) -> Tensor:
+        """`min Q'(next_obs, chunk)` `(B,)` over a random subset of the target ensemble.
 
         With `averages_members` there is no minimum: `(M, B)`.
         """
         critic, obs = self.target_critic, batch.next_obs
         members = random_members(self.config.critic.members, self.config.num_min_qs, self.generator)
-        values = critic(obs, chunk) if members is None else critic(obs, chunk, members)
-        return torch.addcmul(batch.reward, batch.discount, self._reduce(values))
+        return self._reduce(critic(obs, chunk) if members is None else critic(obs, chunk, members))
 
-    def backup(self, batch: Transitions, chunk: Tensor, cost: Tensor | None = None) -> Tensor:
-        """Target of `bootstrap` minus `cost` `(B,)`; with a C51 critic its distribution, see `backup_outputs`."""
-        if isinstance(self.critic.histogram, C51):
-            critic = self.target_critic
-            return self.backup_outputs(batch, critic.output(critic.encode(batch.next_obs), chunk), cost)
-        value = self.bootstrap(batch, chunk)
-        return value if cost is None else value - cost
+    def distributional_target(self, batch: Transitions, chunk: Tensor, cost: Tensor | None = None) -> Tensor:
+        """Target of a C51 critic at the next `chunk`, see `backup_outputs`."""
+        critic = self.target_critic
+        return self.backup_outputs(batch, critic.output(critic.encode(batch.next_obs), chunk), cost)
 
     def backup_outputs(self, batch: Transitions, output: Tensor, cost: Tensor | None) -> Tensor:
         """Target from `output` `(M, B, n)` of the target critic at the next chunks.
 
         It is `(B,)` or per member `(M, B)`. With a C51 critic it has the probabilities `(1 or M, B, bins)` over the
-        atoms of the reward plus the discounted return of the member with the least mean, minus `cost`.
+        atoms of the reward plus the discounted return of the member with the least mean, less its `cost` `(B,)`.
         """
-        reward = batch.reward if cost is None else batch.reward - cost
+        reward = batch.reward if cost is None else torch.addcmul(batch.reward, batch.discount, cost, value=-1)
         histogram = self.critic.histogram
         if not isinstance(histogram, C51):
             return reward + batch.discount * self._reduce(self.critic.value(output))
@@ -220,7 +227,7 @@ class OffPolicy(Algorithm):
                 yield part
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
-        """Temporal-difference loss to `target`; the info has values to average and `td_errors` `(B,)`."""
+        """Temporal-difference loss to `target`; the info has values to average and `td_errors` `(M, B)` or `(B,)`."""
         return td_loss(self.critic, batch, self.target)
 
     def critic_step(self, batch: Transitions) -> Info:
@@ -238,13 +245,13 @@ class OffPolicy(Algorithm):
 
     def finish(self, batch: Transitions, stats: UpdateStats) -> Metrics:
         """Store the TD errors, update running normalisers, count the update; returns the metrics."""
-        self.td_errors = torch.cat(stats.td_errors)
+        self.td_errors = torch.cat(stats.td_errors, 1).abs().mean(0)
         self.observe(batch)
         self._target_update.copy_buffers()
         self.updates += 1
         if self.config.lr_final_fraction < 1:
             self._decay_learning_rates()
-        return make_metrics({key: value.mean() for key, value in stats.values.items()})
+        return make_metrics(stats.means())
 
     def _decay_learning_rates(self) -> None:
         factor = cosine_decay(self.progress, self.config.lr_final_fraction)
@@ -294,12 +301,12 @@ def td_loss(critic: QEnsemble, batch: Transitions, target: Callable[[Transitions
 
 
 def regression_loss(critic: QEnsemble, batch: Transitions, output: Tensor, targets: Tensor) -> tuple[Tensor, Info]:
-    """Weighted loss of raw outputs to `targets`, and the metrics `value`, `target` and absolute `td_errors` `(B,)`."""
-    loss = (critic.regression(output, targets) * batch.weight).mean(1).sum()
+    """Weighted loss of raw outputs to `targets`, and the metrics `value`, `target` and `td_errors` `(M, B)`."""
+    loss = (critic.regression(output, targets) * (batch.weight / len(batch))).sum()
     value = critic.value(output.detach())
     if targets.dim() == 3 and critic.histogram is not None:
         targets = critic.histogram.expected(targets)
-    return loss, {"value": value, "target": targets, "td_errors": (value - targets).abs().mean(0)}
+    return loss, {"value": value, "target": targets, "td_errors": value - targets}
 
 
 def make_adam(network: nn.Module, lr: float, weight_decay: float = 0.0) -> torch.optim.Optimizer:
@@ -326,7 +333,7 @@ def optimizer_step(
     learned: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     for parameter in learned:
         parameter.grad = None
-    torch.autograd.backward(loss, inputs=learned)
+    backward(loss, learned)
     if module is not None and clip:
         clip_gradients(module.parameters(), clip)
     optimizer.step()

@@ -230,5 +230,5 @@ def complete_chunk_loss(
     """
     complete = (batch.steps == steps).to(batch.weight.dtype)
     loss, info = td_loss(critic, replace(batch, weight=batch.weight * complete), target)
-    errors = known_errors(info["td_errors"], complete > 0)
+    errors = known_errors(info["td_errors"].abs().mean(0), complete > 0)
     return loss, info | {"complete": complete.mean(), "td_errors": errors}

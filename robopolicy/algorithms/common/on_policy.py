@@ -30,7 +30,7 @@ from robopolicy.algorithms.common.rollout_batch import (
 from robopolicy.algorithms.common.symmetry import SymmetryConfig
 from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt, Validated
 from robopolicy.core.distributed import average_gradients, world_size
-from robopolicy.core.gradients import clip_gradients
+from robopolicy.core.gradients import backward, clip_gradients
 from robopolicy.critics.q import copy_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.batches import Rollout
@@ -138,7 +138,7 @@ class OnPolicy(Algorithm):
         """Take a step of the critic's own optimiser; returns the loss."""
         loss = self.critic_loss(rows)
         self.critic_optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        backward(loss)
         average_gradients(parameters_of(self.critic_optimizer))
         self.critic_optimizer.step()
         return loss.detach()

@@ -141,8 +141,9 @@ class DSACT(SAC):
             if self.policy_due():
                 alpha = self.temperature.value
                 loss, logp, info = self.actor_loss(part, alpha)
-                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
-                stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha, **info)
+                optimizer_step(self.optimizer, loss)
+                self.temperature.step(logp, self.target_entropy)
+                stats.actor(loss=loss, logp=logp, temperature=alpha, **info)
                 self._policy_update.step(self.config.tau)
                 self._policy_update.copy_buffers()
         return self.finish(batch, stats)

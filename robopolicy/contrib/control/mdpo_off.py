@@ -61,7 +61,7 @@ class MDPOOff(SAC):
         noise = normal(mean.shape, self.generator, mean.device)
         chunk, logp = self.policy.rsample_from(mean, log_std, noise)
         loss = kl_coef * logp - self.critic.min_q(batch.obs, chunk)
-        rest = alpha.detach() - kl_coef
+        rest = alpha - kl_coef
         return (loss + rest * self.previous.raw_density(batch.obs, mean + log_std.exp() * noise)).mean(), logp, {}
 
     def update(self, batch: Transitions) -> Metrics:
@@ -72,8 +72,9 @@ class MDPOOff(SAC):
             if self.policy_due():
                 alpha = self.temperature.value
                 loss, logp, info = self.actor_loss(part, alpha)
-                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
-                stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha, **info)
+                optimizer_step(self.optimizer, loss)
+                self.temperature.step(logp, self.target_entropy)
+                stats.actor(loss=loss, logp=logp, temperature=alpha, **info)
                 if self.critic_steps // self.config.policy_delay % self.config.target_update_interval == 0:
                     self.previous.load_state_dict(self.policy.state_dict())
         return self.finish(batch, stats)

@@ -117,7 +117,7 @@ class OptimisticAC(SAC):
         """`alpha log pi` minus the optimistic value of the kept critic, at the actor's draws."""
         chunk, logp = self.policy.rsample(batch.obs, generator=self.generator)
         value = upper_value(self.kept(batch.obs, chunk), self.config.quantile)
-        return (alpha.detach() * logp - value).mean(), logp, {"optimism": value.detach().mean()}
+        return (alpha * logp - value).mean(), logp, {"optimism": value.detach().mean()}
 
     def update(self, batch: Transitions) -> Metrics:
         """Update as in SAC; before every actor step replace the kept critic if it is due."""
@@ -128,8 +128,9 @@ class OptimisticAC(SAC):
                 errors = self.switch_critic(part)
                 alpha = self.temperature.value
                 loss, logp, info = self.actor_loss(part, alpha)
-                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
-                stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha, **info, **errors)
+                optimizer_step(self.optimizer, loss)
+                self.temperature.step(logp, self.target_entropy)
+                stats.actor(loss=loss, logp=logp, temperature=alpha, **info, **errors)
         return self.finish(batch, stats)
 
     def switch_critic(self, batch: Transitions) -> Info:

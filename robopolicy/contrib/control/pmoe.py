@@ -27,11 +27,10 @@ from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.max_entropy import (
     MaxEntropyConfig,
     Temperature,
-    actor_optimizer,
     executed_dims,
     target_entropy,
 )
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, make_adam, optimizer_step
 from robopolicy.algorithms.sac import soft_target
 from robopolicy.constraints import NonNegative
 from robopolicy.critics.q import QEnsemble
@@ -66,7 +65,7 @@ def actor_loss(
     value, best = critic.candidate_values(obs, chunks).min(0).values.max(1)  # (B,)
     logp = logp.gather(1, best.unsqueeze(1)).squeeze(1)
     router, info = frequency_loss(log_weight, best)
-    loss = (alpha.detach() * logp - value).mean() + router_coef * router
+    loss = (alpha * logp - value).mean() + router_coef * router
     return loss, {**info, "router_loss": router.detach(), "logp": logp.detach()}
 
 
@@ -86,9 +85,9 @@ class PMOE(OffPolicy):
         if not isinstance(policy, MixturePolicy) or not policy.config.squash:
             raise UserError(f"PMOE trains a squashed mixture, got '{policy.name}'; pass policy=squashed_mixture.")
         super().__init__(config, policy, total_updates=total_updates)
-        self.temperature = Temperature(config.temperature)
+        self.temperature = Temperature(config.temperature, config.temperature_lr)
         self.target_entropy = target_entropy(config, executed_dims(policy))
-        self.optimizer = actor_optimizer(policy, self.temperature, config)
+        self.optimizer = make_adam(policy, config.lr, config.weight_decay)
 
     def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk uniformly from the action bounds."""
@@ -99,7 +98,7 @@ class PMOE(OffPolicy):
         chunks, logp, log_weight = self.policy.rsample_experts(batch.next_obs, generator=self.generator)
         drawn = sample_category(log_weight, uniform((len(logp), 1), self.generator, logp.device).squeeze(1))
         rows = torch.arange(len(logp), device=logp.device)
-        value = self.bootstrap(batch, chunks[rows, drawn])
+        value = self.next_value(batch, chunks[rows, drawn])
         return soft_target(batch, value, logp[rows, drawn], self.temperature.value, self.config)
 
     def update(self, batch: Transitions) -> Metrics:
@@ -118,10 +117,11 @@ class PMOE(OffPolicy):
         logp = info.pop("logp")
         with torch.no_grad():
             sample = self.policy.sample(batch.obs, generator=self.generator)
-        optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
+        optimizer_step(self.optimizer, loss)
+        self.temperature.step(logp, self.target_entropy)
         entropies = {"entropy": -sample.logp.mean(), "expert_entropy": -logp.mean()}
         return {"loss": loss, "temperature": alpha, **info, **entropies}
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared items, the temperature and the optimiser of actor and temperature."""
-        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}
+        """Items of the base class, temperature and actor optimiser."""
+        return {**super().checkpoint_items(), **self.temperature.checkpoint_items(), "optimizer": self.optimizer}

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
-from robopolicy.algorithms.common.max_entropy import MaxEntropyConfig, Temperature, actor_optimizer, target_entropy
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, td_loss
+from robopolicy.algorithms.common.max_entropy import MaxEntropyConfig, Temperature, target_entropy
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, make_adam, optimizer_step, td_loss
 from robopolicy.algorithms.sac import soft_target
 from robopolicy.constraints import Finite, PositiveInt
 from robopolicy.contrib.control.model_based_q import ModelBasedQ
@@ -69,7 +69,7 @@ def actor_loss(
         places.append(slow_critic.imagine(places[-1], action.detach()))
     along = {key: torch.cat([place[key] for place in places]) for key in places[-1]}  # (H B, To, ...)
     value = critic.min_q(along, torch.cat(actions)).view(len(actions), -1)
-    return alpha.detach() * logp.mean(0).sum() - value.mean(1).sum(), logp
+    return alpha * logp.mean(0).sum() - value.mean(1).sum(), logp
 
 
 class SRL(OffPolicy):
@@ -90,9 +90,9 @@ class SRL(OffPolicy):
         if not isinstance(policy, SequencePolicy):
             raise UserError(f"SRL trains a recurrent sequence of actions, got '{policy.name}'; pass policy=sequence.")
         super().__init__(config, policy, total_updates=total_updates)
-        self.temperature = Temperature(config.temperature)
+        self.temperature = Temperature(config.temperature, config.temperature_lr)
         self.target_entropy = target_entropy(config, policy.spec.action_dim)  # of a single action
-        self.optimizer = actor_optimizer(policy, self.temperature, config)
+        self.optimizer = make_adam(policy, config.lr, config.weight_decay)
 
     def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk uniformly from the action bounds."""
@@ -110,7 +110,7 @@ class SRL(OffPolicy):
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation at the first action of a sequence that begins there."""
         action, logp = self.policy.rsample(batch.next_obs, steps=1, generator=self.generator)
-        value = self.bootstrap(batch, action)
+        value = self.next_value(batch, action)
         return soft_target(batch, value, logp.squeeze(1), self.temperature.value, self.config)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
@@ -129,10 +129,11 @@ class SRL(OffPolicy):
                 alpha = self.temperature.value
                 loss, logp = actor_loss(self.policy, self.critic, self.target_critic, part.obs, alpha, self.generator)
                 logp = logp.mean(1)  # over the actions of the sequence
-                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
-                stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha)
+                optimizer_step(self.optimizer, loss)
+                self.temperature.step(logp, self.target_entropy)
+                stats.actor(loss=loss, logp=logp, temperature=alpha)
         return self.finish(batch, stats)
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
-        """The shared items, the temperature and the optimiser of actor and temperature."""
-        return {**super().checkpoint_items(), "temperature": self.temperature, "optimizer": self.optimizer}
+        """Items of the base class, temperature and actor optimiser."""
+        return {**super().checkpoint_items(), **self.temperature.checkpoint_items(), "optimizer": self.optimizer}

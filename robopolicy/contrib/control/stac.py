@@ -75,7 +75,7 @@ class STAC(SAC):
     def target(self, batch: Transitions) -> Tensor:
         """`reward + discount * (mu' - beta sigma' - alpha log pi')` `(B,)`."""
         chunk, logp = self.policy.rsample(batch.next_obs, generator=self.generator)
-        value = batch.reward + batch.discount * self.pessimistic(self.target_critic, batch.next_obs, chunk)
+        value = self.pessimistic(self.target_critic, batch.next_obs, chunk)
         return soft_target(batch, value, logp, self.temperature.value, self.config)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
@@ -89,4 +89,4 @@ class STAC(SAC):
     def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
         """`alpha log pi - (mu - beta sigma)` at reparameterised chunks."""
         chunk, logp = self.policy.rsample(batch.obs, generator=self.generator)
-        return (alpha.detach() * logp - self.pessimistic(self.critic, batch.obs, chunk)).mean(), logp, {}
+        return (alpha * logp - self.pessimistic(self.critic, batch.obs, chunk)).mean(), logp, {}

@@ -171,8 +171,9 @@ class AILBoost(SAC):
             if self.policy_due():
                 alpha = self.temperature.value
                 loss, logp, info = self.actor_loss(agent, alpha)
-                optimizer_step(self.optimizer, loss + self.temperature.loss(logp, self.target_entropy))
-                stats.actor(loss=loss, entropy=-logp.mean(), temperature=alpha, **info)
+                optimizer_step(self.optimizer, loss)
+                self.temperature.step(logp, self.target_entropy)
+                stats.actor(loss=loss, logp=logp, temperature=alpha, **info)
         metrics = self.finish(batch, stats)
         self.discriminator.encoder.update_stats(batch.obs)
         if not learner or self.learner > learner:
