@@ -38,9 +38,7 @@ def steps(device: torch.device) -> list[ChunkStep]:
         obs = {"state": torch.randn(ENVS, 1, 5, generator=generator)}
         reward, length = torch.randn(ENVS, generator=generator), torch.ones(ENVS, dtype=torch.int64)
         info = {f"log.{i}": torch.randn(ENVS, generator=generator) for i in range(LOGGED)} | {"success": terminated}
-        found.append(
-            ChunkStep(obs, reward, reward, length, terminated, truncated, obs, info)
-        )
+        found.append(ChunkStep(obs, reward, reward, length, terminated, truncated, obs, info))
     return move(tuple(found), device)
 
 
