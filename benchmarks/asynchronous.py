@@ -4,7 +4,7 @@
     python -m benchmarks.asynchronous               # 3 seeds, about 2 CPU minutes a cell
     python -m benchmarks.asynchronous --updates 30 --seeds 1
 
-All cells start from the checkpoint of `benchmarks.text` and make the same number of updates with recipe
+All cells start from an imitated policy of `benchmarks.text` and make the same number of updates with recipe
 `asyncflow`. They differ in where rollouts are generated (in this process in turns with learning, in a thread, in two
 processes, or in two Ray actors on this machine, where Ray is installed) and in how many updates old the rollout weights
 may be. Timing starts after the first update, when all rollout workers run. Cells run one at a time, because they are
@@ -27,16 +27,16 @@ import torch
 
 from benchmarks.common import print_result, write_result
 from benchmarks.parallel import run_cells
-from benchmarks.text.cell import TASKS, imitated, judge
-from robopolicy.evaluation.intervals import wilson
+from benchmarks.text.cell import examine
+from benchmarks.text.tasks import TASKS, imitated
+from robopolicy.evaluation.comparison import seed_interval
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.text.policy import TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sim import TextSim
-from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.text_file_source import recipe_source
 
-TASK = TASKS["arithmetic"]
+NAME = "arithmetic"
+TASK = TASKS[NAME]
 UPDATES, QUICK = 60, 6
 Key = tuple[str, int]  # mode, seed
 
@@ -66,9 +66,8 @@ def run(key: Key, updates: int) -> dict[str, Any]:
     name, seed = key
     mode = MODES[name]
     torch.manual_seed(seed)
-    checkpoint, base = imitated(TASK, TASK.imitation)
-    policy, _ = load_policy(checkpoint)
-    assert isinstance(policy, TextPolicy)
+    policy = imitated(NAME, 0)
+    base = examine(policy, NAME)
     config = TextRecipeConfig(
         recipe="asyncflow",
         lr=TASK.lr,
@@ -92,7 +91,7 @@ def run(key: Key, updates: int) -> dict[str, Any]:
             ages.append(float((algorithm.updates - batch.require("version")).double().mean()))
             algorithm.update(batch)
         seconds = time.monotonic() - start
-    after = judge(policy, TASK)
+    after = examine(policy, NAME)
     return {
         "mode": name,
         "seed": seed,
@@ -100,8 +99,8 @@ def run(key: Key, updates: int) -> dict[str, Any]:
         "seconds": round(seconds, 2),
         "tokens_per_second": tokens / seconds,
         "staleness": fmean(ages),
-        "base": {key: base[key] for key in ("correct", "n")},
-        "after": {key: after[key] for key in ("correct", "n")},
+        "base": fmean(base["greedy"]),
+        "after": after["greedy"],  # outcomes of held-out problems
     }
 
 
@@ -112,7 +111,7 @@ def rows(cells: Sequence[dict[str, Any]]) -> list[dict[str, object]]:
         found = [cell for cell in cells if cell["mode"] == name]
         if found:
             rate = fmean(cell["tokens_per_second"] for cell in found)
-            after = wilson(*(sum(cell["after"][key] for cell in found) for key in ("correct", "n")))
+            after = seed_interval({cell["seed"]: cell["after"] for cell in found})
             table.append(
                 {
                     "rollouts": mode.text,
@@ -134,8 +133,7 @@ def _against(found: Sequence[dict[str, Any]], cells: Sequence[dict[str, Any]]) -
 
 
 def _progress(cell: dict[str, Any]) -> str:
-    before, after = (cell[stage]["correct"] / cell[stage]["n"] for stage in ("base", "after"))
-    return f"{before:.0%} -> {after:.0%}, {cell['tokens_per_second']:.0f} tokens/s"
+    return f"{cell['base']:.0%} -> {fmean(cell['after']):.0%}, {cell['tokens_per_second']:.0f} tokens/s"
 
 
 def _name(key: Key) -> str:
@@ -144,7 +142,7 @@ def _name(key: Key) -> str:
 
 def _prepare(keys: Sequence[Key]) -> None:
     if keys:
-        imitated(TASK, TASK.imitation)
+        imitated(NAME, 0)
 
 
 def main() -> None:

@@ -26,18 +26,18 @@ def measured(benchmark: str, names: Sequence[str], results: Path = RESULTS) -> s
 
 
 def recipes_measured(names: Sequence[str], results: Path = RESULTS) -> list[str]:
-    """What the table of text recipes says of some of them: a line per recipe and task that it has played.
+    """Lines about some recipes from the text benchmark, one per recipe and task.
 
-    Accuracy [%] of held-out prompts before and after, GRPO's, and the verdict on what the recipe claims.
+    Accuracy [%] on held-out problems before and after, the baseline's, and the verdict.
     """
     record = _record(results / "text.json")
     tasks = {name: entry for name, entry in record.items() if isinstance(entry, dict) and "(imitation)" in entry}
     return [
         f"`{recipe}` on {task}: accuracy {_percent(entries['(imitation)'])} -> {_percent(found)} % "
-        f"(GRPO {_percent(entries['grpo'])} %); {found['claim']['is']}: {found['claim']['verdict']}"
+        f"(`{found['against']}` {_percent(entries[found['against']])} %): {found['verdict']['verdict']}"
         for task, entries in tasks.items()
         for recipe, found in entries.items()
-        if recipe in names and "accuracy" in found
+        if recipe in names and "verdict" in found
     ]
 
 

@@ -91,7 +91,8 @@ def theirs(base: Path, setting: Setting) -> tuple[TextPolicy, list[float], list[
 
     datasets, trl = require("datasets", "trl"), require("trl", "trl")
     task = _sim().task
-    seeds = range(2_000_000 + 10_000 * setting.seed, 2_000_000 + 10_000 * setting.seed + POOL)
+    first = 2_000_000 + 10_000 * setting.seed
+    seeds = [task.training_seed(seed) for seed in range(first, first + POOL)]
     tokenizer = AutoTokenizer.from_pretrained(base)
     start = tokenizer.eos_token  # our prompts start with it too: there is no other such token
     data = datasets.Dataset.from_list([{"prompt": start + task.episode(seed).prompt, "key": seed} for seed in seeds])

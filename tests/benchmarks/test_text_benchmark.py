@@ -1,115 +1,120 @@
-"""Tests of the text benchmark: rows, figures and verdicts computed from cells, and the set of online recipes."""
+"""Tests of the text benchmark: verdicts, null arm, rows and figures from cells, and the choice of recipes."""
 
 import pytest
 
 pytest.importorskip("transformers")
 
-from benchmarks.text.cell import TASKS, online_recipes
-from benchmarks.text.claims import CLAIMS, QUANTITIES, Claim, difference, verdict
+from benchmarks.text.cell import SAMPLES
+from benchmarks.text.mechanism import KINDS
 from benchmarks.text.plot import plot
-from benchmarks.text.runner import cell_name
-from benchmarks.text.table import figures, refusals, rows, twin
-from robopolicy.recipe_files import recipe_names
+from benchmarks.text.recipes import BASELINE, NULL, RECIPES, arms
+from benchmarks.text.runner import cell_keys, cell_name
+from benchmarks.text.table import BASE, figures, notes, null_arm, rows, runs, verdicts
+from benchmarks.text.tasks import TASKS
+from robopolicy.core.recipe_keys import DEFAULTS
+from robopolicy.recipe_files import read_recipe
 from robopolicy.sim.registry import get_task
 
-SAMPLES = 16
+PROBLEMS = 40
 
 
-def stage(correct, wins=(0, 4, 16, 8), entropy=0.5, **measures):
-    return {"correct": correct, "n": 100, "wins": list(wins), "samples": SAMPLES, "entropy": entropy, **measures}
+def stage(accuracy):
+    wins = [round(accuracy * SAMPLES)] * PROBLEMS
+    return {"greedy": [1] * PROBLEMS, "wins": wins, "entropy": 0.5, "length": 3.0}
 
 
-def cell(recipe, seed, after, task="arithmetic", **training):
-    common = {"recipe": recipe, "task": task, "seed": seed, "base": stage(30, length=3.0)}
-    if isinstance(after, str):
-        return common | {"refused": after}
-    measured = {"tokens": 1000, "updates": 5, "cpu_seconds": 10.0, "training": {"degenerate": 0.25, **training}}
-    return common | {"refused": None, **measured, "after": after}
+def cell(arm, seed, accuracy, task="arithmetic", reason=""):
+    return {
+        "recipe": arm,
+        "task": task,
+        "seed": seed,
+        "base": stage(0.125),
+        "after": stage(accuracy),
+        "tokens": 1000,
+        "updates": 5,
+        "cpu_seconds": 10.0,
+        "curve": [[0, 0.125], [1000, accuracy]],
+        "training": {"degenerate": 0.25},
+        "mechanism": {"kind": "advantage", "share": 0.0 if reason else 1.0, "difference": 0.5, "reason": reason},
+    }
 
 
+SEEDS = range(1, 11)
+EIGHTHS = [4, 5, 4, 5, 4, 5, 4, 5, 4, 5]  # of successes of the baseline, by seed
 CELLS = [
-    *(cell("reinforce", seed, stage(40 + seed)) for seed in (1, 2, 3)),
-    *(cell("grpo", seed, stage(70 + 2 * seed), informative=0.5) for seed in (1, 2, 3)),
-    *(cell("dapo", seed, stage(70, entropy=0.5 + (-1) ** seed)) for seed in (1, 2, 3)),
-    *(cell("dr_grpo", seed, stage(70), informative=0.8 + 0.01 * seed) for seed in (1, 2, 3)),
-    *(cell("kl_cov", seed, stage(70, entropy=0.3 - 0.01 * seed)) for seed in (1, 2, 3)),
-    *(cell("rloo", seed, stage(70, wins=(4 + seed, 4, 16, 8))) for seed in (1, 2, 3)),
-    cell("gspo", 1, stage(75)),
-    cell("ppo", 1, "no critic"),
+    *(cell(BASELINE, seed, eighths / 8) for seed, eighths in zip(SEEDS, EIGHTHS, strict=True)),
+    *(cell(NULL, seed, eighths / 8) for seed, eighths in zip(SEEDS, reversed(EIGHTHS), strict=True)),
+    *(cell("ppo", seed, (eighths + 2) / 8) for seed, eighths in zip(SEEDS, EIGHTHS, strict=True)),
+    *(cell("rloo", seed, (eighths - 2) / 8) for seed, eighths in zip(SEEDS, EIGHTHS, strict=True)),
+    *(
+        cell("dapo", seed, eighths / 8, reason="its loss is the same")
+        for seed, eighths in zip(SEEDS, EIGHTHS, strict=True)
+    ),
+    *(cell("opo", seed, 0.5) for seed in (1, 2)),
 ]
 
 
-def test_rows_pool_seeds_and_refusals_are_listed():
-    table = {row["recipe"]: row for row in rows(CELLS)}
-    assert table["(imitation)"]["accuracy"].startswith("30.0%") and table["(imitation)"]["verdict"] == "-"
-    assert table["grpo"]["seeds"] == 3 and table["grpo"]["accuracy"].startswith("74.0%")
-    assert table["grpo"]["dead groups"] == "0.250" and table["grpo"]["format"] == "-"
-    assert "ppo" not in table
-    assert refusals(CELLS) == ["- `ppo`: not on arithmetic. no critic."]
-    elsewhere = [*CELLS, cell("ppo", 1, stage(75), task="grid")]
-    assert refusals(elsewhere) == ["- `ppo`: not on arithmetic, plays grid. no critic."]
+def test_verdicts_are_paired_over_seeds_and_need_a_mechanism():
+    found = {arm: verdict for (_, arm), verdict in verdicts(CELLS).items()}
+    assert {arm: verdict.verdict for arm, verdict in found.items()} == {
+        NULL: "level",
+        "ppo": "ahead",
+        "rloo": "behind",
+        "dapo": "not applicable",
+        "opo": "too few seeds",
+    }
+    comparison = found["ppo"].comparison
+    assert comparison is not None and comparison.paired and comparison.difference.estimate == pytest.approx(0.25)
+    assert found["dapo"].reason == "its loss is the same"
 
 
-def test_every_claim_has_a_verdict_with_an_interval(monkeypatch):
-    monkeypatch.setitem(CLAIMS, "dr_grpo", Claim("informative rows"))
-    monkeypatch.setitem(CLAIMS, "rloo", Claim("hard prompts"))
-    found = {row["recipe"]: (row["claim"], row["verdict"]) for row in rows(CELLS)}
-    assert found["grpo"] == ("more accuracy than reinforce", "confirmed")
-    assert found["dapo"] == ("more entropy than grpo", "not seen at this scale")
-    assert found["dr_grpo"] == ("more informative rows than grpo", "confirmed")
-    assert found["kl_cov"] == ("more entropy than grpo", "the opposite at this scale")
-    assert found["rloo"] == ("more hard prompts than grpo", "confirmed")  # the base never solves the first prompt
-    assert found["gspo"] == ("more accuracy than grpo", "1 of 3 seeds")
-    gap = figures(CELLS)["arithmetic"]["grpo"]["claim"]["difference"]  # 31, 32 and 33 points
-    assert gap["estimate"] == pytest.approx(0.32)
-    assert gap["high"] - gap["low"] == pytest.approx(2 * 4.3026527 * 0.01 / 3**0.5)
+def test_a_mechanism_must_act_in_half_of_the_cells():
+    half = [cell("gpg", seed, 0.5, reason="no" if seed > 5 else "") for seed in SEEDS]
+    assert runs(half, "arithmetic", "gpg").reason == ""
+    assert runs([*half, cell("gpg", 11, 0.5, reason="no")], "arithmetic", "gpg").reason == "no"
 
 
-def test_recipes_with_identical_results_are_reported():
-    identical = [*CELLS, *(cell("opo", seed, stage(70 + 2 * seed)) for seed in (1, 2))]
-    assert twin("opo", identical) == "grpo" and twin("grpo", identical) is None
-    found = {row["recipe"]: row["verdict"] for row in rows(identical)}
-    assert found["opo"] == "here the same as grpo" and found["grpo"] == "confirmed"
-    different = [*identical, cell("opo", 3, stage(70))]
-    assert twin("opo", different) is None
+def test_the_null_arm_counts_differences_between_runs_of_the_baseline():
+    found = verdicts(CELLS)
+    rate = null_arm(CELLS, found)
+    assert rate is not None and rate.seeds == 10 and rate.table <= 0.1
+    assert null_arm(CELLS[:9], found) is None  # nine runs of the baseline are too few for two groups of five
+    assert notes(CELLS)[0].startswith("Null arm: 500 tables") and notes(CELLS)[1].startswith("- `opo` on arithmetic")
 
 
-def test_unmeasured_quantities_are_reported():
-    claim = Claim("tool calls", larger=False)
-    own, other = cell("gspo", 1, stage(50)), cell("grpo", 1, stage(50))
-    assert verdict(claim, difference(claim, [own], [other])) == "not measured"
-    calls = [
-        [cell(name, s, stage(50, calls=mean + 0.01 * s)) for s in (1, 2, 3)] for name, mean in (("a", 0.2), ("b", 0.7))
-    ]
-    assert verdict(claim, difference(claim, *calls)) == "confirmed"
-    fewer = Claim("tokens", larger=False)
-    longer = [[cell(name, s, stage(50, length=size + s)) for s in (1, 2, 3)] for name, size in (("a", 9.0), ("b", 3.0))]
-    assert verdict(fewer, difference(fewer, *longer)) == "the opposite at this scale"
+def test_rows_show_the_difference_and_its_verdict():
+    table = {row["recipe"]: {key: str(value) for key, value in row.items()} for row in rows(CELLS)}
+    assert table[BASE]["accuracy"].startswith("12.5%") and table[BASE]["verdict"] == "-"
+    assert table[BASELINE]["accuracy"].startswith("56.2%") and table[BASELINE]["seeds"] == "10"
+    assert table["ppo"]["difference"].startswith("+25.0%") and table["ppo"]["verdict"] == "ahead"
+    assert table["dapo"]["mechanism acts"] == "0%" and table["dapo"]["difference"] == "-"
+    assert table[BASELINE]["dead groups"] == "0.250" and table[BASELINE]["clipped"] == "-"
 
 
-def test_figures_have_intervals_and_gains():
+def test_figures_have_curves_and_seeds():
     found = figures(CELLS)["arithmetic"]
-    assert found["grpo"]["gain"] == pytest.approx(0.44)
-    assert found["grpo"]["accuracy"]["low"] < 0.74 < found["grpo"]["accuracy"]["high"]
-    assert found["ppo"] == {"refused": "no critic"} and found["grpo"]["pass@1"] == pytest.approx(28 / 64)
+    assert found["ppo"]["curve"] == [[0.0, 0.125], [1000.0, pytest.approx(0.8125)]]
+    assert found["ppo"]["by_seed"]["1"] == 0.75 and found["ppo"]["against"] == BASELINE
+    assert found["ppo"]["accuracy"]["low"] < 0.8125 < found["ppo"]["accuracy"]["high"]
+    assert "curve" not in found[BASE] and "rft" not in found
 
 
-def test_plot_is_written_for_several_tasks(tmp_path):
-    both = [*CELLS, *({**cell, "task": "countdown"} for cell in CELLS if cell["recipe"] in ("grpo", "dapo"))]
-    path = plot(figures(both), tmp_path / "text.png")
-    assert path.stat().st_size > 10_000
+def test_a_plot_is_written_for_several_tasks(tmp_path):
+    both = [*CELLS, *({**one, "task": "pits"} for one in CELLS if one["recipe"] in (BASELINE, NULL))]
+    assert plot(figures(both), tmp_path / "text.png").stat().st_size > 10_000
 
 
-def test_claims_refer_to_existing_recipes_and_quantities():
-    names = set(recipe_names())
-    assert set(CLAIMS) | {claim.against for claim in CLAIMS.values()} <= names
-    assert {claim.quantity for claim in CLAIMS.values()} <= set(QUANTITIES)
-
-
-def test_only_online_recipes_are_in_the_table():
-    names = online_recipes()
-    assert "grpo" in names and "dpo" not in names and "sft" not in names
+def test_recipes_learn_from_rollouts_of_existing_tasks():
+    for name, row in RECIPES.items():
+        assert row.task in TASKS and row.mechanism in KINDS and row.against in arms(row.task)
+        assert read_recipe(name).get("data", DEFAULTS["data"]) == "rollout"
     assert all(get_task(task.task) for task in TASKS.values())
-    assert all(set(task.recipes) <= set(names) for task in TASKS.values())
-    assert TASKS["waypoints"].plays("ppo") and not TASKS["waypoints"].plays("dapo")
-    assert cell_name(("grpo", "arithmetic", 1)) == "text/grpo-arithmetic-1"
+    assert NULL not in RECIPES and BASELINE not in RECIPES
+
+
+def test_the_baseline_and_the_null_arm_run_first():
+    keys = cell_keys(["arithmetic", "pits"], [1, 2])
+    assert {arm for arm, *_ in keys[:8]} == {BASELINE, NULL} and ("gigpo", "pits", 1) in keys
+    assert len(keys) == len(set(keys)) == 2 * (len(arms("arithmetic")) + len(arms("pits")))
+    assert cell_keys(["pits"], [3], ["hgpo"]) == [("hgpo", "pits", 3)]
+    assert cell_name(keys[0]) == f"text/{keys[0][0]}-arithmetic-1"

@@ -12,7 +12,7 @@ from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.text_env import TextEnv
 from robopolicy_tasks.text.calculator import Calculator
-from robopolicy_tasks.text.grid import SIZE, Grid, Pits, Waypoints, distances
+from robopolicy_tasks.text.grid import LARGE, SIZE, Grid, GridEpisode, Pits, Waypoints, distances
 
 
 def small(seed=0):
@@ -52,11 +52,18 @@ def test_distances_go_around_pits():
     assert far[(0, 1)] == 5 and far[(2, 1)] == 1  # straight ahead it would be 3
     neighbours = [far[(0, 1)], far[(2, 1)], far[(1, 0)], far[(1, 2)]]
     assert far[(1, 1)] > max(neighbours) and len(far) == SIZE * SIZE
-    seed = next(seed for seed in range(100) if (w := Pits().episode(seed)).far[w.at] == 5 and w.at[1] == w.goal[1])
-    walk = Pits().episode(seed)
+    walks = (GridEpisode(seed, pits=1) for seed in range(100))
+    walk = next(walk for walk in walks if walk.far[walk.at] == 5 and walk.at[1] == walk.goal[1])
     ahead = "e" if walk.goal[0] > walk.at[0] else "w"
-    grades, turn = graded(Pits(), seed, *[ahead] * 3)
-    assert turn.success and min(grade["safe"] for grade in grades) == 0.0
+    turns = [walk.step(ahead) for _ in range(3)]
+    assert turns[-1].success and min(turn.metrics["safe"] for turn in turns) == 0.0
+
+
+def test_pits_leave_a_path_to_every_position_and_the_goal_is_near():
+    assert distances((0, 0), [(0, 1), (1, 0)], 5) == {}
+    episodes = [Pits().episode(seed) for seed in range(200)]
+    assert {len(episode.far) for episode in episodes} == {LARGE * LARGE}
+    assert {episode.far[episode.at] for episode in episodes} == {1, 2, 3}
 
 
 def test_announced_waypoints_are_subgoals():

@@ -23,7 +23,7 @@ BUILT_IN = {
     "grid": ("Grid", "Move to the goal of a small grid, one move per turn."),
     "panda": ("Panda", "Write a program of commands for a simulated Panda from an instruction."),
     "panda_turns": ("PandaTurns", "The same with one command per turn and a report of the hand after each."),
-    "pits": ("Pits", "A larger grid with two pits to avoid."),
+    "pits": ("Pits", "A larger grid with two pits to avoid and a near goal."),
     "waypoints": ("Waypoints", "The grid with waypoints announced before they are visited."),
 }
 

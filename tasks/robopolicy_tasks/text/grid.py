@@ -15,7 +15,7 @@ import numpy as np
 from robopolicy.text.task import ADVANTAGE, FORMAT, SUBGOAL, TextEpisode, TextTask, Turn
 
 SIZE = 4
-LARGE, PITS = 5, 2  # size and pits of `text/pits`, which has 302,400 problems
+LARGE, PITS, NEAR = 5, 2, 3  # size, pits and largest distance of `text/pits`, which has more than 100,000 problems
 PLACE = re.compile(f"[0-{SIZE - 1}]{{2}}")
 MOVES = {"n": (0, 1), "s": (0, -1), "e": (1, 0), "w": (-1, 0)}
 
@@ -25,11 +25,14 @@ Place = tuple[int, int]
 class GridEpisode(TextEpisode):
     """One episode; walls block moves, invalid words do nothing, and a pit can be left."""
 
-    def __init__(self, seed: int, size: int = SIZE, pits: int = 0) -> None:
-        """Draw different positions for goal, start and pits, until the pits do not enclose a position."""
+    def __init__(self, seed: int, size: int = SIZE, pits: int = 0, near: int = 2 * SIZE) -> None:
+        """Draw different positions for goal, start and pits.
+
+        They are drawn again until the goal is at most `near` steps away, and the pits enclose no position.
+        """
         draw = np.random.default_rng(seed)
-        self.size, self.far = size, dict[Place, int]()
-        while not self.far:
+        self.size, self.far, self.at = size, dict[Place, int](), (0, 0)
+        while self.far.get(self.at, near + 1) > near:
             places = draw.permutation(size * size).tolist()
             self.at, self.goal, *pit = (divmod(place, size) for place in places[: 2 + pits])
             self.far = distances(self.goal, pit, size)
@@ -72,14 +75,14 @@ class Grid(TextTask):
 
 
 class Pits(Grid):
-    """Larger grid with pits, which affect only the metrics, in twelve turns."""
+    """Larger grid with pits, which affect only the metrics, and a near goal, in five turns."""
 
     name = "text/pits"
-    prompt_bytes, max_turns = 136, 12
+    prompt_bytes, max_turns = 80, 5
 
     def episode(self, seed: int) -> GridEpisode:
         """Draw start, goal and pits."""
-        return GridEpisode(seed, LARGE, PITS)
+        return GridEpisode(seed, LARGE, PITS, NEAR)
 
 
 class WaypointEpisode(GridEpisode):

@@ -176,14 +176,42 @@ def test_every_recipe_with_composed_rewards_has_a_case() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_rewards_equal_the_hand_computed_sums(name: str) -> None:
+    for found, expected in zip(rewards(read_recipe(name)["rollout"]["reward"], CASES[name]), sums(name), strict=True):
+        assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_negated_or_missing_term_changes_the_rewards(name: str) -> None:
+    entries = read_recipe(name)["rollout"]["reward"]
+    for part, entry in enumerate(entries):
+        for changed in variants(entry):
+            found = rewards([*entries[:part], changed, *entries[part + 1 :]], CASES[name])
+            assert not all(map(torch.allclose, found, sums(name))), changed
+
+
+def sums(name: str) -> list[torch.Tensor]:
+    """Expected rewards of the first batch, and of the next if the case has it."""
     case = CASES[name]
-    reward = RewardChain([build("reward", entry) for entry in read_recipe(name)["rollout"]["reward"]])
+    return [column(values) for values in (case.expected, case.again) if values]
+
+
+def rewards(entries: Sequence[dict[str, Any]], case: Case) -> list[torch.Tensor]:
+    """Rewards of the batch, and again of the next if the case has it."""
+    reward = RewardChain([build("reward", entry) for entry in entries])
     batch = Outcomes(
         torch.tensor(KEY), column(REWARD), {metric: column(values) for metric, values in case.metrics.items()}
     )
     reward.load_state_dict(reward.state_dict() | case.state)
-    assert_close(reward(batch), column(case.expected))
+    found = [reward(batch)]
     if case.influence:
         reward.set_influence(column(case.influence))
-    if case.again:
-        assert_close(reward(batch), column(case.again))
+    return [*found, reward(batch)] if case.again else found
+
+
+def variants(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    """The entry with one weight negated, and with one term removed."""
+    found: list[dict[str, Any]] = []
+    for term, weight in entry.get("terms", {}).items():
+        others = {name: other for name, other in entry["terms"].items() if name != term}
+        found += [{**entry, "terms": {**others, term: -weight}}, *([{**entry, "terms": others}] if others else [])]
+    return found
