@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from robopolicy.data.goals import GoalConfig
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class ReplaySampleSpec:
     returns: bool = False  # whether the algorithm reads `Transitions.returns`
     age_quantile: Callable[[Tensor], Tensor] | None = None  # distribution of environment steps; None: uniform
     weighting: Callable[[Tensor, Tensor], Tensor] | None = None  # weights of environment steps; None: all 1
+    goals: GoalConfig | None = None  # goals in hindsight for steps of a dataset; None: its own goals and rewards
 
 
 @dataclass(frozen=True)

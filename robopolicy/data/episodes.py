@@ -2,7 +2,8 @@
 
 A frame holds observation, action and result of a step: the observation keys of the simulator (`state`,
 `image.<camera>`, `point_cloud.<camera>`), `action`, and optionally `reward`, `terminated` and `success` of the step
-after `action`; with action noise (`collect --noise`), `executed` is the applied action. A video dataset
+after `action`; with action noise (`collect --noise`), `executed` is the applied action. Where `bootstrap` is false the
+task ends at this step but the recording goes on: values do not continue beyond it. A video dataset
 (`collect --render`) has one more frame than actions: the last one, where `closing` is true, shows the result of the
 last action. Flat arrays map one-to-one onto every file format.
 """

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from typing import Self
 
 import numpy as np
 import torch
@@ -31,8 +32,11 @@ class Replay(ReplayStorage):
     @classmethod
     def from_episodes(
         cls, episodes: Episodes, *, gamma: float | None = None, prioritized: float = 0.0, device: torch.device = CPU
-    ) -> Replay:
-        """Store a dataset with rewards; the last frame of a non-terminated episode only serves as successor."""
+    ) -> Self:
+        """Store a dataset with rewards; the last frame of a non-terminated episode only serves as successor.
+
+        Windows with a step whose `bootstrap` is false have no discount, but all rewards and actions of the recording.
+        """
         if "reward" not in episodes.arrays:
             raise UserError("The dataset has no 'reward', which value learning needs; collect it again.")
         episodes = episodes.with_executed_actions()
@@ -56,6 +60,8 @@ class Replay(ReplayStorage):
             raise UserError("The dataset has no step with a successor; its episodes need at least two frames.")
         flags[last[steps > 0]] |= LAST
         flags[last[terminated]] |= TERMINATED
+        if "bootstrap" in episodes.arrays:
+            flags |= np.where((flags & STEP > 0) & ~episodes.arrays["bootstrap"][frame], TERMINATED, 0).astype(np.uint8)
         arrays |= {"flags": flags, "age": np.pad(age, (0, size + 1 - len(age)))}
         if gamma is not None:
             arrays["returns"] = _returns(_float32(arrays["reward"]), first[terminated], last[terminated], gamma)

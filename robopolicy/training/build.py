@@ -17,7 +17,7 @@ from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.core.distributed import rank, world_size
 from robopolicy.critics.value import ValueNet
 from robopolicy.data.episodes import Episodes, is_cloud, is_image
-from robopolicy.data.formats.lerobot import read_lerobot
+from robopolicy.data.formats import read_dataset
 from robopolicy.device import device_name, usable_device
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy, PolicySpec
@@ -92,7 +92,7 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
     check_overlap(config)
     check_workers(config)
     if config.dataset:
-        task = task or load_episodes(config.dataset).tasks[0]
+        task = task or load_episodes(config.dataset, "", config.task.reward).tasks[0]
     if not task:
         raise UserError("No task is given; pass e.g. task=lift ('robopolicy list tasks' prints all).")
     task = get_task(task).name
@@ -130,9 +130,9 @@ def _needs_simulator(config: TrainConfig, data_source: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def load_episodes(path: str) -> Episodes:
+def load_episodes(path: str, task: str, reward: str) -> Episodes:
     """Read the dataset; the result is cached, since both `resolve_config` and `build` use it."""
-    return read_lerobot(path).without_closing_frames()
+    return read_dataset(path, task=task, reward=reward).without_closing_frames()
 
 
 def seed_everything(config: TrainConfig) -> None:
@@ -158,7 +158,7 @@ def build(config: TrainConfig, start: Path | None = None) -> RunComponents:
     device = usable_device(config.device)
     name, settings = section("algorithm", config.algorithm)
     data_source = ALGORITHMS[name].data_source
-    episodes = load_episodes(config.dataset) if config.dataset else None
+    episodes = load_episodes(config.dataset, config.task.name, config.task.reward) if config.dataset else None
     load_episodes.cache_clear()
     evaluates = config.evaluation.episodes > 0 and rank() == 0
     needs_simulator = _needs_simulator(config, data_source)

@@ -74,7 +74,7 @@ class ReplayConfig(Validated):
     capacity: PositiveInt = 1_000_000  # control steps
     learning_starts: NonNegativeInt = 5_000  # control steps of all environments before the first gradient step
     offline_updates: NonNegativeInt = 0  # first updates, of one gradient step each on the dataset only
-    offline_fraction: Fraction = 0.5  # fraction of the dataset in every later batch; 0 without a dataset
+    offline_fraction: Fraction | None = 0.5  # of the dataset in every later batch; null: as in both buffers together
     prioritized: Fraction = 0.0  # exponent of prioritised sampling; 0 is uniform
     device: str = "auto"  # of the buffers; auto: the device of the run, or the CPU where they do not fit
     noise_repeat: PositiveInt = 1  # most decisions with the same exploration noise of sac and td3 (FlashSAC: 16)
@@ -125,7 +125,7 @@ class TrainConfig(Validated):
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
     guards: GuardConfig = GuardConfig()
-    dataset: str = ""  # folder of demonstrations, or of the offline data of the replay buffer
+    dataset: str = ""  # demonstrations, or offline data of the replay buffer: a folder, or a FILE.npz of OGBench
     init_from: str = ""  # initial checkpoint; sets policy, chunk size and the task unless named
     checkpoint_every: NonNegativeInt = 0  # updates between resume points; 0 is a tenth of the budget
     seed: NonNegativeInt = 0  # seed of weights, minibatches, exploration and episodes

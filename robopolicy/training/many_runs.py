@@ -54,7 +54,7 @@ def dry_run(config: TrainConfig) -> None:
     device = usable_device(config.device)
     if issubclass(ALGORITHMS[str(config.algorithm["name"])], TextLearner):
         return
-    episodes = load_episodes(config.dataset) if config.dataset else None
+    episodes = load_episodes(config.dataset, config.task.name, config.task.reward) if config.dataset else None
     sim = None if config.init_from or episodes is not None else dummy_spec(config.task)
     try:
         with torch.random.fork_rng(devices=[]):

@@ -81,7 +81,7 @@ class SimWorker:
 
         seed_everything(config)
         sim = simulator(config, config.sim.num_envs)
-        episodes = load_episodes(config.dataset) if config.dataset else None
+        episodes = load_episodes(config.dataset, config.task.name, config.task.reward) if config.dataset else None
         policy, self._algorithm, _ = build_learner(config, episodes, sim.spec, torch.device("cpu"))
         spec, gamma = policy.spec, self._algorithm.step_discount
         self._noise_repeat = config.replay.noise_repeat

@@ -15,6 +15,7 @@ from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.episodes import Episodes
+from robopolicy.data.goals import GoalReplay
 from robopolicy.data.replay import MixedReplay, Replay
 from robopolicy.data.return_scale import ReturnScale
 from robopolicy.device import CPU, has_memory, move, restore_generator, usable_device
@@ -107,12 +108,12 @@ class ReplaySource:
             episodes = episodes.with_executed_actions()
             algorithm.attach_dataset(episodes)
         spec, exponent = algorithm.sample_spec, context.config.replay.prioritized
-        if episodes is not None and not algorithm.needs_reward:  # the buffer requires rewards
+        if episodes is not None and (spec.goals or not algorithm.needs_reward):  # the buffer requires rewards
             zeros = np.zeros(len(episodes), np.float32)
             episodes = replace(episodes, arrays={"reward": zeros, **episodes.arrays})
         device, offline = memory_device(context.config.replay, context.device, sim, episodes), None
         if episodes is not None:
-            offline = Replay.from_episodes(
+            offline = (GoalReplay if spec.goals else Replay).from_episodes(
                 episodes, gamma=spec.gamma if spec.returns else None, prioritized=exponent, device=device
             )
         source = cls(
@@ -161,11 +162,18 @@ class ReplaySource:
                 collected.write(self.sampler.replay)
             memory, batches = self.sampler.replay, self.batches
             if self.offline is not None:
-                memory = MixedReplay(self.offline, memory, self.settings.offline_fraction)
+                memory = MixedReplay(self.offline, memory, self.offline_fraction)
         batch = memory.sample(self.sample_spec, self._generator, batches=batches)
         if self.settings.prioritized:
             self._pending = memory, batch, algorithm
         return move(batch, self.device)
+
+    @property
+    def offline_fraction(self) -> float:
+        """Fraction of the dataset in the next batch."""
+        if self.settings.offline_fraction is not None or self.offline is None:
+            return self.settings.offline_fraction or 0.0
+        return self.offline.length / (self.offline.length + min(self.env_steps, self.settings.capacity))
 
     def _collect(self, algorithm: OffPolicy, sampler: ReplaySampler | RemoteSampler) -> None:
         if isinstance(sampler, RemoteSampler):

@@ -15,7 +15,7 @@ from robopolicy.sim.registry import SimOptions, make_sim
 
 pytest.importorskip("ogbench")
 
-from robopolicy_tasks.ogbench.env import SingleTaskEnv, compiled_once, numpy_seed
+from robopolicy_tasks.ogbench.env import GoalTaskEnv, SingleTaskEnv, compiled_once, numpy_seed
 
 
 def official(task: str) -> Any:
@@ -84,6 +84,32 @@ def test_single_task_without_number_is_the_default_task() -> None:
         env = SingleTaskEnv(f"{domain}-singletask-v0", sparse=True)
         env.reset(seed=0)
         assert env.unwrapped.cur_task_id == number  # type: ignore[attr-defined]
+
+
+def test_goal_task_equals_the_official_environment() -> None:
+    with compiled_once():
+        reference: Any = gymnasium.make("puzzle-3x3-v0", disable_env_checker=True, use_oracle_rep=True)
+        reference.unwrapped.reset()
+    made = GoalTaskEnv("puzzle-3x3-v0")
+    tasks = set()
+    for seed in (0, 1, 2):
+        space = reference.unwrapped.action_space
+        space.seed(seed)
+        with numpy_seed(seed), patch.object(type(reference.unwrapped), "action_space", space):
+            obs, info = reference.reset(seed=seed)
+        own, _ = made.reset(seed=seed)
+        tasks.add(reference.unwrapped.cur_task_id)
+        assert np.array_equal(own["state"], obs) and np.array_equal(own["goal"], info["goal"])
+        for _ in range(5):
+            action = np.random.default_rng(seed).uniform(-1, 1, 5).astype(np.float32)
+            obs, reward, terminated, truncated, _ = reference.step(action)
+            own, *same, _ = made.step(action)
+            assert np.array_equal(own["state"], obs) and same == [reward, terminated, truncated]
+    assert len(tasks) > 1 and own["goal"].shape == (9,)
+    base_env: Any = made.unwrapped
+    base_env._cur_button_states = base_env._target_button_states.copy()
+    _, reward, terminated, _, _ = made.step(np.zeros(5, np.float32))
+    assert (reward, terminated) == (1.0, True)
 
 
 def test_unknown_single_task_is_refused() -> None:

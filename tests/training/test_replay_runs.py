@@ -14,6 +14,7 @@ from robopolicy.sim.contract import VectorSim
 from robopolicy.training import loop
 from robopolicy.training.loggers import read_jsonl
 from robopolicy.training.loop import resume_run
+from robopolicy.training.replay_source import ReplaySource
 from robopolicy_tasks.toy.point_mass import PointMassSim
 
 SAC_RUN = [*COMMON, "algorithm=sac"]
@@ -90,6 +91,19 @@ def test_learning_goes_from_offline_to_online(
     assert [float(batch.online.float().mean()) for batch in batches] == [0.0] * 4 + [0.75] * 5
 
 
+def test_batches_have_the_fraction_of_the_dataset_among_all_steps(
+    tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = spy(monkeypatch)
+    settings = [*SAC_RUN, f"dataset={demonstrations}", "replay.offline_fraction=null", "algorithm.batch_size=1000"]
+    run = trainer(tmp_path, *settings, "budget.updates=1")
+    run.train()
+    assert isinstance(run.source, ReplaySource) and run.source.offline is not None
+    online = run.source.env_steps / (run.source.offline.length + run.source.env_steps)
+    assert 0.05 < online < 0.95
+    assert float(batches[0].online.float().mean()) == pytest.approx(online, abs=1e-3)
+
+
 def test_offline_learning_takes_no_steps(tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = spy(monkeypatch)
     settings = [*SAC_RUN, f"dataset={demonstrations}", "budget.updates=5", "replay.offline_updates=5"]
@@ -98,7 +112,8 @@ def test_offline_learning_takes_no_steps(tmp_path: Path, demonstrations: Path, m
     assert report["env_steps"] == 0 and run.parts.eval_sim is None
     assert not any(batch.online.any() for batch in batches)
     # The task sets the action bounds, not the dataset.
-    assert run.algorithm.policy.action_normalizer.scale.tolist() == [1.0, 1.0]
+    policy: Any = run.algorithm.policy
+    assert policy.action_normalizer.scale.tolist() == [1.0, 1.0]
 
 
 def test_rlpd_mixes_demonstrations_into_every_minibatch(

@@ -1,7 +1,8 @@
 """OGBench (Park et al. 2025): its single tasks under their own ids, and environments with a random target and oracles.
 
 Ids of single tasks are those of the package, e.g. `ogbench/scene-singletask-task1-v0`; without `-task1` they are the
-default task of the environment. `sim.reward=shaped` is the reward of the package, `sparse` is -1 until success.
+default task of the environment. `task.reward=shaped` is the reward of the package, `sparse` is -1 until success.
+`ogbench/scene-oraclerep-v0` has a random one of the tasks per episode, whose goal is observed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,6 @@ REWARDS = ("sparse", "shaped")  # of single tasks
 
 def register() -> None:
     """Register the family without importing OGBench."""
-    register_package_family("ogbench", "OGBench: single tasks of scene, cube, puzzle and mazes.", REWARDS)
+    register_package_family("ogbench", "OGBench: single tasks and goals of scene, cube, puzzle and mazes.", REWARDS)
     for task, description in TASKS.items():
         register_package_task("ogbench", task, f"OGBench: {description}.", rewards=("sparse",))

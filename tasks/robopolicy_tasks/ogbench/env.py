@@ -25,6 +25,7 @@ from ogbench.manipspace.oracles.plan.drawer_plan import DrawerPlanOracle
 from ogbench.manipspace.oracles.plan.window_plan import WindowPlanOracle
 from torch import Tensor
 
+from robopolicy.errors import unknown_name
 from robopolicy.sim.backends.gymnasium import GymnasiumSim
 from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.registry import Expert, SimOptions
@@ -67,11 +68,8 @@ class SingleTaskEnv(PackageEnv):
         self._sparse = sparse
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Sample an initial state; random steps of the package in between use the same seed."""
-        base_env: Any = self.unwrapped
-        space = base_env.action_space
-        space.seed(seed)
-        with numpy_seed(seed), patch.object(type(base_env), "action_space", space, create=True):
+        """Sample an initial state."""
+        with seeded_reset(self.unwrapped, seed):
             return super().reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -81,6 +79,32 @@ class SingleTaskEnv(PackageEnv):
         if self._sparse and reward < 0:
             reward = -1.0
         return obs, reward, bool(terminated), truncated, info
+
+
+class GoalTaskEnv(PackageEnv):
+    """Official goal-conditioned environment with one of its tasks per episode, and observations `state` and `goal`.
+
+    `goal` is the representation of OGBench's `oraclerep` datasets: positions of cubes, drawer and window, and states of
+    buttons. The reward is 1 at the end, when the goal is reached.
+    """
+
+    def __init__(self, task: str) -> None:
+        super().__init__(task, use_oracle_rep=True)
+        self._goal = self.reset(seed=0)[0]["goal"]
+        space = gymnasium.spaces.Box(-np.inf, np.inf, self._goal.shape, np.float32)
+        self.observation_space = gymnasium.spaces.Dict({"state": self.env.observation_space, "goal": space})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Sample a task and an initial state."""
+        with seeded_reset(self.unwrapped, seed):
+            obs, info = super().reset(seed=seed, options=options)
+        self._goal = np.asarray(info["goal"], np.float32)
+        return {"state": obs, "goal": self._goal}, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Apply one action."""
+        obs, reward, terminated, truncated, info = super().step(action)
+        return {"state": obs, "goal": self._goal}, float(reward), bool(terminated), truncated, info
 
 
 class OGBenchEnv(PackageEnv):
@@ -172,10 +196,24 @@ def numpy_seed(seed: int | None) -> Iterator[None]:
         np.random.set_state(state)
 
 
+@contextmanager
+def seeded_reset(base_env: Any, seed: int | None) -> Iterator[None]:
+    """Seed the choice of a task, and the random steps of the package at the goal, which it draws unseeded."""
+    space = base_env.action_space
+    space.seed(seed)
+    with numpy_seed(seed), patch.object(type(base_env), "action_space", space, create=True):
+        yield
+
+
 def make_env(task: str, options: SimOptions) -> PackageEnv:
-    """Make one environment of `task`: a single task, e.g. "scene-singletask-task1-v0", or e.g. "cube-single-v0"."""
-    if "singletask" in task.split("-"):
+    """Make one environment of `task`, e.g. "scene-singletask-task1-v0", "scene-oraclerep-v0" or "cube-single-v0"."""
+    parts = task.split("-")
+    if "singletask" in parts:
         return SingleTaskEnv(task, sparse=options.reward == "sparse")
+    if options.reward != "sparse":
+        raise unknown_name("reward", options.reward, ("sparse",), f"of task ogbench/{task}")
+    if "oraclerep" in parts:
+        return GoalTaskEnv(task.replace("-oraclerep", ""))
     return OGBenchEnv(task)
 
 

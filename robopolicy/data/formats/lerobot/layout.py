@@ -149,6 +149,7 @@ _STEP_FEATURES = {
     "action": "action",
     "executed": "executed",
     "reward": "next.reward",
+    "bootstrap": "bootstrap",
     "success": "next.success",
     "closing": "closing",
 }
