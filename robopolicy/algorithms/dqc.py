@@ -7,12 +7,14 @@ target evaluates an action outside the data. The policy executes the best of N c
 time-discounted success probabilities, learned as logits by cross-entropy.
 
 Use it with large undirected datasets, long horizons and a sparse success reward in [0, 1] that ends the episode. It
-does not support dense rewards with returns outside [0, 1], and with little data it explores nothing new.
+does not support dense rewards with returns outside [0, 1], and with little data it explores nothing new. Recordings
+without a task get goals in hindsight (`goals.current=.2 goals.trajectory=.5 goals.random=.3`); they need
+`achieved_goal`, and the task the observation `goal`.
 
-Deviations from the public code: goals are part of the observation rather than relabelled, so the cloned policy observes
-them; long chunks that end in success count although they are shorter, because their value does not depend on the tail;
-prefixes are selected by the mean of the logits, and targets use the ensemble minimum (there a setting: minimum for
-cubes, mean for puzzles and humanoids); V has no LayerNorm; the gradient of the policy is clipped to norm 1.
+Deviations from the public code: the cloned policy observes the goal (there: only the critics); long chunks that end in
+success count although they are shorter, because their value does not depend on the tail; prefixes are selected by the
+mean of the logits, and targets use the ensemble minimum (there a setting: minimum for cubes, mean for puzzles and
+humanoids); V has no LayerNorm by default; the gradient of the policy is clipped to norm 1.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from robopolicy.constraints import Fraction, NonNegativeInt, OpenFraction, Posit
 from robopolicy.critics.q import QEnsemble
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.batches import ReplaySampleSpec, Transitions
+from robopolicy.data.goals import GoalConfig
 from robopolicy.errors import UserError
 from robopolicy.nets.module_state import training_mode
 from robopolicy.policies.base import Info, Observation, Policy, Sample
@@ -48,6 +51,7 @@ class DQCConfig(QChunkingConfig):
     quantile: OpenFraction = 0.9  # of the regression of V on Q_p over the data's prefixes
     candidates: PositiveInt = 32  # N, samples of the policy per decision
     value: ValueConfig = field(default_factory=lambda: ValueConfig(hidden=(256, 256, 256), activation="gelu"))
+    goals: GoalConfig = field(default_factory=GoalConfig)  # goals in hindsight for steps of a dataset
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,7 +101,7 @@ class DQC(OffPolicy):
     def sample_spec(self) -> ReplaySampleSpec:
         """Windows long enough for the long chunk and for the policy's own horizon."""
         spec = super().sample_spec
-        return replace(spec, horizon=max(spec.horizon, spec.steps))
+        return replace(spec, horizon=max(spec.horizon, spec.steps), goals=self.config.goals or None)
 
     def act(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw the best of N chunks by Q_p."""

@@ -10,7 +10,7 @@ Tune `alpha`: if it is too small, the policy leaves the data; if it is too large
 Deviations from the public code: the base may be any denoising head with `decode`; the distance is in normalised units;
 the one-step policy starts as a copy of the base if their networks are equal; critic, flow and one-step policy have
 separate optimisers; gradients of both policies are clipped to norm 1; critics normalise before activations (there:
-after).
+after, `critic.norm_after_activation`).
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class FQL(OffPolicy):
     heads = ("decode",)
     reference = "park2025fql"
     uses_full_ensemble = True
+    supports_rho = True
     config: FQLConfig
     policy: GenerativePolicy
 
@@ -116,9 +117,9 @@ class FQL(OffPolicy):
         return Sample.unscored(self.policy.act(obs, generator=generator))
 
     def target(self, batch: Transitions) -> Tensor:
-        """`reward + discount * mean Q'` at a chunk of the one-step policy."""
+        """`reward + discount * Q'` at a chunk of the one-step policy: the mean of all members, or by `rho`."""
         chunk = self.student.act(batch.next_obs, generator=self.generator)
-        return batch.reward + batch.discount * self.target_critic(batch.next_obs, chunk).mean(0)
+        return self.bootstrap(batch, chunk)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Temporal-difference loss of complete chunks."""

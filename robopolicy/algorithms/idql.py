@@ -60,6 +60,7 @@ class IDQL(OffPolicy):
     data_source = "replay"
     heads = ("imitation_loss",)
     reference = "hansenestruch2023idql"
+    supports_rho = True
     config: IDQLConfig
 
     def __init__(self, config: IDQLConfig, policy: Policy, *, total_updates: int) -> None:

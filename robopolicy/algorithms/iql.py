@@ -56,6 +56,7 @@ class IQL(OffPolicy):
     data_source = "replay"
     heads = ("imitation_loss",)
     reference = "kostrikov2021iql"
+    supports_rho = True
     config: IQLConfig
 
     def __init__(self, config: IQLConfig, policy: Policy, *, total_updates: int) -> None:

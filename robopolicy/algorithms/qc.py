@@ -9,7 +9,7 @@ it cannot react within a chunk, and every decision costs N samples.
 
 Deviations from the public code: the policy may be any head that can be cloned; its gradient is clipped to norm 1;
 chunks cut short by the end of an episode have the same imitation weight as whole ones (there: weighted by their steps);
-critics normalise before activations (there: after).
+critics normalise before activations (there: after, `critic.norm_after_activation`).
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class QC(OffPolicy):
     heads = ("imitation_loss",)
     reference = "li2025qc"
     uses_full_ensemble = True
+    supports_rho = True
     config: QCConfig
 
     def __init__(self, config: QCConfig, policy: Policy, *, total_updates: int) -> None:
@@ -65,9 +66,9 @@ class QC(OffPolicy):
         return Sample.unscored(self.policy.act(obs, generator=generator))
 
     def target(self, batch: Transitions) -> Tensor:
-        """`reward + discount * mean Q'` at the best of N chunks for the next observation."""
+        """`reward + discount * Q'` at the best of N chunks: the mean of all members, or by `rho`."""
         chunk = self.acting_policy.act(batch.next_obs, generator=self.generator)
-        return batch.reward + batch.discount * self.target_critic(batch.next_obs, chunk).mean(0)
+        return self.bootstrap(batch, chunk)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Temporal-difference loss of complete chunks."""

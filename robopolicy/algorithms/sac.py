@@ -56,11 +56,18 @@ def soft_target(batch: Transitions, value: Tensor, logp: Tensor, alpha: Tensor, 
 
 
 def actor_loss(
-    actor: GaussianPolicy, critic: QEnsemble, obs: Observation, alpha: Tensor, generator: Randomness = None
+    actor: GaussianPolicy,
+    critic: QEnsemble,
+    obs: Observation,
+    alpha: Tensor,
+    generator: Randomness = None,
+    *,
+    reduction: str = "min",
 ) -> tuple[Tensor, Tensor]:
-    """`alpha log pi - min Q` at reparameterised chunks, and the log-probabilities `(B,)`."""
+    """`alpha log pi - Q` of chunks, with the minimum or mean of members, and the log-probabilities `(B,)`."""
     chunk, logp = actor.rsample(obs, generator=generator)
-    return (alpha * logp - critic.min_q(obs, chunk)).mean(), logp
+    value = critic.min_q(obs, chunk) if reduction == "min" else critic(obs, chunk).mean(0)
+    return (alpha * logp - value).mean(), logp
 
 
 def joined(first: Observation, second: Observation) -> Observation:

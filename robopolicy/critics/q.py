@@ -117,6 +117,7 @@ class CriticConfig(Validated):
     hidden: tuple[PositiveInt, ...] = (256, 256, 256)  # inverted_residual: equal widths, one per block
     activation: str = "silu"  # mlp
     layer_norm: bool = True  # mlp: after every hidden layer; bounds values outside the data (RLPD)
+    norm_after_activation: bool = False  # mlp: LayerNorm after the activations, as in FQL and QC, instead of before
     dropout: FractionBelowOne = 0.0  # mlp: of hidden units in training, never in the target
     bins: NonNegativeInt = 0  # bins of the value histogram; 0: scalar regression
     histogram: str = "hl_gauss"  # hl_gauss: smoothed scalar targets | c51: in sac and td3 distributions of returns
@@ -176,6 +177,7 @@ class QEnsemble(nn.Module):
                 width,
                 activation=config.activation,
                 layer_norm=config.layer_norm,
+                norm_after_activation=config.norm_after_activation,
                 dropout=config.dropout,
             )
 
@@ -238,6 +240,11 @@ def random_subset_min(values: Tensor, size: int, generator: torch.Generator) -> 
     """Minimum `(...)` over `size` randomly chosen members of `values` `(M, ...)`."""
     members = random_members(len(values), size, generator)
     return (values if members is None else values[members]).amin(0)
+
+
+def pessimistic_mean(values: Tensor, rho: float) -> Tensor:
+    """Mean of `values` `(M, ...)` over members minus `rho` standard deviations, which are over M, not M - 1."""
+    return values.mean(0) if rho == 0 else values.mean(0) - rho * values.std(0, correction=0)
 
 
 class TargetUpdate:

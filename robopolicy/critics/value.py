@@ -24,6 +24,7 @@ class ValueConfig(Validated):
 
     hidden: tuple[PositiveInt, ...] = (64, 64)
     activation: str = "tanh"
+    layer_norm: bool = False  # plain layers only: LayerNorm after the activations
     orthogonal_init: bool = True  # plain layers only: gain sqrt(2) inside and 1 at the output, zero biases
     residual: bool = False  # residual blocks (an odd number of equal widths), e.g. DPPO's [256, 256, 256] mish
     normalization: str = "running"  # minmax | meanstd | running | identity
@@ -50,7 +51,8 @@ class ValueNet(nn.Module):
             self.head: nn.Module = ResidualMLP(in_dim, config.hidden, 1, activation=config.activation)
         else:
             gain = 1.0 if config.orthogonal_init else None
-            self.head = MLP(in_dim, config.hidden, 1, activation=config.activation, orthogonal_gain=gain)
+            sizes = (in_dim, config.hidden, 1)
+            self.head = MLP(*sizes, activation=config.activation, layer_norm=config.layer_norm, orthogonal_gain=gain)
         if config.bias:
             output = [layer for layer in self.head.modules() if isinstance(layer, nn.Linear)][-1]
             nn.init.constant_(output.bias, config.bias)

@@ -58,15 +58,21 @@ class MLP(nn.Sequential):
         out_dim: int,
         *,
         activation: str = "tanh",
+        layer_norm: bool = False,
         dropout: float = 0.0,
         orthogonal_gain: float | None = None,
     ) -> None:
-        """Build the layers; `orthogonal_gain` is the output gain of `orthogonal_init`, None for torch's default."""
+        """Build the layers, with LayerNorm after the activations if `layer_norm`.
+
+        `orthogonal_gain` is the output gain of `orthogonal_init`, None for torch's default.
+        """
         if any(width < 1 for width in hidden):
             raise UserError(f"Layer widths must be positive, got {list(hidden)}.")
         layers: list[nn.Module] = []
         for width in hidden:
             layers += [nn.Linear(in_dim, width), make_activation(activation, inplace=True)]
+            if layer_norm:
+                layers.append(nn.LayerNorm(width))
             if dropout:
                 layers.append(nn.Dropout(dropout))
             in_dim = width
@@ -176,6 +182,7 @@ class EnsembleMLP(nn.Module):
         *,
         activation: str = "silu",
         layer_norm: bool = False,
+        norm_after_activation: bool = False,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -184,9 +191,9 @@ class EnsembleMLP(nn.Module):
         layers: list[nn.Module] = []
         for width in hidden:
             layers.append(EnsembleLinear(members, in_dim, width))
-            if layer_norm:
-                layers.append(EnsembleLayerNorm(members, width))
-            layers.append(make_activation(activation, inplace=True))
+            norm = [EnsembleLayerNorm(members, width)] if layer_norm else []
+            function = [make_activation(activation, inplace=True)]
+            layers += function + norm if norm_after_activation else norm + function
             if dropout:
                 layers.append(nn.Dropout(dropout))
             in_dim = width

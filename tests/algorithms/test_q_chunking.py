@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from robopolicy.algorithms.dqc import optimistic_loss, quantile_loss
 from robopolicy.algorithms.fql import actor_loss, one_step_copy
 from robopolicy.data.batches import ReplaySampleSpec, Transitions
+from robopolicy.data.goals import GoalConfig
 from robopolicy.data.replay import Replay
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
@@ -104,6 +105,11 @@ def test_dqc_samples_windows_of_the_longer_chunk(n_step: int, horizon: int) -> N
     policy = FlowPolicy(FlowConfig(hidden=(8,), normalization="identity", action_normalization="identity"), spec)
     sampled = dqc(policy, n_step=n_step).sample_spec
     assert (sampled.horizon, sampled.steps) == (horizon, n_step)
+
+
+def test_dqc_asks_for_goals_in_hindsight_only_with_fractions() -> None:
+    goals = GoalConfig(current=0.2, trajectory=0.5, random=0.3)
+    assert dqc(goals=goals).sample_spec.goals == goals and dqc().sample_spec.goals is None
 
 
 @pytest.mark.parametrize("success", [False, True])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import UserError
-from robopolicy.nets.mlp import MLP, ResidualMLP
+from robopolicy.nets.mlp import MLP, EnsembleMLP, ResidualMLP
 from robopolicy.nets.time import SinusoidalEmbedding
 from robopolicy.nets.transformer import ActionTransformer
 from robopolicy.nets.unet1d import UNet1d
@@ -25,6 +25,23 @@ def test_orthogonal_initialisation_uses_the_gains_of_ppo() -> None:
     torch.testing.assert_close(first.weight.T @ first.weight, 2.0 * torch.eye(8), atol=1e-5, rtol=0)
     torch.testing.assert_close(output.weight @ output.weight.T, 1e-4 * torch.eye(4), atol=1e-8, rtol=0)
     assert all(not bool(m.bias.any()) for m in net if isinstance(m, nn.Linear))
+
+
+def normalized(x: Tensor) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_layer_norm_is_before_or_after_the_activation(after: bool) -> None:
+    net = EnsembleMLP(2, 3, (4,), 1, activation="relu", layer_norm=True, norm_after_activation=after)
+    plain = MLP(3, (4,), 1, activation="relu", layer_norm=True)  # always after
+    x = torch.randn(5, 3)
+    first, last = net.layers[0], net.layers[-1]
+    hidden = torch.einsum("bi,mio->mbo", x, first.weight) + first.bias  # type: ignore[operator, arg-type]
+    hidden = normalized(hidden.relu()) if after else normalized(hidden).relu()
+    expected = torch.einsum("mbi,mio->mbo", hidden, last.weight) + last.bias  # type: ignore[operator, arg-type]
+    torch.testing.assert_close(net(x), expected)
+    torch.testing.assert_close(plain(x), plain[-1](normalized(plain[0](x).relu())))
 
 
 def test_residual_block_with_zero_weights_is_the_identity() -> None:

@@ -1,5 +1,7 @@
 """Tests of the rectified-flow head: analytic flows, learning, masks, time distributions and bounds."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,17 @@ class GaussianVelocity(nn.Module):
         return self.mean + (t * data - (1 - t)) / variance * (x - t * self.mean)
 
 
+class Velocity(nn.Module):
+    """Velocity as a function of the iterate."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
+        return self.function(x)
+
+
 def zeros(rows: int) -> dict[str, Tensor]:
     return {"state": torch.zeros(rows, 1, 1)}
 
@@ -50,13 +63,24 @@ def test_euler_steps_on_the_exact_field_converge_to_the_gaussian_map() -> None:
     assert errors[1] < 0.6 * errors[0] and errors[2] < 0.02
 
 
-@pytest.mark.parametrize(("action_clip", "expected"), [(1.0, 0.33), (0.0, 0.43)])
-def test_clipped_iterates_narrow_the_distribution(action_clip: float, expected: float) -> None:
+@pytest.mark.parametrize(
+    ("clipping", "expected"),
+    [({"action_clip": 1.0}, 0.33), ({"action_clip": 1.0, "clip_iterates": False}, 0.425), ({"action_clip": 0.0}, 0.43)],
+)
+def test_clipped_iterates_narrow_the_distribution(clipping: dict[str, float], expected: float) -> None:
     """With the exact velocity of N(0, 0.5^2), 10 Euler steps narrow the samples a little and clipping much more."""
-    policy = FlowPolicy(FlowConfig(steps=10, **(RAW | {"action_clip": action_clip})), SPEC)  # type: ignore[arg-type]
+    policy = FlowPolicy(FlowConfig(steps=10, **(RAW | clipping)), SPEC)  # type: ignore[arg-type]
     policy.backbone = GaussianVelocity(0.0, 0.5)
     samples = policy.act(zeros(100_000), generator=torch.Generator().manual_seed(0))
     assert float(samples.std()) == pytest.approx(expected, abs=0.005)
+
+
+def test_only_the_last_iterate_is_clipped_without_clip_iterates() -> None:
+    """Velocity 3 from noise 0 in 2 steps: iterates 1.5 and 3; velocity -2 x from 1.5: 0."""
+    for velocity, expected in ((lambda x: 3 + 0 * x, 1.0), (lambda x: torch.where(x < 1, 3.0, -2 * x), 0.0)):
+        policy = FlowPolicy(FlowConfig(steps=2, **(RAW | {"action_clip": 1.0, "clip_iterates": False})), SPEC)  # type: ignore[arg-type]
+        policy.backbone = Velocity(velocity)
+        assert float(policy.decode(zeros(1), torch.zeros(1, 1, 1))) == expected
 
 
 def test_one_step_on_the_left_grid_returns_the_mean() -> None:

@@ -36,7 +36,7 @@ from robopolicy.constraints import (
     Validated,
 )
 from robopolicy.core.gradients import backward, clip_gradients
-from robopolicy.critics.q import C51, CriticConfig, QEnsemble, TargetUpdate, random_members, random_subset_min
+from robopolicy.critics.q import C51, CriticConfig, QEnsemble, TargetUpdate, pessimistic_mean, random_members
 from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.episodes import Episodes
 from robopolicy.errors import UserError, unknown_name
@@ -67,6 +67,7 @@ class OffPolicyConfig(Validated):
     critic_target_interval: NonNegativeInt = 1  # critic steps per update of the target critic; 0: policy_delay
     critic: CriticConfig = field(default_factory=CriticConfig)  # Q ensemble
     num_min_qs: PositiveInt = 2  # randomly drawn members whose minimum is the target
+    rho: NonNegative | None = None  # target: mean of all members minus rho standard deviations; null: as above
     num_steps: PositiveInt = 1  # chunk decisions per environment between updates
     precision: str = "float32"  # of matrix products: float32 | bfloat16 (faster on supported hardware)
     seed: NonNegativeInt = 0  # of all random draws of the updates
@@ -104,6 +105,7 @@ class OffPolicy(Algorithm):
     config: OffPolicyConfig
     chunk_starts_only: ClassVar[bool] = False  # sample only windows that begin with a decision, which have a record
     uses_full_ensemble: ClassVar[bool] = False  # the target uses all members; `num_min_qs` has no effect
+    supports_rho: ClassVar[bool] = False  # every target is reduced by `_reduce`
     needs_reward: ClassVar[bool] = True  # a dataset must have rewards
     joint_batches: ClassVar[bool] = False  # supports batch normalisation; set by every class itself, not inherited
     averages_members: bool = False  # every member bootstraps from itself, and the actor maximises the mean
@@ -118,6 +120,8 @@ class OffPolicy(Algorithm):
                 f"Algorithm '{self.name}' bootstraps from all members, so algorithm.num_min_qs={config.num_min_qs} "
                 "has no effect; leave it out and set algorithm.critic.members."
             )
+        if config.rho is not None and not self.supports_rho:
+            raise UserError(f"Algorithm '{self.name}' has no pessimistic mean; set algorithm.rho=null.")
         self.config = config
         self.critic = self.make_critic()
         if batch_norms(self.critic) and not vars(type(self)).get("joint_batches"):
@@ -178,12 +182,9 @@ class OffPolicy(Algorithm):
         return torch.addcmul(batch.reward, batch.discount, self.next_value(batch, chunk))
 
     def next_value(self, batch: Transitions, chunk: Tensor) -> Tensor:
-        """`min Q'(next_obs, chunk)` `(B,)` over a random subset of the target ensemble.
-
-        With `averages_members` there is no minimum: `(M, B)`.
-        """
+        """`Q'(next_obs, chunk)` `(B,)` of the target ensemble, see `_reduce`; `(M, B)` with `averages_members`."""
         critic, obs = self.target_critic, batch.next_obs
-        members = random_members(self.config.critic.members, self.config.num_min_qs, self.generator)
+        members = self._drawn_members()
         return self._reduce(critic(obs, chunk) if members is None else critic(obs, chunk, members))
 
     def distributional_target(self, batch: Transitions, chunk: Tensor, cost: Tensor | None = None) -> Tensor:
@@ -208,15 +209,25 @@ class OffPolicy(Algorithm):
         atoms = torch.addcmul(reward[:, None], batch.discount[:, None], histogram.centers)
         return histogram.project(probabilities, atoms)
 
+    def _drawn_members(self) -> Tensor | None:
+        """Random members for `_reduce`; None stands for all."""
+        if self.uses_full_ensemble or self.config.rho is not None:
+            return None
+        return random_members(self.config.critic.members, self.config.num_min_qs, self.generator)
+
     def _reduce(self, values: Tensor) -> Tensor:
-        """Minimum `(B,)` over members, or `values` `(M, B)`."""
-        return values if self.averages_members else values.amin(0)
+        """Value `(B,)` of members `(M, B)`: by `rho`, else their mean or minimum; unchanged with `averages_members`."""
+        if self.averages_members:
+            return values
+        if self.config.rho is None:
+            return values.mean(0) if self.uses_full_ensemble else values.amin(0)
+        return pessimistic_mean(values, self.config.rho)
 
     @torch.no_grad()
     def q_values(self, batch: Transitions) -> Tensor:
-        """`min Q'(obs, chunk)` `(B,)` of the batch's chunks over a random subset of the target ensemble."""
-        values = self.target_critic(batch.obs, batch.chunk)
-        return random_subset_min(values, self.config.num_min_qs, self.generator)
+        """Reduced values `(B,)` of the batch's chunks under the target ensemble, or a random subset of it."""
+        values, members = self.target_critic(batch.obs, batch.chunk), self._drawn_members()
+        return self._reduce(values if members is None else values[members])
 
     def minibatches(self, batch: Transitions) -> Iterator[Transitions]:
         """Consecutive minibatches; the loop body runs in the configured precision."""

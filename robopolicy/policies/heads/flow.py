@@ -5,7 +5,8 @@ sampling uses the left grid {0, 1/K, ..., (K-1)/K}, whose times match the positi
 
 Deviation: every iterate except the initial noise is clipped to +-`action_clip`, as in the public code of ReinFlow. This
 narrows the samples: with the exact velocity and 10 steps a Gaussian of standard deviation 0.5 is sampled with 0.33, or
-0.43 without clipping. `action_clip=0` samples the plain Euler flow.
+0.43 without clipping. `clip_iterates=false` clips only the last iterate, as in the public codes of FQL and QC, and
+`action_clip=0` none.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class FlowConfig(GenerativeConfig):
     """Architecture and sampler of a `FlowPolicy`."""
 
     time_distribution: str = "uniform"  # of the training time: uniform | logit_normal | logit_normal_data | beta
+    clip_iterates: bool = True  # clip every iterate, not only the last one
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,8 +66,9 @@ class FlowPolicy(GenerativePolicy):
         return x + self.velocity(features, x, self.grid[k]) / self.config.steps
 
     def sampler_step(self, features: Tensor, x: Tensor, k: Tensor) -> Tensor:
-        """Take one step and clip it."""
-        return self.clip(self.step(features, x, k))
+        """Take one step, and clip it if `clip_iterates`."""
+        x = self.step(features, x, k)
+        return self.clip(x) if self.config.clip_iterates else x
 
     def sample_times(self, batch: int, generator: Randomness) -> Tensor:
         """Times of the configured distribution."""

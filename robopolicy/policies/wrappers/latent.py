@@ -145,10 +145,10 @@ class LatentPolicy(Policy):
         with torch.no_grad():
             return self.base.decode(obs, self.config.space.expand(w, self.noise_shape[0], generator))
 
-    def draw(self, batch: int, generator: Randomness, device: torch.device) -> Tensor:
-        """Free noise `(B, F, A)` as the base samples it, clipped to the box."""
-        shape = (batch, self.actor.spec.horizon, self.actor.spec.action_dim)
-        return self.config.space.limit(normal(shape, generator, device))
+    def draw(self, batch: int, generator: Randomness, device: torch.device, *, clip: bool = True) -> Tensor:
+        """Free noise `(B, F, A)` as the base samples it, clipped to the box unless `clip` is false."""
+        noise = normal((batch, self.actor.spec.horizon, self.actor.spec.action_dim), generator, device)
+        return self.config.space.limit(noise) if clip else noise
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """Chunk for the mode (`deterministic`) or a sample of the actor."""
