@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from robopolicy.evaluation.result import EvalResult
     from robopolicy.policies.base import Policy
     from robopolicy.sim.contract import VectorSim
-    from robopolicy.sim.registry import TaskEntry
+    from robopolicy.sim.registry import SimOptions, TaskEntry
     from robopolicy.text.evaluation import SampledRollouts
 
 EXAMPLES = """\
@@ -70,6 +70,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--jobs", type=int, default=1, help=text)
     text = "with --jobs, use the Ray cluster of RAY_ADDRESS, or start one on this machine"
     parser.add_argument("--ray", action="store_true", help=text)
+    text = "steps of an episode whose success counts: any or last, as on Fetch (default: any)"
+    parser.add_argument("--success-step", choices=("any", "last"), default="any", help=text)
     text = "answers per prompt for pass@k on text tasks; 0 for none (default: 8)"
     parser.add_argument("--samples", type=int, default=8, help=text)
     add_overwrite_option(parser)
@@ -169,7 +171,7 @@ def _evaluate(
     """Return the results by policy, by action repeats and by latency; `notes` receives remarks about them."""
     from contextlib import closing
 
-    from robopolicy.cli.policy_args import open_sim, sim_options
+    from robopolicy.cli.policy_args import open_sim
     from robopolicy.cli.progress import progress_bars
     from robopolicy.evaluation.frequency import frequency_curve
     from robopolicy.evaluation.latency import latency_curve
@@ -180,7 +182,7 @@ def _evaluate(
     repeated: dict[str, dict[int, EvalResult]] = {}
     delayed: dict[str, dict[float, LatencyResult]] = {}
     episodes = _episodes(args)
-    options = sim_options(args, policy_entries, min(args.num_envs, args.episodes), args.device, args.judge)
+    options = _sim_options(args, policy_entries, min(args.num_envs, args.episodes))
     with closing(open_sim(entry, options, policy_entries)) as sim, progress_bars() as add_bar:
         for policy_entry in policy_entries:
             progress = add_bar(f"eval {policy_entry.label}", args.episodes)
@@ -194,6 +196,15 @@ def _evaluate(
                     policy_entry.make(), sim, latencies, blending=args.chunk_blending, **episodes
                 )
     return results, repeated, delayed
+
+
+def _sim_options(args: argparse.Namespace, policy_entries: list[PolicyEntry], num_envs: int) -> SimOptions:
+    from dataclasses import replace
+
+    from robopolicy.cli.policy_args import sim_options
+
+    options = sim_options(args, policy_entries, num_envs, args.device, args.judge)
+    return replace(options, success_step=args.success_step)
 
 
 def _episodes(args: argparse.Namespace) -> dict[str, Any]:
@@ -242,11 +253,11 @@ def evaluate_alone(args: argparse.Namespace, labels: Mapping[str, str], name: st
     from contextlib import closing
     from dataclasses import replace
 
-    from robopolicy.cli.policy_args import load_policy_entries, open_sim, sim_options, with_planning
+    from robopolicy.cli.policy_args import load_policy_entries, open_sim, with_planning
 
     policy_entries, entry = load_policy_entries([name], args.task, args.device)
     policy_entries = [replace(item, label=labels[name]) for item in with_planning(policy_entries, args, entry)]
-    options = sim_options(args, policy_entries, min(args.num_envs, args.episodes), args.device, args.judge)
+    options = _sim_options(args, policy_entries, min(args.num_envs, args.episodes))
     with closing(open_sim(entry, options, policy_entries)) as sim:
         return _evaluate_one(args, policy_entries[0], sim, None)
 
@@ -287,13 +298,13 @@ def _record_video(
     """Record the episodes; return video, still image and notes."""
     from contextlib import closing
 
-    from robopolicy.cli.policy_args import open_sim, sim_options
+    from robopolicy.cli.policy_args import open_sim
     from robopolicy.evaluation.video import record, rendering_problem, write_strip, write_video
 
     count = min(args.video, args.episodes)
     if count == 0:
         return None, None, []
-    options = sim_options(args, policy_entries, count, args.device, args.judge)
+    options = _sim_options(args, policy_entries, count)
     with closing(open_sim(entry, options, policy_entries)) as sim:
         sim.reset(args.seed)
         problem = rendering_problem(sim)
@@ -322,6 +333,7 @@ def _facts(args: argparse.Namespace, entry: TaskEntry) -> dict[str, str]:
         "task": entry.name,
         "seeds": f"{args.seed} to {args.seed + args.episodes - 1}",
         "actions": "with exploration noise" if args.stochastic else "deterministic",
+        "success": f"at {'the last' if args.success_step == 'last' else 'any'} step",
         "policies": ", ".join(args.policies),
         **({"best of": f"{args.candidates} chunks, predicted in {args.plan_with}"} if args.plan_with else {}),
         **{name: versions()[name] for name in ("robopolicy", "torch", "mujoco")},

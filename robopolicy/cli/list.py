@@ -72,6 +72,7 @@ def tasks() -> list[Row]:
                 "missing": _missing(entry),
                 "expert": entry.make_expert is not None,
                 "backends": list(entry.backends),
+                "success": entry.success,
                 "ring": task_ring(name),
             }
         )
@@ -176,8 +177,11 @@ def _cited(recipe: Mapping[str, Any]) -> str:
 
 
 def _remarks(row: Row) -> str:
+    from robopolicy.sim.registry import SUCCESS
+
     parts = ["scripted expert"] if row.get("expert") else []
     parts += [f"backends: {', '.join(row['backends'])}"] if "backends" in row else []
+    parts += [SUCCESS[row["success"]]] if "success" in row else []
     parts += [f"data: {row['data'][:1].lower()}{row['data'][1:].rstrip('.')}"] if "data" in row else []
     return f" ({'; '.join(parts)})" if parts else ""
 

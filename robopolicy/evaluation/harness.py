@@ -35,13 +35,14 @@ _PROBES, _WARM_UP, _PROBE_SECONDS = 20, 3, 1.0
 class _Score:
     """Sums of the control steps per episode, on the device of the simulator; column 0 is of all other episodes."""
 
-    def __init__(self, seeds: Sequence[int], num_envs: int, device: torch.device) -> None:
+    def __init__(self, seeds: Sequence[int], num_envs: int, device: torch.device, success_step: str) -> None:
         self.seeds = seeds
+        self._last = success_step == "last"
         rows = torch.arange(1, len(seeds) + 1, device=device)
         # Consecutive seeds are found by their first, others in the environment that starts with them.
         self._own = None if _consecutive(seeds) else (torch.tensor(seeds, device=device), rows)
         self._sums = torch.zeros(5, len(seeds) + 2, dtype=torch.float64, device=device)
-        self.table = self._sums[:, 1:-1]  # return, steps, ends, steps with success, and divergences of each episode
+        self.table = self._sums[:, 1:-1]  # return, steps, ends, counted successes, and divergences of each episode
         self._sums[2, 0] = self._sums[2, -1] = 1.0  # other episodes are never open
         self._step = torch.zeros(5, num_envs, dtype=torch.float64, device=device)  # what a control step adds
         self.has_success = False
@@ -58,8 +59,11 @@ class _Score:
 
     def add(self, columns: Tensor, moved: Tensor, step: Step) -> None:
         """Add a control step of the rows `moved` `(N,)` bool, whose episodes have `columns`."""
-        self.has_success |= "success" in step.info
-        entries = step.reward, moved, step.done, step.info.get("success"), step.info.get("diverged")
+        success = step.info.get("success")
+        if success is not None:
+            self.has_success = True
+            success = success & step.done if self._last else success
+        entries = step.reward, moved, step.done, success, step.info.get("diverged")
         for row, value in zip(self._step.unbind(), entries, strict=True):
             row.zero_() if value is None else row.copy_(value)
         self._sums.index_add_(1, columns * moved, self._step)
@@ -190,7 +194,7 @@ def run_episodes(
         actor: Actor = PolicyActor(policy, deterministic=deterministic, batch=policy_batch)
     else:
         actor = policy
-    score = _Score(seeds, sim.num_envs, sim.device)
+    score = _Score(seeds, sim.num_envs, sim.device, sim.spec.success_step)
     scored = _ScoredSim(sim, score, before_step, on_step)
     chunked = ChunkedSim(scored, action_horizon=actor.action_horizon, obs_horizon=actor.obs_horizon)
     with evaluation_mode(policy) if isinstance(policy, Policy) else nullcontext():
@@ -216,6 +220,7 @@ def run_episodes(
         ),
         seeded=sim.spec.seeded_episodes,
         diverged=int(diverged.sum()),
+        success_step=sim.spec.success_step,
     )
 
 

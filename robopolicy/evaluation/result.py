@@ -58,10 +58,11 @@ class EvalResult:
     seeds: NDArray[np.int64]  # (n,)
     returns: NDArray[np.float64]  # (n,) undiscounted sum of rewards
     lengths: NDArray[np.int64]  # (n,) control steps
-    success: NDArray[np.bool_] | None  # (n,) succeeded at any step; None where the task defines no success
+    success: NDArray[np.bool_] | None  # (n,) succeeded at a step that counts; None where the task defines no success
     cost: Cost
     seeded: bool = True  # False where the backend cannot reproduce episodes from seeds, which then only count them
     diverged: int = 0  # episodes ended by a diverged simulation; they count with their return so far
+    success_step: str = "any"  # steps whose success counts: any | last
 
     @property
     def n(self) -> int:
@@ -116,6 +117,7 @@ class EvalResult:
             "version": RESULT_VERSION,
             "task": self.task,
             "seeded": self.seeded,
+            "success_step": self.success_step,
             "summary": self.summary(),
             "cost": asdict(self.cost),
             "episodes": {
@@ -145,6 +147,7 @@ class EvalResult:
             cost=Cost(**data["cost"]),
             seeded=data["seeded"],
             diverged=data["summary"].get("diverged", 0),
+            success_step=data.get("success_step", "any"),
         )
 
 
@@ -163,6 +166,7 @@ def concat_results(parts: Sequence[EvalResult]) -> EvalResult:
         cost=replace(parts[0].cost, **{name: sum(getattr(part.cost, name) for part in parts) for name in counted}),
         seeded=all(part.seeded for part in parts),
         diverged=sum(part.diverged for part in parts),
+        success_step=parts[0].success_step,
     )
 
 
@@ -210,6 +214,8 @@ def compare(first: EvalResult, second: EvalResult) -> Comparison:
     """Pair two results of one seeded task by episode seed; at least two seeds must be common."""
     if first.task != second.task:
         raise UserError(f"Only results of one task can be compared, got {first.task} and {second.task}.")
+    if first.success_step != second.success_step:
+        raise UserError("One result counts success at any step and the other at the last step; evaluate both alike.")
     if not (first.seeded and second.seeded):
         raise UserError(
             f"The backend of {first.task} has no reproducible episodes to pair; compare the two intervals instead."

@@ -14,7 +14,7 @@ fields of `TaskEntry`:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,6 +31,16 @@ if TYPE_CHECKING:
     from robopolicy.sim.wrappers.registry import WrapperSpec
 
 REWARDS = ("sparse", "shaped")
+SUCCESS_STEPS = ("any", "last")  # steps of an episode whose success may count; the protocol of Fetch counts the last
+
+SUCCESS = {
+    "any": "success at any step",
+    "end": "success ends the episode",
+    "last": "success of whole episodes, at their last step",
+    "none": "no success, only returns",
+    "sparse": "success ends the episode with sparse rewards, and may hold at any step with shaped ones",
+}
+"""When a task reports success."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,7 @@ class SimOptions:
     threads: int = 0  # physics threads; 0 is one per core
     exact_final_obs: bool = True  # where it costs time (mjlab, Isaac Lab): return last observations of episodes
     wrappers: tuple[WrapperSpec, ...] = ()  # wrappers around the simulator, in any order
+    success_step: str = "any"  # steps whose success an evaluation counts: any | last
     world: WorldOptions = WorldOptions()  # only for the backend `worldmodel:FOLDER`
 
     def reject_cameras(self, task: str) -> None:
@@ -119,6 +130,8 @@ class TaskEntry:
     requires: str = ""  # extra to install; empty if the core is sufficient
     module: str = ""  # module of that extra, if its name differs from the extra
     success_fn: Callable[[Observation], Tensor] | None = None  # success `(N,)` bool of observations, if available
+    success: str = "any"  # key of `SUCCESS`
+    chunk: tuple[int, int] = (8, 4)  # actions per chunk and executed ones, by default, of policies that imitate
 
     def require_expert(self) -> Callable[[], Expert]:
         """Return `make_expert`; raise a `UserError` if the task has no expert."""
@@ -238,6 +251,7 @@ def _contributed_task(name: str) -> TaskEntry:
     """Entry of a row of `theme.toml`; its functions are imported when they are called."""
     row: dict[str, Any] = contributed("tasks")[name][1]
     fields = row | {"name": name, "make_expert": row.get("expert"), "backends": tuple(row.get("backends", ("mujoco",)))}
+    fields |= {"chunk": tuple(row["chunk"])} if "chunk" in row else {}
     fields |= {key: _imported(fields.get(key)) for key in ("make", "make_expert", "success_fn")}
     return TaskEntry(**{key: value for key, value in fields.items() if key != "expert"})
 
@@ -261,7 +275,9 @@ def make_sim(name: str, options: SimOptions | None = None) -> VectorSim:
         raise unknown_name("reward", options.reward, REWARDS, f"of task {entry.name}")
     from robopolicy.sim.wrappers.registry import wrap
 
-    return wrap(entry.make(options), options.wrappers)
+    sim = wrap(entry.make(options), options.wrappers)
+    sim.spec = replace(sim.spec, success_step=options.success_step)
+    return sim
 
 
 def _unsupported(entry: TaskEntry, backend: str) -> UserError:

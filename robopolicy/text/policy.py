@@ -79,7 +79,7 @@ class TextPolicy(Policy):
         if set(spec.observation) != {KEY} or (spec.horizon, spec.obs_horizon) != (1, 1):
             raise UserError(
                 f"Policy 'text' needs '{KEY}' as its only observation and one message per step; choose a task such as "
-                "text/arithmetic and set chunk.horizon=1 chunk.action_horizon=1."
+                "text/arithmetic and leave out chunk.horizon."
             )
         self.spec = spec
         blob = torch.zeros(config.tokenizer_bytes, dtype=torch.uint8)

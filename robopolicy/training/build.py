@@ -21,6 +21,7 @@ from robopolicy.data.formats import read_dataset
 from robopolicy.device import device_name, usable_device
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.policies.heads.explicit import ExplicitPolicy
 from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import fill_defaults, to_dict
 from robopolicy.sim.contract import SimSpec, VectorSim
@@ -28,10 +29,10 @@ from robopolicy.sim.registry import WorldOptions, get_task, observation_options,
 from robopolicy.spec import HIDDEN_STATE
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.sft import TextLearner
-from robopolicy.training.config import TaskConfig, TrainConfig, section
+from robopolicy.training.config import ChunkConfig, TaskConfig, TrainConfig, section
 from robopolicy.training.distributed import check_distributed
-from robopolicy.training.learner import build_learner, eval_simulator, simulator
-from robopolicy.training.make_source import SEEDS_PER_RANK, DataSource, make_source
+from robopolicy.training.learner import build_learner, eval_simulator, simulator, steps_per_decision
+from robopolicy.training.make_source import SEEDS_PER_RANK, SOURCES, DataSource, make_source
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.overlap import check_overlap
 from robopolicy.training.remote_replay import check_workers
@@ -96,9 +97,39 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
     if not task:
         raise UserError("No task is given; pass e.g. task=lift ('robopolicy list tasks' prints all).")
     task = get_task(task).name
+    config = _shorten_rollouts(replace(config, chunk=resolve_chunk(config, task)))
     _check_text(task, str(config.policy["name"]), algorithm)
     name = config.name or f"{task.rsplit('/', 1)[-1]}_{config.policy['name']}_{algorithm}_seed{config.seed}"
     return replace(config, task=replace(config.task, name=task), name=name)
+
+
+def resolve_chunk(config: TrainConfig, task: str) -> ChunkConfig:
+    """Fill in the sizes of chunks that are 0.
+
+    An explicit policy without demonstrations decides every step: chunks help to imitate, and from scratch they delay
+    feedback. Text policies write one message per decision. Other policies use the sizes of `task`.
+    """
+    chunk, policy = config.chunk, POLICIES[str(config.policy["name"])]
+    from_scratch = issubclass(policy, ExplicitPolicy) and not config.dataset and not config.init_from
+    single = from_scratch or issubclass(policy, TextPolicy)
+    horizon, action_horizon = (1, 1) if single else get_task(task).chunk
+    horizon = chunk.horizon or max(horizon, chunk.action_horizon)
+    return replace(chunk, horizon=horizon, action_horizon=chunk.action_horizon or min(action_horizon, horizon))
+
+
+def _shorten_rollouts(config: TrainConfig) -> TrainConfig:
+    """Limit the length of on-policy rollouts to a budget of control steps that is smaller."""
+    name, settings = section("algorithm", config.algorithm)
+    source, steps = ALGORITHMS[name].data_source, config.budget.env_steps
+    if not steps or source == "replay" or SOURCES[source].whole_episodes:
+        return config
+    longest = steps // steps_per_decision(config)
+    if not longest:
+        raise UserError(
+            f"budget.env_steps={steps} is less than one chunk of all environments, {steps_per_decision(config)} steps; "
+            "raise it or lower sim.num_envs."
+        )
+    return replace(config, algorithm={**config.algorithm, "num_steps": min(settings.num_steps, longest)})
 
 
 def _check_text(task: str, policy: str, algorithm: str) -> None:

@@ -16,7 +16,7 @@ from robopolicy.device import GPUConfig
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import from_dict
-from robopolicy.sim.registry import WorldOptions
+from robopolicy.sim.registry import SUCCESS_STEPS, WorldOptions
 from robopolicy.sim.wrappers.registry import WrapperSpec
 
 FINAL_OBS = ("auto", "exact", "previous")
@@ -54,8 +54,8 @@ class SimConfig(Validated):
 class ChunkConfig(Validated):
     """Size of an action chunk."""
 
-    horizon: PositiveInt = 8  # actions per chunk
-    action_horizon: PositiveInt = 4  # actions executed before the next decision
+    horizon: NonNegativeInt = 0  # actions per chunk; 0: 1 for explicit policies from scratch, else as the task suggests
+    action_horizon: NonNegativeInt = 0  # actions executed before the next decision; 0: as for horizon
     obs_horizon: PositiveInt = 1  # observations per decision
 
 
@@ -64,7 +64,7 @@ class BudgetConfig(Validated):
     """Budget; set exactly one."""
 
     updates: NonNegativeInt = 0  # calls of the algorithm's update
-    env_steps: NonNegativeInt = 0  # control steps of all environments together; every chunk counts in full
+    env_steps: NonNegativeInt = 0  # most control steps of all environments together
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,11 @@ class EvaluationConfig(Validated):
     """Periodic evaluation, by the same code as `robopolicy eval`."""
 
     every: NonNegativeInt = 0  # updates between evaluations; 0 is a tenth of the budget
-    episodes: NonNegativeInt = 100  # episodes per evaluation; 0 disables evaluation
+    episodes: NonNegativeInt = 100  # episodes of the last evaluation, and at most of the others; 0 disables evaluation
+    max_fraction: NonNegative = 0.2  # most control steps before the last evaluation per one of training; 0: no limit
     seed: NonNegativeInt = 10_000  # first episode seed; training episodes start at a million
     num_envs: PositiveInt = 32  # parallel environments; does not change the result
+    success_step: str = "any"  # steps of an episode whose success counts: any | last (protocol of Fetch)
     backend: str = ""  # simulator; empty: the training backend, or the task's own if that is a world model
 
 
@@ -157,7 +159,7 @@ def check_run_name(name: str) -> None:
 
 def check_settings(config: TrainConfig) -> None:
     """Raise a UserError for settings that are incompatible, or invalid for the chosen policy or algorithm."""
-    if config.chunk.action_horizon > config.chunk.horizon:
+    if config.chunk.action_horizon > config.chunk.horizon > 0:
         raise UserError(
             f"chunk.action_horizon must not exceed chunk.horizon, got {config.chunk.action_horizon} > "
             f"{config.chunk.horizon}."
@@ -167,5 +169,7 @@ def check_settings(config: TrainConfig) -> None:
     check_run_name(config.name)
     if config.sim.final_obs not in FINAL_OBS:
         raise unknown_name("value", config.sim.final_obs, FINAL_OBS, "of sim.final_obs")
+    if config.evaluation.success_step not in SUCCESS_STEPS:
+        raise unknown_name("value", config.evaluation.success_step, SUCCESS_STEPS, "of evaluation.success_step")
     section("policy", config.policy)
     section("algorithm", config.algorithm)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -176,6 +176,13 @@ def _difference(first: EvalResult, second: EvalResult) -> PairedDifference:
 def describe_restore(best: Mapping[str, Any]) -> str:
     """Format the restoring of the best state after a collapse."""
     return f"{'return' if best['success'] is None else 'success'} collapsed; restored update {best['update']}"
+
+
+def describe_checkpoints(folder: Path, saved: Sequence[str]) -> str:
+    """Format the checkpoints of a run that has failed."""
+    if not saved:
+        return "No checkpoint was saved."
+    return f"Continue from {' or '.join(saved)} of {folder}; {'it is' if len(saved) == 1 else 'both are'} intact."
 
 
 def delete_run(folder: Path) -> None:

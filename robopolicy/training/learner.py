@@ -89,16 +89,29 @@ def _total_updates(config: TrainConfig, algorithm_config: Any, data_source: str)
         raise UserError(
             f"Algorithm '{config.algorithm['name']}' collects whole episodes of any length; set budget.updates instead."
         )
-    per_update = algorithm_config.num_steps * config.sim.num_envs * config.chunk.action_horizon
+    steps, per_update = config.budget.env_steps, algorithm_config.num_steps * steps_per_decision(config)
     if data_source != "replay":
-        return math.ceil(config.budget.env_steps / per_update)
-    warmup, steps = config.replay.learning_starts, config.budget.env_steps
-    if steps <= warmup:
+        return steps // per_update
+    left = steps - max_warmup_steps(config, config.replay.learning_starts, algorithm_config.num_steps)
+    if left < per_update:
         raise UserError(
-            f"budget.env_steps={steps} ends before learning starts, after replay.learning_starts={warmup}; "
-            "raise budget.env_steps or lower replay.learning_starts."
+            f"budget.env_steps={steps} ends before the first update, after replay.learning_starts="
+            f"{config.replay.learning_starts}; raise budget.env_steps or lower replay.learning_starts."
         )
-    return config.replay.offline_updates + math.ceil((steps - warmup) / per_update)
+    return config.replay.offline_updates + left // per_update
+
+
+def steps_per_decision(config: TrainConfig) -> int:
+    """Return the most control steps of one decision of all environments."""
+    return config.sim.num_envs * config.chunk.action_horizon
+
+
+def max_warmup_steps(config: TrainConfig, learning_starts: int, num_steps: int) -> int:
+    """Return the most control steps before the first update from replay; chunks cut short may shift its end.
+
+    Workers collect `num_steps` decisions at a time, and other runs one.
+    """
+    return learning_starts + steps_per_decision(config) * (num_steps if config.sim.num_workers else 1) - 1
 
 
 def _new_policy(
@@ -167,8 +180,8 @@ def _bounds(sim: SimSpec) -> Mapping[str, Mapping[str, Any]]:
     return {"action": {"min": low, "max": high, **spread, "declared": True}}
 
 
-def simulator(config: TrainConfig, num_envs: int) -> VectorSim:
-    """Build the training simulator."""
+def simulator(config: TrainConfig, num_envs: int, success_step: str = "any") -> VectorSim:
+    """Build the training simulator, or an evaluation that counts success at `success_step`."""
     options = SimOptions(
         num_envs=num_envs,
         backend=config.sim.backend,
@@ -181,6 +194,7 @@ def simulator(config: TrainConfig, num_envs: int) -> VectorSim:
         wrappers=config.task.wrappers,
         threads=config.sim.threads,
         exact_final_obs=_has_exact_final_obs(config),
+        success_step=success_step,
         world=config.worldmodel if is_world(config.sim.backend) else WorldOptions(),
     )
     return make_env(config.task.name, options)
@@ -201,4 +215,4 @@ def eval_simulator(config: TrainConfig) -> VectorSim:
     world = WorldOptions(judge=config.worldmodel.judge, every=config.worldmodel.every)
     task = replace(config.task, wrappers=evaluation_wrappers(config.task.wrappers))
     evaluation = replace(config, task=task, sim=replace(config.sim, backend=backend), worldmodel=world)
-    return simulator(evaluation, config.evaluation.num_envs)
+    return simulator(evaluation, config.evaluation.num_envs, config.evaluation.success_step)

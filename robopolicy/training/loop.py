@@ -36,6 +36,7 @@ from robopolicy.training.distributed import check_distributed, gather_states, st
 from robopolicy.training.guards import Summary, TrainingDiverged, check_metrics, check_parameters
 from robopolicy.training.loggers import RunConsole, describe_evaluation, describe_vs_base, make_loggers
 from robopolicy.training.resume import load_random_state, lock_run, random_state, restore, run_exists_error
+from robopolicy.training.schedule import Schedule
 from robopolicy.versions import versions
 
 Report = dict[str, Any]
@@ -123,10 +124,7 @@ class Trainer:
         self._updating = 0.0  # seconds in updates, without rollouts, evaluation and saving
         self._start = time.monotonic()
         self._signal: int | None = None
-        tenth = max(1, self.total // 10)
-        self.evaluate_every = self.config.evaluation.every or tenth
-        self.checkpoint_every = self.config.checkpoint_every or tenth
-        self.log_every = self.config.logging.every or max(1, self.total // 100)
+        self.schedule = Schedule(self.config, self.total, parts.eval_sim)
         self.writes = rank() == 0
         self._lock = lock_run(folder) if self.writes else None  # before the loggers, which truncate files of the run
         self.loggers = make_loggers(self.config, folder, resume_at) if self.writes else []
@@ -147,7 +145,8 @@ class Trainer:
         except UserError as error:
             self._cleanup()
             if isinstance(error, TrainingDiverged):
-                raise TrainingDiverged(f"{error} {self._remaining()}") from error
+                left = guards.describe_checkpoints(self.folder, self.saved_checkpoints())
+                raise TrainingDiverged(f"{error} {left}") from error
             if isinstance(error, SimulatorFailed) and self._checkpoint("last").exists():
                 raise SimulatorFailed(f"{error} Resume with: robopolicy train --resume {self.folder}") from error
             raise
@@ -191,13 +190,6 @@ class Trainer:
         if self.is_new and not self._checkpoint("last").exists() and not (self.best or {}).get("update"):
             guards.delete_run(self.folder)
 
-    def _remaining(self) -> str:
-        saved = self.saved_checkpoints()
-        if not saved:
-            return "No checkpoint was saved."
-        intact = "it is" if len(saved) == 1 else "both are"
-        return f"Continue from {' or '.join(saved)} of {self.folder}; {intact} intact."
-
     def _iterate(self) -> None:
         batch = self.source.next(self.algorithm)
         start = time.monotonic()
@@ -206,8 +198,8 @@ class Trainer:
         self._updating += time.monotonic() - start
         self.update += 1
         self.latest = None
-        intervals = self.log_every, self.evaluate_every, self.checkpoint_every
-        logging, evaluating, saving = (self.update % every == 0 or self.update == self.total for every in intervals)
+        logging = self.schedule.logs(self.update)
+        evaluating, saving = self.schedule.evaluates(self.update), self.schedule.saves(self.update)
         row = read_metrics(metrics) if logging else {}
         if self.config.guards.finite:
             check_metrics(row or metrics, self.algorithm, self.update)
@@ -232,8 +224,10 @@ class Trainer:
 
     def _evaluate_policy(self, policy: Policy) -> Summary | None:
         """Evaluate `policy` on the evaluation episodes of this run; None if the run has no evaluation."""
-        settings, sim = self.config.evaluation, self.parts.eval_sim
-        return None if sim is None else evaluate(policy, sim, episodes=settings.episodes, seed=settings.seed).summary()
+        if self.parts.eval_sim is None:
+            return None
+        episodes, seed = self.schedule.episodes(self.update), self.config.evaluation.seed
+        return evaluate(policy, self.parts.eval_sim, episodes=episodes, seed=seed).summary()
 
     def _evaluate(self) -> Summary | None:
         """Evaluate the policy, save a new best checkpoint, and restore the best one after a collapse."""
@@ -241,6 +235,9 @@ class Trainer:
         collapsed = False
         if summary is not None:
             self._log({f"eval/{key}": value for key, value in summary.items() if value is not None})
+            if self.update == self.total and self.schedule.grows and self.best is not None:
+                best = load_policy(self._checkpoint("best"), self.parts.policy.device)[0]
+                self.best |= self._evaluate_policy(best) or {}  # on as many episodes
             self.console.note(f"{self.config.name}  update {self.update}/{self.total}  {describe_evaluation(summary)}")
             if guards.is_better(summary, self.best):
                 self.best = {**summary, "update": self.update}

@@ -24,7 +24,7 @@ from robopolicy.policies.base import Observation
 from robopolicy.rollout.off_policy import ReplaySampler, StepLog
 from robopolicy.rollout.on_policy import Act
 from robopolicy.sim.chunk import ChunkedSim
-from robopolicy.training.config import ReplayConfig
+from robopolicy.training.config import ReplayConfig, TrainConfig
 from robopolicy.training.make_source import DataSource, SourceContext
 from robopolicy.training.remote_replay import RemoteSampler, SimWorkers
 from robopolicy.training.sources import on_device
@@ -129,7 +129,17 @@ class ReplaySource:
             memory_device=device,
             workers=SimWorkers.start(context.config),
         )
+        if sim is not None and context.config.budget.env_steps:
+            source.check_warmup(context.config)
         return context.overlapped(source)
+
+    def check_warmup(self, config: TrainConfig) -> None:
+        """Raise a UserError if the warm-up is longer than `replay.learning_starts`, from which the budget follows."""
+        if self._warmup > config.replay.learning_starts:
+            raise UserError(
+                f"replay.learning_starts={config.replay.learning_starts} is less than a window of every environment, "
+                f"{self._warmup} steps; set it to at least that with budget.env_steps."
+            )
 
     @property
     def env_steps(self) -> int:

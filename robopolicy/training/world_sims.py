@@ -195,7 +195,8 @@ def world_sim(
     first: Any = model.members[0] if isinstance(model, EnsembleWorldModel) else model
     rows = detector.rows or (first.config.rows if model.device.type == "cpu" else None)
     size = {"num_envs": options.num_envs, "rows": rows}
-    return WorldSim(model, detector.judge, starts, real.spec, config=config, guard=guard, **size)
+    spec = replace(real.spec, success_step=options.success_step)
+    return WorldSim(model, detector.judge, starts, spec, config=config, guard=guard, **size)
 
 
 def _samples(model: AnyWorldModel) -> int:

@@ -29,21 +29,29 @@ def register_package_task(
     cameras: tuple[str, ...] = (),
     module_name: str = "",
 ) -> None:
-    """Register `family/task` with a scripted expert.
+    """Register `family/task` with a scripted expert, whose episodes end at success.
 
     The extra is named like the family, without underscores; `module_name` is its module, if the name differs.
     """
-    register(_entry(family, task, description, rewards, cameras, module_name))
+    register(replace(_entry(family, task, description, rewards, cameras, module_name), success="end"))
 
 
 def register_package_family(
-    family: str, description: str, rewards: tuple[str, ...], module_name: str = "", install: str = ""
+    family: str,
+    description: str,
+    rewards: tuple[str, ...],
+    module_name: str = "",
+    install: str = "",
+    success: str = "any",
 ) -> None:
-    """Register every `family/<id>` of a package, without experts; `install` replaces the command of the extra."""
+    """Register every `family/<id>` of a package, without experts.
+
+    `install` replaces the command of the extra; `success` is that field of `TaskEntry`.
+    """
 
     def make_entry(task: str) -> TaskEntry:
         entry = _entry(family, task, description, rewards, (), module_name or family, install)
-        return replace(entry, make_expert=None)
+        return replace(entry, make_expert=None, success=success)
 
     register_family(family, TaskFamily(make_entry, description, requires=_extra(family), module=module_name or family))
 

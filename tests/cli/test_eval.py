@@ -59,6 +59,15 @@ def test_two_policies_are_compared_and_printed_as_json(make_checkpoint, tmp_path
     assert printed["results"]["expert"]["success"] == 1.0 and printed["results"]["expert"]["low"] > 0.8
 
 
+def test_success_of_the_last_step_is_an_option(make_checkpoint, tmp_path):
+    out = tmp_path / "out"
+    argv = ["eval", make_checkpoint("ckpt"), "--episodes", "4", "--out", str(out), "--video", "0"]
+    assert main([*argv, "--success-step", "last"]) == 0
+    report = json.loads((out / "report.json").read_text())
+    assert {result["success_step"] for result in report["results"].values()} == {"last"}
+    assert "at the last step" in (out / "report.md").read_text()
+
+
 def test_overwrite_replaces_reports_only(tmp_path, refused):
     out = tmp_path / "out"
     argv = ["random", "--task", TASK, "--episodes", "2", "--overwrite", "--out", str(out)]

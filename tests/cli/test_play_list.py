@@ -105,6 +105,15 @@ def test_list_as_json(capsys):
     (tasks,) = json.loads(capsys.readouterr().out).values()
     lift = next(task for task in tasks if task["name"] == "manipulation/lift")
     assert lift["expert"] and "mujoco" in lift["backends"] and lift["missing"] == ""
+    assert lift["success"] == "end"
+
+
+def test_list_says_when_a_task_reports_success(capsys):
+    assert main(["list", "tasks"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[1:]}
+    assert "success ends the episode" in lines["manipulation/lift"]
+    assert "no success, only returns" in lines["locomotion/hopper"]
+    assert "at their last step" in lines["velocity/go1"]
 
 
 def test_list_of_an_unknown_kind_suggests_the_nearest(capsys):

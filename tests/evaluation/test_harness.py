@@ -1,18 +1,20 @@
 """Tests of evaluation: a fixed set of episodes, and results that do not depend on the number of environments."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from robopolicy.errors import UserError
-from robopolicy.evaluation.actors import RandomActor
+from robopolicy.evaluation.actors import ExpertActor, RandomActor
 from robopolicy.evaluation.harness import evaluate, run_episodes
-from robopolicy.evaluation.result import EvalResult
+from robopolicy.evaluation.result import EvalResult, compare
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.registry import POLICIES
-from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.sim.registry import SUCCESS_STEPS, SimOptions, get_task
+from robopolicy.sim.registry import make_sim as make_task
 
 
 def same_episodes(a: EvalResult, b: EvalResult) -> bool:
@@ -38,7 +40,7 @@ def test_result_is_bitwise_the_same_with_1_7_and_64_environments(make_sim, make_
     ("task", "name", "chunk"), [("manipulation/lift", "flow", (4, 4)), ("locomotion/hopper", "gaussian", (1, 1))]
 )
 def test_mujoco_episodes_are_bitwise_the_same_with_1_7_and_64_environments(task, name, chunk):
-    sims = [make_sim(task, SimOptions(num_envs=n, threads=1)) for n in (1, 7, 64)]
+    sims = [make_task(task, SimOptions(num_envs=n, threads=1)) for n in (1, 7, 64)]
     observation = {key: tuple(spec.shape) for key, spec in sims[0].spec.observation.items()}
     policy_class = POLICIES[name]
     config_class = policy_class.config_class
@@ -80,6 +82,30 @@ def test_submodule_modes_and_global_random_state_are_unchanged(make_sim, make_po
 def test_success_inside_a_chunk_counts(make_sim, make_policy):
     result = evaluate(make_policy(), make_sim(4, momentary=True), episodes=10)
     assert result.success.all()
+
+
+@pytest.mark.parametrize("action_horizon", [1, 3])
+def test_success_of_the_last_step_counts_where_an_evaluation_asks_for_it(make_sim, make_policy, action_horizon):
+    policy, sim = make_policy(action_horizon=action_horizon), make_sim(4, momentary=True)
+    anywhere = evaluate(policy, sim, episodes=10)
+    sim.spec = replace(sim.spec, success_step="last")
+    result = evaluate(policy, sim, episodes=10)  # success holds for one step, in the middle of each episode
+    assert anywhere.success.all() and not result.success.any()
+    assert np.array_equal(result.returns, anywhere.returns)
+    assert EvalResult.from_dict(json.loads(json.dumps(result.to_dict()))).success_step == "last"
+    with pytest.raises(UserError, match="counts success at any step and the other at the last step"):
+        compare(result, anywhere)
+
+
+@pytest.mark.parametrize("task", ["toy/point_mass", "toy/push", "manipulation/lift"])
+def test_success_ends_episodes_where_the_task_says_so(task):
+    assert get_task(task).success == "end"
+    found = []
+    for success_step in SUCCESS_STEPS:
+        sim = make_task(task, SimOptions(num_envs=4, success_step=success_step))
+        found.append(evaluate(ExpertActor(get_task(task).require_expert()()), sim, episodes=4))
+        sim.close()
+    assert found[0].success.any() and np.array_equal(found[0].success, found[1].success)
 
 
 def test_without_success_only_returns_are_reported(make_sim, make_policy):

@@ -77,7 +77,44 @@ def test_tasks_can_be_presets_full_names_or_last_parts():
 def test_gymnasium_robots_act_at_every_control_step(task: str):
     config = compose_config([f"task={task.split('/')[1]}"])
     assert config.task.name == task
-    assert (config.chunk.horizon, config.chunk.action_horizon) == (1, 1)
+    assert chunk_of(f"task={task}", "algorithm=ppo") == (1, 1)
+
+
+def chunk_of(*settings: str) -> tuple[int, int]:
+    chunk = resolve_config(compose_config([*settings, "budget.updates=1"])).chunk
+    return chunk.horizon, chunk.action_horizon
+
+
+@pytest.mark.parametrize("task", ["gymnasium/Pendulum-v1", "lift", "drawer"])
+@pytest.mark.parametrize("policy, algorithm", [("gaussian", "ppo"), ("squashed_gaussian", "sac"), ("mixture", "ppo")])
+def test_explicit_policies_from_scratch_decide_every_step(task, policy, algorithm):
+    assert chunk_of(f"task={task}", f"policy={policy}", f"algorithm={algorithm}") == (1, 1)
+
+
+def test_other_policies_use_the_chunks_of_the_task():
+    assert chunk_of("task=gymnasium/Pendulum-v1", "policy=flow", "algorithm=fpo") == (8, 4)
+    assert chunk_of("task=lift", "policy=flow", "algorithm=fpo") == (4, 4)
+    assert chunk_of("task=lift", "policy=gaussian", "algorithm=bc", "dataset=data") == (4, 4)  # demonstrations
+    assert chunk_of("task=arithmetic", "policy=text", "algorithm=text_recipe") == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "settings, expected",
+    [
+        (("chunk.horizon=8",), (8, 1)),
+        (("chunk.action_horizon=4",), (4, 4)),
+        (("chunk.horizon=8", "chunk.action_horizon=4"), (8, 4)),
+        (("policy=flow", "algorithm=fpo", "chunk.horizon=2"), (2, 2)),
+        (("policy=flow", "algorithm=fpo", "chunk.action_horizon=16"), (16, 16)),
+    ],
+)
+def test_chosen_chunk_sizes_are_kept(settings, expected):
+    assert chunk_of("task=gymnasium/Pendulum-v1", "policy=gaussian", "algorithm=ppo", *settings) == expected
+
+
+def test_more_executed_actions_than_the_chunk_has_are_refused():
+    with pytest.raises(UserError, match=r"chunk.action_horizon must not exceed chunk.horizon, got 9 > 8"):
+        compose_config(["chunk.horizon=8", "chunk.action_horizon=9"])
 
 
 @pytest.mark.parametrize(
@@ -147,11 +184,11 @@ MISTAKES = {
     "sim.threads=-1": "sim.threads must be at least 0",
     "budget.updates=-5": "budget.updates must be at least 0",
     "evaluation.episodes=-1": "evaluation.episodes must be at least 0",
-    "chunk.action_horizon=99": "chunk.action_horizon must not exceed chunk.horizon",
     "policy.transformer_layers=-1": "policy.transformer_layers must be at least 1, got -1",
     "policy.transformer_layers=100000": "policy.transformer_layers must be at most 1000",
     "policy.transformer_dropout=-1": "policy.transformer_dropout must lie in [0, 1), got -1.0",
     "policy.hidden=[0]": "policy.hidden[0] must be at least 1, got 0",
+    "evaluation.success_step=first": "Unknown value 'first' of evaluation.success_step",
     "policy.steps=0": "policy.steps must be at least 1",
     "policy.backbone=mpl": "Did you mean 'mlp'",
 }

@@ -8,5 +8,8 @@ from robopolicy_tasks.optional_envs import register_package_family
 def register() -> None:
     """Register the family without importing dm_control."""
     register_package_family(
-        "dm_control", "A task of the DeepMind Control Suite, e.g. dm_control/walker-walk.", rewards=("sparse",)
+        "dm_control",
+        "A task of the DeepMind Control Suite, e.g. dm_control/walker-walk.",
+        rewards=("sparse",),
+        success="none",
     )

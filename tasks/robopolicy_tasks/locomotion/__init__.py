@@ -36,4 +36,6 @@ def register() -> None:
     for short, (env_id, description) in _TASKS.items():
         name = f"locomotion/{short}"
         backends = ("mujoco", "mujoco-exact", "warp", "envpool", "gymnasium")
-        register_entry(TaskEntry(name, _maker(name, env_id), description, backends=backends))
+        register_entry(
+            TaskEntry(name, _maker(name, env_id), description, backends=backends, success="none", chunk=(1, 1))
+        )

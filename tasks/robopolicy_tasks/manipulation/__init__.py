@@ -12,10 +12,11 @@ from robopolicy.sim.registry import register as register_entry
 if TYPE_CHECKING:
     from robopolicy.sim.contract import VectorSim
 
+# Module -> class, description, actions per chunk.
 _TASKS = {
-    "lift": ("Lift", "Lift a cube from the table."),
-    "pick_place": ("PickPlace", "Carry a cube to a pad on the table and release it."),
-    "drawer": ("Drawer", "Grasp the handle of a drawer and pull it open."),
+    "lift": ("Lift", "Lift a cube from the table.", 4),
+    "pick_place": ("PickPlace", "Carry a cube to a pad on the table and release it.", 4),
+    "drawer": ("Drawer", "Grasp the handle of a drawer and pull it open.", 8),
 }
 
 
@@ -38,7 +39,8 @@ def _expert_maker(task: str) -> Callable[[], Expert]:
 
 def register() -> None:
     """Register the family without importing MuJoCo."""
-    for module, (task, description) in _TASKS.items():
+    for module, (task, description, chunk) in _TASKS.items():
         name, make, make_expert = f"manipulation/{module}", _maker(module, task), _expert_maker(task)
         backends = ("mujoco", "mujoco-exact", "warp")
-        register_entry(TaskEntry(name, make, description, make_expert, backends=backends))
+        sizes = chunk, chunk
+        register_entry(TaskEntry(name, make, description, make_expert, backends=backends, success="end", chunk=sizes))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from robopolicy.plugins import load
 from robopolicy.sim.registry import TaskEntry, backend_entry
 from robopolicy.sim.registry import register as register_entry
@@ -21,7 +23,7 @@ TASKS = {
 def register() -> None:
     """Register every task without importing mjlab."""
     for task, (env_id, description) in TASKS.items():
-        register_entry(backend_entry("mjlab", env_id, f"mjlab/{task}", description))
+        register_entry(replace(backend_entry("mjlab", env_id, f"mjlab/{task}", description), chunk=(1, 1)))
     swing_up = "robopolicy_tasks.mjlab.cartpole"
     register_entry(
         TaskEntry(
@@ -31,5 +33,6 @@ def register() -> None:
             make_expert=lambda: load(f"{swing_up}:SwingUpExpert")(),
             backends=("mjlab",),
             requires="mjlab",
+            chunk=(4, 4),
         )
     )

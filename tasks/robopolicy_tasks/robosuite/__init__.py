@@ -15,4 +15,5 @@ def register() -> None:
         "A task of robosuite, with a Panda or a given arm, e.g. robosuite/Lift-Sawyer.",
         rewards=("sparse", "shaped"),
         install=INSTALL,
+        success="sparse",
     )

@@ -52,6 +52,8 @@ def register() -> None:
             "Accelerate a point mass to a goal in the plane; trains in seconds.",
             _make_point_mass_expert,
             backends=("torch",),
+            success="end",
+            chunk=(4, 2),
         )
     )
     register_entry(
@@ -61,6 +63,7 @@ def register() -> None:
             "Push a disc to a target with another disc, seen from above; for fast video datasets.",
             _make_push_expert,
             backends=("torch",),
+            success="end",
             success_fn=_push_solved,
         )
     )

@@ -32,4 +32,7 @@ def register() -> None:
     """Register the family without importing MuJoCo."""
     for short, (ranges, description) in _TASKS.items():
         name = f"velocity/{short}"
-        register_entry(TaskEntry(name, _maker(name, ranges), description, backends=("mujoco", "mujoco-exact", "warp")))
+        backends = ("mujoco", "mujoco-exact", "warp")
+        register_entry(
+            TaskEntry(name, _maker(name, ranges), description, backends=backends, success="last", chunk=(1, 1))
+        )
