@@ -43,7 +43,7 @@ TASKS = {
         BenchTask("hopper", "locomotion/hopper", 40, 30_000, 1, evaluated=20, source_steps=60_000),
         BenchTask(
             "cube",
-            "ogbench/cube-single-v0",
+            "ogbench_collect/cube-single-v0",
             300,
             30_000,
             5,

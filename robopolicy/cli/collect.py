@@ -25,7 +25,7 @@ examples:
   robopolicy collect metaworld/reach-v3 --episodes 50 --out data/reach
   robopolicy collect hopper --policy runs/hopper_sac/checkpoints/last --keep-failures --episodes 50 --out data/hopper
   robopolicy collect hopper --policy random --keep-failures --episodes 100 --out data/hopper_random
-  robopolicy collect ogbench/cube-single-v0 --episodes 50 --num-envs 4 --out data/cube --overwrite
+  robopolicy collect ogbench_collect/cube-single-v0 --episodes 50 --num-envs 4 --out data/cube --overwrite
 """
 
 

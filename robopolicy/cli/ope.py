@@ -94,7 +94,9 @@ def run(args: argparse.Namespace) -> int:
             print(f"note: {note}")
     if joint is not None:
         print(f"All policies on the same decisions, weighted per decision:\n{aligned(*joint.table())}")
-        if joint.best is not None:
+        if joint.best is None:
+            print(f"best: not named, because fewer than two policies have {config.minimum_size:g} effective episodes")
+        else:
             print(f"best: {joint.best}; its regret is at most {joint.regret:.3g} in 95 % of the resamples")
     if portfolios is not None:
         print(f"SharpeRatio@k of the policies and the logs' behaviour:\n{aligned(*portfolios)}")

@@ -154,6 +154,7 @@ class TaskFamily:
 
 _TASKS: dict[str, TaskEntry] = {}
 _FAMILIES: dict[str, TaskFamily] = {}
+_RENAMED: dict[str, str] = {}  # former name of a task -> its name and the reason
 _PACKAGES: dict[str, str] = {}  # tasks of other packages -> package
 
 
@@ -162,6 +163,11 @@ def register(entry: TaskEntry) -> None:
     if entry.name in _TASKS:
         raise ValueError(f"Task '{entry.name}' is already registered.")
     _TASKS[entry.name] = entry
+
+
+def register_renamed(former: str, name: str, reason: str) -> None:
+    """Register the `former` name of the task `name`; using it raises a UserError with both and the `reason`."""
+    _RENAMED[former] = f"{name}: {reason}"
 
 
 def register_family(prefix: str, family: TaskFamily) -> None:
@@ -230,6 +236,8 @@ def check_cameras(sim: VectorSim, options: SimOptions) -> VectorSim:
 def get_task(name: str) -> TaskEntry:
     """Look up a task by its id, or by a unique last part such as "lift"."""
     names = task_names()
+    if name in _RENAMED:
+        raise UserError(f"Task {name} is now {_RENAMED[name]}")
     prefix, _, rest = name.partition("/")
     if name not in names and rest:
         if prefix in _FAMILIES:

@@ -28,12 +28,14 @@ def register_package_task(
     rewards: tuple[str, ...],
     cameras: tuple[str, ...] = (),
     module_name: str = "",
+    prefix: str = "",
 ) -> None:
-    """Register `family/task` with a scripted expert, whose episodes end at success.
+    """Register `family/task`, or `prefix/task`, with a scripted expert, whose episodes end at success.
 
     The extra is named like the family, without underscores; `module_name` is its module, if the name differs.
     """
-    register(replace(_entry(family, task, description, rewards, cameras, module_name), success="end"))
+    entry = _entry(family, task, description, rewards, cameras, module_name, prefix=prefix)
+    register(replace(entry, success="end"))
 
 
 def register_package_family(
@@ -64,8 +66,9 @@ def _entry(
     cameras: tuple[str, ...],
     module_name: str,
     install: str = "",
+    prefix: str = "",
 ) -> TaskEntry:
-    name, extra = f"{family}/{task}", _extra(family)
+    name, extra = f"{prefix or family}/{task}", _extra(family)
 
     def module() -> ModuleType:
         with suppress(UserError):  # MuJoCo reads the GL library on import; simulation does not need it

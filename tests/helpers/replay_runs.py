@@ -18,7 +18,8 @@ from robopolicy.training.loop import Trainer, start_run
 
 SMALL = ["policy=squashed_gaussian", "policy.hidden=[16]", "algorithm.critic.hidden=[16]", "algorithm.batch_size=16"]
 QUICK = ["evaluation.episodes=0", "logging.every=1", "sim.num_envs=4", "replay.learning_starts=100"]
-COMMON = ["task=point_mass", "task.reward=shaped", *SMALL, *QUICK]
+CHUNKS = ["chunk.horizon=4", "chunk.action_horizon=2"]
+COMMON = ["task=point_mass", "task.reward=shaped", *SMALL, *QUICK, *CHUNKS]
 
 
 def trainer(out: Path, *settings: str) -> Trainer:

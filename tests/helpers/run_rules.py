@@ -14,6 +14,7 @@ from robopolicy.training.distributed import check_distributed
 from robopolicy.training.resume import load_tree, save_tree
 
 SETTINGS = ["task=point_mass", "policy=gaussian", "sim.num_envs=4", "budget.updates=2", "guards.restore_best=false"]
+SETTINGS += ["chunk.horizon=4", "chunk.action_horizon=2"]
 
 
 def check_learns_on_a_device(name: str, head: str, place: Path, tmp_path: Path) -> None:

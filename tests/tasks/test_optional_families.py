@@ -54,7 +54,7 @@ def test_dm_control_truncates_episodes_at_the_time_limit() -> None:
     ("name", "package"),
     [
         ("dm_control/cartpole-balance", "dm_control"),
-        ("ogbench/cube-single-v0", "ogbench"),
+        ("ogbench_collect/cube-single-v0", "ogbench"),
         ("envpool/InvertedPendulum-v5", "envpool"),
     ],
 )
@@ -139,3 +139,12 @@ def test_the_families_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     listed = capsys.readouterr().out
     assert all(f"{family}/" in listed for family in ("dm_control", "gymnasium_robotics", "robosuite"))
     assert get_task("robosuite/Lift").make_expert is None
+
+
+def test_the_data_collection_mode_of_ogbench_has_a_name_of_its_own() -> None:
+    assert "target visible" in get_task("ogbench_collect/scene-v0").description
+    with pytest.raises(
+        UserError, match="is now ogbench_collect/scene-v0: .* is ogbench/scene-singletask-v0."
+    ) as refusal:
+        get_task("ogbench/scene-v0")
+    assert "\n" not in str(refusal.value)

@@ -93,7 +93,7 @@ def test_metaworld_environment_equals_the_gymnasium_one() -> None:
 
 def test_ogbench_oracle_solves_its_task_and_seeds_determine_episodes() -> None:
     pytest.importorskip("ogbench")
-    one, two = (demonstrations("ogbench/cube-single-v0", num_envs, 2) for num_envs in (1, 2))
+    one, two = (demonstrations("ogbench_collect/cube-single-v0", num_envs, 2) for num_envs in (1, 2))
     assert_same(one, two)
     assert one.success.all() and one.arrays["goal"].shape[1] == 4 + 1 + 3 + 1
     cube, target = one.arrays["state"][-1, 19:22] / 10 + [0.425, 0, 0], one.arrays["goal"][-1, 5:8]
@@ -155,4 +155,4 @@ def test_options_that_a_package_lacks_are_refused() -> None:
     with pytest.raises(UserError, match="only state observations"):
         make_sim("metaworld/reach-v3", SimOptions(cameras=("corner",)))
     with pytest.raises(UserError, match="reward"):
-        make_sim("ogbench/cube-single-v0", SimOptions(reward="shaped"))
+        make_sim("ogbench_collect/cube-single-v0", SimOptions(reward="shaped"))

@@ -25,6 +25,7 @@ from robopolicy.training.resume import load_tree, save_tree
 from robopolicy_tasks.toy.point_mass import PointMassSim
 
 QUICK = ["task=point_mass", "task.reward=shaped", "sim.num_envs=4", "evaluation.episodes=0", "logging.every=1"]
+QUICK += ["chunk.horizon=4", "chunk.action_horizon=2"]
 PPO_RUN = [*QUICK, "algorithm=ppo", "policy=gaussian", "policy.hidden=[8]", "algorithm.num_steps=8"]
 SAC_RUN = [
     *(*QUICK, "algorithm=sac", "policy=squashed_gaussian", "policy.hidden=[16]", "algorithm.critic.hidden=[16]"),

@@ -25,13 +25,15 @@ from robopolicy.training.manifest import read_manifest
 from robopolicy_tasks.toy.point_mass import PointMassSim
 
 COMMON = ["task=point_mass", "evaluation.episodes=10", "evaluation.every=4", "checkpoint_every=3", "logging.every=1"]
+CHUNKS = ["chunk.horizon=4", "chunk.action_horizon=2"]
 BC = [*COMMON, "policy.hidden=[32]", "algorithm.batch_size=64"]
 REINFLOW = [*COMMON, "algorithm=reinflow", "sim.num_envs=8", "algorithm.num_steps=10", "algorithm.epochs=1"]
 PPO = [*COMMON, "algorithm=ppo", "policy=gaussian", "task.reward=shaped", "sim.num_envs=4", "algorithm.num_steps=16"]
+PPO += CHUNKS
 
 MUJOCO = ["algorithm=ppo", "policy=gaussian", "sim.num_envs=4", "algorithm.num_steps=16", "evaluation.episodes=0"]
 CHEETAH = [*MUJOCO, "task=half_cheetah", "checkpoint_every=3", "logging.every=1"]
-LIFT = [*MUJOCO, "task=lift", "sim.backend=mujoco-exact", "checkpoint_every=3", "logging.every=1"]
+LIFT = [*MUJOCO, *CHUNKS, "task=lift", "sim.backend=mujoco-exact", "checkpoint_every=3", "logging.every=1"]
 WARP = pytest.param([*CHEETAH, "sim.backend=warp"], marks=pytest.mark.slow)
 
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from replay_runs import COMMON, QUICK, assert_refused, trainer
 
-PPO_RUN = ["task=point_mass", "policy=gaussian", "policy.hidden=[8]", "algorithm=ppo", *QUICK]
-SAC_RUN = [*COMMON, "algorithm=sac"]
+SINGLE = ["chunk.horizon=1", "chunk.action_horizon=1"]
 CHUNKS = ["chunk.horizon=3", "chunk.action_horizon=3"]  # episodes of 20 steps end inside a chunk
+PPO_RUN = ["task=point_mass", "policy=gaussian", "policy.hidden=[8]", "algorithm=ppo", *QUICK]
+SAC_RUN = [*COMMON, "algorithm=sac", *SINGLE]
 
 
 @pytest.mark.parametrize(

@@ -80,25 +80,26 @@ class ClassScores:
     """Values of all members on the same episodes."""
 
     names: tuple[str, ...]
-    values: tuple[Interval, ...]  # discounted return of each
+    values: tuple[Interval | None, ...]  # discounted return of each; None for members that are not trusted
     effective: tuple[float, ...]  # effective episodes of each
-    chance: tuple[float, ...]  # fraction of the resamples in which it is the best of the trusted members
-    best: str | None  # best member with enough effective episodes; None without any
+    chance: tuple[float | None, ...]  # fraction of the resamples in which it is the best; None without a best
+    best: str | None  # best of the trusted members; None with fewer than two
     regret: float  # `level` quantile of the loss of choosing it; NaN without a best
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Return the header and one row per member, sorted by value."""
-        order = sorted(range(len(self.names)), key=lambda i: -self.values[i].estimate)
-        rows = [
-            [self.names[i], f"{self.values[i]}", f"{self.effective[i]:.1f}", f"{100 * self.chance[i]:.0f} %"]
-            for i in order
-        ]
+        """Return the header and one row per member, sorted by value; members that are not trusted are last."""
+        order = sorted(range(len(self.names)), key=lambda i: -value.estimate if (value := self.values[i]) else math.inf)
+        rows: list[list[str]] = []
+        for i in order:
+            value, chance = self.values[i], self.chance[i]
+            shown = "-" if value is None else f"{value}", "-" if chance is None else f"{100 * chance:.0f} %"
+            rows.append([self.names[i], shown[0], f"{self.effective[i]:.1f}", shown[1]])
         return ["policy", "discounted return", "effective episodes", "chance to be best"], rows
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
         rows = zip(self.names, self.values, self.effective, self.chance, strict=True)
-        members = {n: {"interval": v.to_dict(), "effective": e, "chance": c} for n, v, e, c in rows}
+        members = {n: {"interval": v and v.to_dict(), "effective": e, "chance": c} for n, v, e, c in rows}
         return {"members": members, "best": self.best, "regret": None if self.best is None else self.regret}
 
 
@@ -115,24 +116,30 @@ def class_scores(
     """Evaluate every member by per-decision importance sampling, with one bootstrap over the shared episodes.
 
     `log_ratios` `(N, T)` per member are log-densities of every decision minus those under the behaviour; they and
-    `rewards` `(N, T)` are 0 after the end of an episode. Members are trusted from `minimum` effective episodes.
+    `rewards` `(N, T)` are 0 after the end of an episode. Members are trusted from `minimum` effective episodes; the best
+    one is named if at least two are, since one estimate compares nothing.
     """
     weights = {name: cumulative_weights(ratio) for name, ratio in log_ratios.items()}
     terms = {name: per_decision(weight, rewards, gamma) for name, weight in weights.items()}
-    values = tuple(terms_interval(term, level=level, resamples=resamples, seed=seed) for term in terms.values())
+    names = tuple(log_ratios)
     effective = tuple(effective_size_per_decision(weight, gamma) for weight in weights.values())
-    trusted = np.flatnonzero(np.array(effective) >= minimum)
-    names, wins = tuple(log_ratios), np.zeros(len(values), np.int64)
-    if not len(trusted):
-        return ClassScores(names, values, effective, tuple((wins / resamples).tolist()), None, float("nan"))
+    values = tuple(
+        terms_interval(term, level=level, resamples=resamples, seed=seed) if size >= minimum else None
+        for term, size in zip(terms.values(), effective, strict=True)
+    )
+    trusted = [i for i, value in enumerate(values) if value is not None]
+    chance: list[float | None] = [None] * len(names)
+    if len(trusted) < 2:
+        return ClassScores(names, values, effective, tuple(chance), None, float("nan"))
     shares = np.stack([term.numerator.sum(1) for term in terms.values()])[trusted]  # (P, N)
     episodes = shares.shape[1]
     counts = np.random.default_rng(seed).multinomial(episodes, np.full(episodes, 1 / episodes), size=resamples)
     draws = counts @ shares.T / episodes  # (R, P)
     chosen = int(shares.mean(1).argmax())
-    wins[trusted] = np.bincount(draws.argmax(1), minlength=len(trusted))
+    for i, wins in zip(trusted, np.bincount(draws.argmax(1), minlength=len(trusted)).tolist(), strict=True):
+        chance[i] = wins / resamples
     regret = float(np.quantile(draws.max(1) - draws[:, chosen], level))
-    return ClassScores(names, values, effective, tuple((wins / resamples).tolist()), names[trusted[chosen]], regret)
+    return ClassScores(names, values, effective, tuple(chance), names[trusted[chosen]], regret)
 
 
 def score_class(

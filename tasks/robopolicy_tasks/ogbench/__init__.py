@@ -1,12 +1,16 @@
-"""OGBench (Park et al. 2025): its single tasks under their own ids, and environments with a random target and oracles.
+"""OGBench (Park et al. 2025): its single tasks under their own ids, and its data-collection mode with visible targets.
 
 Ids of single tasks are those of the package, e.g. `ogbench/scene-singletask-task1-v0`; without `-task1` they are the
 default task of the environment. `task.reward=shaped` is the reward of the package, `sparse` is -1 until success.
 `ogbench/scene-oraclerep-v0` has a random one of the tasks per episode, whose goal is observed.
+
+Tasks `ogbench_collect/<environment>` are the mode in which OGBench collects its data: a random target per episode, here
+in the observation, and oracles. They are not the protocol of OGBench, and their scores do not compare with its results.
 """
 
 from __future__ import annotations
 
+from robopolicy.sim.registry import register_renamed
 from robopolicy_tasks.optional_envs import register_package_family, register_package_task
 
 TASKS = {
@@ -19,10 +23,14 @@ TASKS = {
 }
 
 REWARDS = ("sparse", "shaped")  # of single tasks
+COLLECT = "ogbench_collect"  # prefix of the tasks in data-collection mode
 
 
 def register() -> None:
     """Register the family without importing OGBench."""
     register_package_family("ogbench", "OGBench: single tasks and goals of scene, cube, puzzle and mazes.", REWARDS)
     for task, description in TASKS.items():
-        register_package_task("ogbench", task, f"OGBench: {description}.", rewards=("sparse",))
+        description = f"Data collection of OGBench, with the target visible: {description}."
+        register_package_task("ogbench", task, description, rewards=("sparse",), prefix=COLLECT)
+        single = f"ogbench/{task.removesuffix('-v0')}-singletask-v0"
+        register_renamed(f"ogbench/{task}", f"{COLLECT}/{task}", f"the protocol of OGBench is {single}.")
