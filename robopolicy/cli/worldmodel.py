@@ -125,11 +125,13 @@ def _train(args: argparse.Namespace) -> int:
 
 def _eval(args: argparse.Namespace) -> int:
     from robopolicy.data.formats.lerobot import read_lerobot
+    from robopolicy.evaluation.predicted_outcomes import PredictedOutcomes
     from robopolicy.evaluation.report import aligned
     from robopolicy.evaluation.video_metrics import contact_sheet
     from robopolicy.files import check_new_file
     from robopolicy.training.world_sims import load_world
     from robopolicy.worldmodel.action_following import check_gates, measure_action_following, table
+    from robopolicy.worldmodel.replays import replay
     from robopolicy.worldmodel.videos import VideoDataset
 
     check_numbers(args, positive=("windows", "horizon"), non_negative=())
@@ -139,16 +141,22 @@ def _eval(args: argparse.Namespace) -> int:
     model, manifest = load_world(args.world, args.device)
     videos = VideoDataset(model.spec, read_lerobot(args.dataset), args.dataset)
     following = measure_action_following(model, videos, horizon=args.horizon, windows=args.windows)
-    verdict = check_gates(following, failures=manifest.training.get("failures"))
+    found = replay(model, videos) if "success" in videos.episodes.arrays else None
+    outcomes = None if found is None else PredictedOutcomes.of(found)
+    further = () if outcomes is None else outcomes.reasons()
+    verdict = check_gates(following, failures=manifest.training.get("failures"), further=further)
     if args.out is not None:
         contact_sheet(model, videos, args.out)
     if args.json:
-        print(json.dumps({"passed": verdict.passed, "reasons": list(verdict.reasons), **following.to_dict()}))
+        content = {"passed": verdict.passed, "reasons": list(verdict.reasons), **following.to_dict()}
+        print(json.dumps(content | ({} if found is None else {"replays": found.to_dict()})))
         return 0
     print(f"PSNR [dB] of {following.num_windows} video windows, by frames ahead")
     print(aligned(*table(following)))
     for name, fraction in following.directions.items():
         print(f"{name}: correct direction in {fraction:.0%} of the frames")
+    if outcomes is not None and outcomes.describe():
+        print(f"From the actions of held-out episodes {outcomes.describe()}")
     print(
         "It passed the test and may evaluate policies."
         if verdict.passed
@@ -190,7 +198,7 @@ def _rank(args: argparse.Namespace) -> int:
                     results[policy_entry.label] = evaluate(policy_entry.make(), sim, progress=progress, **episodes)
                     notes += abstention_notes(policy_entry.label, sim)
     ranking = rank(sides["real"], sides["predicted"])
-    ranking = replace(ranking, notes=(*ranking.notes, *notes))
+    ranking = replace(ranking, notes=(*ranking.notes, *notes, *filter(None, [sims.refusal])))
     with atomic_folder(args.out) as folder:
         rank_scatter(ranking, folder / "scatter.png", ylabel="in the world model")
         _record_video(args, sims, sides["real"], folder)
@@ -212,6 +220,7 @@ def _print_result(args: argparse.Namespace, ranking: Ranking, seconds: dict[str,
         print(f"note: {note}")
     cost = ", ".join(f"{kind} {value:.3g} s" for kind, value in seconds.items())
     print(f"cost of an episode: {cost}")
+    print(f"verdict: {ranking.verdict}")
     print(f"report: {args.out}")
 
 
@@ -255,6 +264,8 @@ def _play(args: argparse.Namespace) -> int:
     args.out = args.out or next_free_path(Path("runs/world.mp4"))
     check_new_file(args.out, ".mp4", ".gif", overwrite=args.overwrite)
     sims = _Sims(args, [] if args.policy is None else [args.policy])
+    if sims.refusal:
+        print(f"note: {sims.refusal}")
     if args.browser is not None:
         _show_in_browser(args, sims)
         return 0
@@ -302,12 +313,13 @@ class _Sims:
     """Simulator, world model and policies of a comparison."""
 
     def __init__(self, args: argparse.Namespace, policy_entries: list[str]) -> None:
-        """Load the policies and the world model, which must have passed its tests."""
+        """Load the policies and the world model; a model that failed its tests has a `refusal`."""
         from robopolicy.cli.policy_args import noisy_policy_entries
         from robopolicy.sim.registry import SimOptions, WorldOptions, get_task
         from robopolicy.training.world_sims import load_worlds
 
-        self.model, self.manifest = load_worlds(args.world, args.device)
+        self.model, self.manifest = load_worlds(args.world, args.device, tested=False)
+        self.refusal = self.manifest.refusal(args.world)
         self.world = WorldOptions(judge=args.judge)
         self.task = get_task(self.manifest.task).name
         self.policy_entries: list[PolicyEntry] = noisy_policy_entries(policy_entries, self.task, args.device)

@@ -10,7 +10,7 @@ All metrics map `real` and `predicted` values `(..., P)` of P policies, higher i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -147,6 +147,8 @@ class Ranking:
     powered: tuple[Interval, ...] | None  # (P,) prediction-powered; None without further predicted starts
     metrics: dict[str, Interval]  # keys of `NAMES` that can be computed
     notes: tuple[str, ...]  # remarks for the reader
+    passed: bool | None  # whether the prediction may rank such policies; None if they are too alike to tell
+    verdict: str  # `passed` and its reason in one sentence
 
     def values(self) -> tuple[list[str], list[list[str]]]:
         """Return the header and one row per policy, sorted by real value."""
@@ -175,6 +177,8 @@ class Ranking:
             },
             "metrics": {key: value.to_dict() for key, value in self.metrics.items()},
             "notes": list(self.notes),
+            "passed": self.passed,
+            "verdict": self.verdict,
         }
 
 
@@ -207,11 +211,12 @@ def rank(
     draws = _resample(np.random.default_rng(seed), y, f, paired, resamples)
     found: dict[str, tuple[Array, Array]] = {"bias": (bias(y.mean(1), f.mean(1)), bias(draws.real, draws.predicted))}
     notes: list[str] = []
+    order = _significant(first)
     if len(names) < MINIMUM_POLICIES:
         notes.append(f"Not enough policies for correlations and ranks: {len(names)}, at least {MINIMUM_POLICIES}.")
     else:
         found |= {key: (of(y.mean(1), f.mean(1)), of(draws.real, draws.predicted)) for key, of in OF_MEANS.items()}
-        pairs = _significant(first)
+        pairs = order != 0
         if pairs.any():
             drawn = pairs[draws.policies[:, :, None], draws.policies[:, None, :]]
             found["significant"] = (
@@ -230,7 +235,35 @@ def rank(
     if len(common) >= 2 and rest.size >= 2:
         powered = tuple(prediction_powered(y[i, a], f[i, b], f[i, rest], level) for i in range(len(names)))
     means = [tuple(r.success_interval(level) or r.return_interval(level) for r in side) for side in (first, second)]
-    return Ranking(names, means[0], means[1], powered, metrics, tuple(notes))
+    passed, verdict = _verdict(names, means, order, _significant(second))
+    return Ranking(names, means[0], means[1], powered, metrics, tuple(notes), passed, verdict)
+
+
+def _verdict(
+    names: tuple[str, ...], means: Sequence[Sequence[Interval]], real: Array, predicted: Array
+) -> tuple[bool | None, str]:
+    """Check that the best and the worst policy are distinguished, and that no other pair is reversed.
+
+    `means` are the real and predicted values `(2, P)`, `real` and `predicted` the results of `_significant` `(P, P)`.
+    """
+    values = np.array([[interval.estimate for interval in side] for side in means])
+    best, worst = int(values[0].argmax()), int(values[0].argmin())
+    if real[best, worst] <= 0:
+        return None, "none, because the policies do not differ significantly in reality; add expert and random."
+    scores = ", ".join(
+        f"{names[i]} {values[0, i]:.3g} in reality and {values[1, i]:.3g} predicted" for i in (best, worst)
+    )
+    if predicted[best, worst] <= 0:
+        return False, f"the prediction must not rank policies: it does not distinguish {scores}."
+    count, reversed_pairs = int((real > 0).sum()), np.argwhere((real > 0) & (predicted < 0))
+    if len(reversed_pairs):
+        better, other = (names[i] for i in reversed_pairs[0])
+        pairs = f"{len(reversed_pairs)} of {count} pairs that differ in reality, among them {better} and {other}"
+        return False, f"the prediction must not rank policies: it reverses {pairs}."
+    return (
+        True,
+        f"the prediction may rank such policies: it distinguishes {scores}, and reverses none of {count} pairs.",
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,16 +302,17 @@ def _matrix(results: list[EvalResult], label: str) -> Array:
     return np.stack([result.outcomes for result in results])
 
 
-def _significant(results: list[EvalResult]) -> NDArray[np.bool_]:
-    """Return a mask `(P, P)` of pairs that differ significantly on their common starts."""
-    found = np.zeros((len(results), len(results)), np.bool_)
+def _significant(results: list[EvalResult]) -> Array:
+    """Return 1, or -1, `(P, P)` where the first policy is significantly better, or worse, on common starts; else 0."""
+    found = np.zeros((len(results), len(results)))
     if results[0].n < 2 or not all(result.seeded for result in results):
         return found
     for i in range(len(results)):
         for j in range(i):
             a, b = (result.returns if result.success is None else result.success for result in (results[i], results[j]))
             difference = paired_difference(a, b, resamples=2_000).difference
-            found[i, j] = found[j, i] = difference.low > 0 or difference.high < 0
+            sign = float(difference.low > 0) - float(difference.high < 0)  # of b minus a
+            found[i, j], found[j, i] = -sign, sign
     return found
 
 

@@ -17,6 +17,7 @@ from robopolicy.core.distributed import all_reduce_max, rank, world_size
 from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.device import GPUConfig, usable_device
 from robopolicy.errors import UserError, cannot_write, did_you_mean, unknown_name
+from robopolicy.evaluation.predicted_outcomes import PredictedOutcomes
 from robopolicy.files import parse_yaml
 from robopolicy.schema import from_dict, to_dict
 from robopolicy.training.build import seed_everything
@@ -162,6 +163,9 @@ class WorldEvaluationConfig(Validated):
     windows: PositiveInt = 64  # video windows to continue
     horizon: PositiveInt = 20  # frames to predict
     replays: PositiveInt = 128  # episodes replayed to calibrate the success head
+=======
+    episodes: PositiveInt = 16  # recorded successes, and failures, whose actions are repeated
+>>>>>>> 69beceab (Tell good from bad policies before a world model evaluates any, and before a best one is named)
 
 
 @dataclass(frozen=True)
@@ -255,11 +259,19 @@ class WorldTrainer(Trainer):
         if learner.stage == "autoencoder" or not self.writes:
             return None
         tests = config.evaluation
+        model = learner.inference_policy()
         following = measure_action_following(
-            learner.inference_policy(), videos, horizon=tests.horizon, windows=tests.windows, seed=config.seed
+            model, videos, horizon=tests.horizon, windows=tests.windows, seed=config.seed
         )
-        verdict = check_gates(following, failures=failure_fraction(self.world.source.videos), config=config.gate)
-        self.latest = {"passed": verdict.passed, "reasons": list(verdict.reasons), **following.to_dict()}
+        found, further = {}, ()
+        if "success" in videos.episodes.arrays:
+            replays = calibrate_success(learner.model, replay(model, videos, tests.replays))
+            found, further = {"replays": replays.to_dict()}, PredictedOutcomes.of(replays).reasons()
+            self._log({f"eval/replays/{name}": rate for name, rate in replays.rates().items()})
+        failures = failure_fraction(self.world.source.videos)
+        verdict = check_gates(following, failures=failures, further=further, config=config.gate)
+        self.latest = {"passed": verdict.passed, "reasons": list(verdict.reasons), **following.to_dict(), **found}
+<<<<<<< HEAD
         if "success" in videos.episodes.arrays:
             replays = calibrate_success(learner.model, replay(learner.inference_policy(), videos, tests.replays))
             self.latest["replays"] = replays.to_dict()

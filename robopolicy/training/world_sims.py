@@ -63,6 +63,14 @@ class WorldManifest:
             raise UserError(f"World model {folder} was not tested; train it to the end or run 'worldmodel eval'.")
         Verdict(self.gate["passed"], tuple(self.gate["reasons"])).require(f"World model {folder}")
 
+    def refusal(self, folder: str | Path) -> str:
+        """Return the message of `require`; empty if the world model has passed its tests."""
+        try:
+            self.require(folder)
+        except UserError as error:
+            return str(error)
+        return ""
+
 
 def save_world(
     folder: Path, model: AnyWorldModel, manifest: WorldManifest, training_state: Mapping[str, Any] | None = None
@@ -124,11 +132,12 @@ def is_world(backend: str) -> bool:
 
 
 def load_worlds(
-    folders: str, device: str | torch.device = "cpu", samples: int = 0
+    folders: str, device: str | torch.device = "cpu", samples: int = 0, *, tested: bool = True
 ) -> tuple[AnyWorldModel | EnsembleWorldModel, WorldManifest]:
-    """Load one world model, or an ensemble from comma-separated folders; all must have passed their tests.
+    """Load one world model, or an ensemble from comma-separated folders.
 
-    `samples` is the number of sampled futures per step; 0 uses the setting of each checkpoint.
+    `samples` is the number of sampled futures per step; 0 uses the setting of each checkpoint. If `tested`, all must
+    have passed their tests.
 
     Raises:
         UserError: A checkpoint is invalid, failed its tests, or belongs to another task than the first.
@@ -137,7 +146,8 @@ def load_worlds(
     manifests: list[WorldManifest] = []
     for folder in folders.split(","):
         model, manifest = load_world(folder, device)
-        manifest.require(folder)
+        if tested:
+            manifest.require(folder)
         if samples:
             _set_samples(model, samples)
         members.append(model)

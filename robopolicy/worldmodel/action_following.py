@@ -129,11 +129,19 @@ def action_sweep(
 
 
 def check_gates(
-    following: ActionFollowingReport, *, failures: float | None, config: GateConfig | None = None
+    following: ActionFollowingReport,
+    *,
+    failures: float | None,
+    further: Sequence[str] = (),
+    config: GateConfig | None = None,
 ) -> Verdict:
-    """Apply the thresholds; `failures` is the fraction of failed training episodes, None for tasks without success."""
+    """Apply the thresholds.
+
+    `failures` is the fraction of failed training episodes, None for tasks without success; `further` are the reasons of
+    other failed tests.
+    """
     config = config or GateConfig()
-    reasons: list[str] = []
+    reasons = list(further)
     for other in ("shuffled", "zero"):
         gap = following.gap(other)
         if not gap >= config.gap_db:

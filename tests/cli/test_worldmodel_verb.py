@@ -38,9 +38,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_model_that_failed_its_tests_evaluates_no_policy(folder, refused):
     world = str(folder / "run" / "checkpoints" / "last")
-    assert "must not evaluate policies: It ignores actions" in refused("worldmodel", "rank", world, "random")
     backend = ["--task", "push", "--backend", f"worldmodel:{world}"]
-    assert "must not evaluate policies" in refused("eval", "random", *backend, "--out", folder / "no")
+    message = refused("eval", "random", *backend, "--out", folder / "no")
+    assert "must not evaluate policies: It ignores actions" in message
+
+
+def test_a_model_that_failed_its_tests_can_be_looked_at_and_compared(folder, capsys):
+    world, film = str(folder / "run" / "checkpoints" / "last"), folder / "failed.mp4"
+    assert main(["worldmodel", "play", world, "random", "--episodes", "1", "--out", str(film)]) == 0
+    assert film.is_file() and "note: World model" in capsys.readouterr().out
+    few = ["--episodes", "8", "--num-envs", "4", "--video", "0", "--out", str(folder / "failed")]
+    assert main(["worldmodel", "rank", world, "expert", "random", *few]) == 0
+    out = capsys.readouterr().out
+    assert "must not evaluate policies: It ignores actions" in out
+    assert "verdict: the prediction must not rank policies: it does not distinguish expert 1 in reality" in out
 
 
 def test_eval_prints_its_results_and_writes_a_contact_sheet(folder, capsys):

@@ -75,10 +75,19 @@ def test_score_difference_depends_only_on_decisions_where_members_differ():
 
 
 def test_members_with_few_effective_episodes_are_not_selected():
-    scores = class_scores({"path": ratios(fixed(5)), "mixed": ratios(chances(0))}, REWARDS, gamma=GAMMA, minimum=20)
-    assert scores.best == "mixed" and scores.chance == pytest.approx((0.0, 1.0)) and scores.regret == 0.0
-    none = class_scores({"path": ratios(fixed(5))}, REWARDS, minimum=60)
-    assert none.best is None and none.to_dict()["regret"] is None
+    members = {"path": ratios(fixed(5)), "mixed": ratios(chances(0)), "other": ratios(chances(1))}
+    scores = class_scores(members, REWARDS, gamma=GAMMA, minimum=20)
+    assert scores.best in ("mixed", "other") and scores.chance[0] is None and scores.values[0] is None
+    assert sum(scores.chance[1:]) == pytest.approx(1.0) and scores.regret >= 0
+    assert scores.table()[1][-1] == ["path", "-", f"{scores.effective[0]:.1f}", "-"]
+
+
+def test_no_best_member_is_named_without_two_trusted_estimates():
+    members = {"path": ratios(fixed(5)), "mixed": ratios(chances(0))}
+    scores = class_scores(members, REWARDS, gamma=GAMMA, minimum=20)
+    assert scores.best is None and scores.chance == (None, None) and scores.to_dict()["regret"] is None
+    assert scores.values[0] is None and scores.values[1] is not None  # the one that is trusted is still shown
+    assert class_scores({"mixed": ratios(chances(0))}, REWARDS, gamma=GAMMA).best is None
 
 
 SPEC = PolicySpec({"state": (1,)}, 1)

@@ -213,3 +213,24 @@ def test_incomparable_results_are_refused():
     mixed = results(real) | {"p0": results(real, first=7)["p0"]}
     with pytest.raises(UserError, match="different episodes"):
         rank(mixed, results(predicted))
+
+
+def rates(*values: float) -> np.ndarray:
+    """Outcomes `(P, 40)` of policies that succeed in the first episodes."""
+    return np.arange(40) < 40 * np.array(values)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("real", "predicted", "passed", "reason"),
+    [
+        ((1.0, 0.5, 0.0), (0.6, 0.4, 0.1), True, "distinguishes p0 1 in reality and 0.6 predicted, p2 0 in"),
+        ((1.0, 0.0), (0.05, 0.0), False, "does not distinguish p0 1 in reality and 0.05 predicted, p1 0 in"),
+        ((1.0, 0.5, 0.0), (0.4, 0.9, 0.0), False, "reverses 1 of 3 pairs that differ in reality, among them p0 and p1"),
+        ((0.0, 1.0), (1.0, 0.0), False, "does not distinguish p1 1 in reality"),
+        ((0.5, 0.525), (1.0, 0.0), None, "add expert and random"),
+    ],
+)
+def test_a_ranking_ends_in_a_verdict(real, predicted, passed, reason):
+    found = rank(results(rates(*real)), results(rates(*predicted)))
+    assert found.passed is passed and reason in found.verdict
+    assert found.to_dict()["verdict"] == found.verdict

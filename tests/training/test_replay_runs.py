@@ -225,7 +225,7 @@ def test_only_a_collapse_at_the_end_restores_the_best_state(tmp_path: Path, monk
     [
         ([*RLPD_RUN, "budget.updates=1"], "also needs demonstrations; pass dataset=FOLDER"),
         ([*SAC_RUN, "budget.updates=1", "replay.offline_updates=1"], "offline_updates needs a dataset"),
-        ([*SAC_RUN, "budget.env_steps=80"], "ends before learning starts, after replay.learning_starts=100"),
+        ([*SAC_RUN, "budget.env_steps=80"], "ends before the first update, after replay.learning_starts=100"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=1e30"], "algorithm.utd must lie in (0, 1000], got 1e+30"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.3"], "gives 1.2 gradient steps"),
         ([*SAC_RUN, "budget.updates=1", "algorithm.utd=0.1"], "is an integer"),

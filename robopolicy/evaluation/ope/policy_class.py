@@ -116,8 +116,8 @@ def class_scores(
     """Evaluate every member by per-decision importance sampling, with one bootstrap over the shared episodes.
 
     `log_ratios` `(N, T)` per member are log-densities of every decision minus those under the behaviour; they and
-    `rewards` `(N, T)` are 0 after the end of an episode. Members are trusted from `minimum` effective episodes; the best
-    one is named if at least two are, since one estimate compares nothing.
+    `rewards` `(N, T)` are 0 after the end of an episode. Members are trusted from `minimum` effective episodes, and the
+    best one is named if at least two are, because one estimate compares nothing.
     """
     weights = {name: cumulative_weights(ratio) for name, ratio in log_ratios.items()}
     terms = {name: per_decision(weight, rewards, gamma) for name, weight in weights.items()}
