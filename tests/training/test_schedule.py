@@ -92,6 +92,6 @@ def test_short_runs_do_not_spend_their_time_on_evaluation(tmp_path: Path, monkey
         return result
 
     monkeypatch.setattr(loop, "evaluate", counted)
-    words = [*PPO_RUN, "policy.hidden=[8]", "budget.env_steps=20000", f"out={tmp_path}", "name=run"]
+    words = [*PPO_RUN, "policy.hidden=[8]", "budget.env_steps=30000", f"out={tmp_path}", "name=run"]
     assert main(["train", *words]) == 0
-    assert len(steps) >= 10 and sum(steps[:10]) <= 0.2 * 20_000 and sum(steps) < 0.5 * 20_000
+    assert len(steps) >= 10 and sum(steps[:10]) <= 0.2 * 30_000 and sum(steps) < 0.5 * 30_000
