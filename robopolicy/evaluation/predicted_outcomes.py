@@ -1,8 +1,8 @@
 """Test whether a world model distinguishes recorded successes from recorded failures.
 
 Replays execute the actions of recorded episodes. Episodes that succeeded are a known good policy, and episodes that
-failed a known bad one. A model can follow every action for one frame and still predict that neither succeeds; its scores
-then rank nothing.
+failed a known bad one. A model can follow every action for one frame and still predict that neither succeeds; its
+scores then rank nothing.
 """
 
 from __future__ import annotations

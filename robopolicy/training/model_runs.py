@@ -163,9 +163,6 @@ class WorldEvaluationConfig(Validated):
     windows: PositiveInt = 64  # video windows to continue
     horizon: PositiveInt = 20  # frames to predict
     replays: PositiveInt = 128  # episodes replayed to calibrate the success head
-=======
-    episodes: PositiveInt = 16  # recorded successes, and failures, whose actions are repeated
->>>>>>> 69beceab (Tell good from bad policies before a world model evaluates any, and before a best one is named)
 
 
 @dataclass(frozen=True)
@@ -271,11 +268,6 @@ class WorldTrainer(Trainer):
         failures = failure_fraction(self.world.source.videos)
         verdict = check_gates(following, failures=failures, further=further, config=config.gate)
         self.latest = {"passed": verdict.passed, "reasons": list(verdict.reasons), **following.to_dict(), **found}
-<<<<<<< HEAD
-        if "success" in videos.episodes.arrays:
-            replays = calibrate_success(learner.model, replay(learner.inference_policy(), videos, tests.replays))
-            self.latest["replays"] = replays.to_dict()
-            self._log({f"eval/replays/{name}": rate for name, rate in replays.rates().items()})
         psnr = {f"eval/psnr_{mode}_{h}": value for mode, row in following.psnr.items() for h, value in row.items()}
         self._log({**psnr, **{f"eval/direction/{name}": share for name, share in following.directions.items()}})
         true = following.psnr["true"]
