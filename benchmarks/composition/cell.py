@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.composition.diagnosis import disagreement
 from benchmarks.composition.parents import demonstrations, train_parent
 from benchmarks.composition.tasks import PairTask
 from robopolicy.evaluation.result import EvalResult
@@ -36,6 +37,9 @@ OPERATORS: dict[str, Operator] = {
 SEARCHED = ("convex", "or", "or, sde")  # operators with searched weights; AND weights follow from the densities
 SEARCH, HELD_OUT = 20_000, 50_000  # first episode seeds; a cell adds 1000 * seed
 ENVS = 32
+AGAIN = "first again"  # null arm: the first parent, trained with another seed
+ENSEMBLE = "first with itself"  # control: both of them composed
+AGAIN_SHIFT = 50  # added to the seed of the null arm
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,8 @@ def run_cell(task: PairTask, seed: int, settings: Settings) -> dict[str, Any]:
     names = [parent.label for parent in task.parents]
     with closing(make_sim(task.task, task.options(ENVS))) as sim:
         parents = [train_parent(task, side, data, sim.spec, seed, folder / f"parent-{side}") for side in (0, 1)]
-        evaluator = SimEvaluator(sim, measure=task.measure)
+        again = train_parent(task, 0, data, sim.spec, seed + AGAIN_SHIFT, folder / "again")
+        evaluator = SimEvaluator(sim)
         policies: dict[str, Policy] = dict(zip(names, parents, strict=True))
         weights: dict[str, Weights] = {}
         curves: dict[str, list[dict[str, Any]]] = {}
@@ -71,11 +76,12 @@ def run_cell(task: PairTask, seed: int, settings: Settings) -> dict[str, Any]:
             policies[operator], weights[operator] = composed.with_weights(found.weights), found.weights
             curves[operator] = [{"weight": c.weights[0], **_outcomes(c.result)} for c in found.candidates]
         policies |= {name: compose(parents, OPERATORS[name]) for name in OPERATORS if name not in SEARCHED}
+        policies |= {AGAIN: again, ENSEMBLE: compose([parents[0], again], Convex())}
         seeds = range(HELD_OUT + shift, HELD_OUT + shift + settings.episodes)
         results = evaluate_held_out(policies, SimEvaluator(sim), seeds, log=_ledger(folder / "held_out.jsonl"))
         obs = {key: value.unsqueeze(1) for key, value in sim.reset(SEARCH).items()}
     # Timed with fixed weights in the middle: chosen weights may select a single parent.
-    timed = {**policies, **{name: compose(parents, operator) for name, operator in OPERATORS.items()}}
+    timed = dict(zip(names, parents, strict=True)) | {name: compose(parents, OPERATORS[name]) for name in OPERATORS}
     return {
         "task": task.name,
         "seed": seed,
@@ -83,6 +89,7 @@ def run_cell(task: PairTask, seed: int, settings: Settings) -> dict[str, Any]:
         "weights": {operator: list(chosen) for operator, chosen in weights.items()},
         "curves": curves,
         "held_out": {name: _outcomes(result) for name, result in results.items()},
+        "disagreement": disagreement(parents, obs),
         "latency": latency(timed, names, obs, settings.rounds),
         "seconds": round(time.process_time() - start, 1),
     }
@@ -129,6 +136,6 @@ def _ledger(path: Path) -> SearchLog:
 
 
 def _outcomes(result: EvalResult) -> dict[str, Any]:
-    """Values for pooling and pairing, one per episode."""
-    success = {} if result.success is None else {"success": result.success.astype(int).tolist()}
-    return {**success, "return": np.round(result.returns, 4).tolist()}
+    """Success of every episode."""
+    assert result.success is not None
+    return {"success": result.success.astype(int).tolist()}

@@ -1,4 +1,4 @@
-"""Demonstrations of a task, and parents that are cloned from one half each; both are made once and stored."""
+"""Demonstrations of a task, and parents that are cloned or fine-tuned; both are made once and stored."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.composition.tasks import PairTask, Parent
+from benchmarks.finetune.cell import train_once
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.data.chunks import ChunkSampler
 from robopolicy.data.collect import collect
@@ -24,12 +25,13 @@ DEMONSTRATIONS = 100_000  # first episode seed; a cell adds 1000 * seed
 
 
 def demonstrations(task: PairTask, seed: int, folder: Path) -> Episodes:
-    """Successful episodes of the scripted expert for both parents; the first half is for the first parent."""
+    """Successful episodes of the scripted expert for both parents; those of the first parent come first."""
     if not folder.exists():
         with closing(make_sim(task.task, task.options(16))) as sim:
             expert = get_task(task.task).require_expert()()
             with LeRobotWriter(folder, control_dt=sim.spec.control_dt, video=False) as writer:
-                collect(sim, expert, writer, episodes=2 * task.demonstrations, seed=DEMONSTRATIONS + 1000 * seed)
+                episodes = sum(parent.demonstrations for parent in task.parents)
+                collect(sim, expert, writer, episodes=episodes, seed=DEMONSTRATIONS + 1000 * seed)
     found = read_lerobot(folder)
     if task.mode is None:
         return found
@@ -38,11 +40,15 @@ def demonstrations(task: PairTask, seed: int, folder: Path) -> Episodes:
 
 
 def train_parent(task: PairTask, side: int, data: Episodes, sim: SimSpec, seed: int, folder: Path) -> Policy:
-    """Clone parent `side` (0 or 1) from its half of the demonstrations."""
+    """Train parent `side` (0 or 1): clone its part of the demonstrations, or fine-tune the first one."""
+    parent = task.parents[side]
+    if parent.experiment:
+        start = (f"task={task.task}", f"init_from={folder.parent / 'parent-0'}", f"seed={seed}")
+        return load_policy(train_once(folder, *parent.experiment, *start))[0].eval()
     if folder.exists():
         return load_policy(folder)[0].eval()
-    parent = task.parents[side]
-    half = seen_by(parent, data.subset(range(side * task.demonstrations, (side + 1) * task.demonstrations)))
+    begin = side * task.parents[0].demonstrations
+    half = seen_by(parent, data.subset(range(begin, begin + parent.demonstrations)))
     torch.manual_seed(1000 * seed + side)
     shapes = {key: tuple(half.arrays[key].shape[1:]) for key in parent.keys}
     spec = PolicySpec(shapes, sim.action_dim, task.horizon, task.horizon)
