@@ -13,9 +13,9 @@ import pytest
 pytest.importorskip("ogbench")
 
 from benchmarks.ogbench import play_data
-from benchmarks.ogbench.cell import settings
-from benchmarks.ogbench.methods import DOMAINS, METHODS, TASKS, published
-from benchmarks.ogbench.table import BUDGETS, figures, rows
+from benchmarks.ogbench.methods import METHODS, TASKS, published_success
+from benchmarks.ogbench.study import STUDY
+from benchmarks.study_table import tabulate
 from robopolicy.training.compose import compose_config
 
 
@@ -67,12 +67,12 @@ def test_generated_files_have_the_layout_of_ogbench_and_continue_from_blocks(
     play_data.make_env.cache_clear()
 
 
-@pytest.mark.parametrize("domain", list(DOMAINS))
+@pytest.mark.parametrize("task", ["scene-task3", "puzzle-3x3-task3", "cube-double-task3"])
 @pytest.mark.parametrize("name", list(METHODS))
-def test_cells_have_the_published_settings(name: str, domain: str) -> None:
+def test_cells_have_the_published_settings(name: str, task: str) -> None:
     """Networks and settings of ColinQiyangLi/qam (`experiments/reproduce.py`) and ColinQiyangLi/qc."""
-    method = METHODS[name]
-    config = compose_config(settings(method, DOMAINS[domain], 3, 7, Path("out/cell"), 200_000, Path("data"), "float32"))
+    method, domain = METHODS[name], TASKS[task].domain
+    config = compose_config([*STUDY.settings(method, task, 7), "out=out", "name=cell"])
     algorithm, critic = config.algorithm, config.algorithm["critic"]
     assert (config.task.name, config.seed) == (f"ogbench/{domain}-singletask-task3-v0", 7)
     assert config.task.reward == ("shaped" if domain == "cube-double" else "sparse")
@@ -80,47 +80,44 @@ def test_cells_have_the_published_settings(name: str, domain: str) -> None:
     assert config.policy["hidden"] == critic["hidden"] == [512] * 4
     assert (config.policy["activation"], config.policy["normalization"]) == ("gelu", "identity")
     assert (algorithm["batch_size"], algorithm["gamma"], algorithm["tau"], algorithm["lr"]) == (256, 0.99, 0.005, 3e-4)
-    ours = name.startswith("qc")
-    assert (critic["members"], algorithm["rho"] or 0) == ((2, 0) if ours else (10, 0.5))
+    assert (critic["members"], algorithm["rho"] or 0) == ((2, 0) if method.protocol == "qc" else (10, 0.5))
     if method.preset == "fql":
         assert (algorithm["alpha"], algorithm["normalize_q"]) == (300.0, False)
-    if name == "ifql":
-        assert algorithm["implicit"]["expectile"] == (0.95 if domain == "puzzle-3x3" else 0.9)
     if method.preset == "ifql":
+        puzzle = domain == "puzzle-3x3" and method.protocol == "qam"
+        assert algorithm["implicit"]["expectile"] == (0.95 if puzzle else 0.9)
         assert (algorithm["candidates"], algorithm["reduction"], algorithm["ema_decay"]) == (32, "min", 0.0)
-    if name == "dsrl":
+    if method.preset == "dsrl":
         assert algorithm["noise_space"]["bound"] == (0.4 if domain == "scene" else 1.0)
         assert (algorithm["target_entropy"], algorithm["distill"], algorithm["train_base"]) == (-12.5, 1.0, True)
-    assert config.budget.updates == config.replay.offline_updates == 200_000
+    assert config.budget.updates == config.replay.offline_updates == (200_000 if "200k" in name else 100_000)
 
 
 def test_every_method_has_published_curves() -> None:
     for method in METHODS.values():
-        for domain in DOMAINS:
-            for task in TASKS:
-                for updates in BUDGETS:
-                    found = published(method, domain, task, updates)
-                    assert found is not None and 0 <= found[1] <= found[0] + 1e-9 <= found[2] + 2e-9 <= 100.1
+        for task in TASKS:
+            found = published_success(method, task)
+            assert found is not None and 0 <= found[1] <= found[0] + 1e-9 <= found[2] + 2e-9 <= 100.1
 
 
-def test_table_compares_the_tasks_that_have_runs() -> None:
-    def cell(task: int, seed: int, success: dict[str, float], updates: int = 100_000) -> dict[str, Any]:
-        return {"method": "qc_ifql", "domain": "puzzle-3x3", "task": task, "seed": seed, "updates": updates} | {
-            "success": success
+def test_table_shows_the_published_success_of_each_task() -> None:
+    def cell(seed: int, rate: float) -> dict[str, Any]:
+        curve = [(50_000, 0.2), (100_000, rate)]
+        return {"method": "qc_ifql", "task": "puzzle-3x3-task1", "seed": seed, "updates": 100_000, "curve": curve} | {
+            "precision": "bfloat16",
+            "seconds": 7200.0,
         }
 
-    cells = [
-        cell(1, 0, {"50000": 0.2, "100000": 1.0}),
-        cell(2, 0, {"100000": 0.8}),
-        cell(1, 1, {"100000": 0.9}),
-        cell(2, 1, {"100000": 0.7, "200000": 1.0}, 200_000),
-    ]
-    entry = figures(cells)["qc_ifql"]["puzzle-3x3"]["100000"]
-    assert (entry["tasks"], entry["seeds"]) == ([1, 2], [0, 1])
-    assert entry["mean"]["estimate"] == pytest.approx((90 + 80) / 2)
-    assert entry["published"]["value"] == pytest.approx(100, abs=0.5)  # both tasks
-    assert entry["met"] is False  # 85 is more than 10 points below the interval
-    table = rows(figures(cells))
-    assert [row["updates"] for row in table] == [100_000, 200_000]
-    assert table[0]["by task, ours / published"] == "95 / 100; 75 / 100"
-    assert table[1]["success [95 %]"] == "100"  # one seed has no interval
+    table = tabulate(STUDY, [cell(seed, rate) for seed, rate in enumerate((1.0, 0.9, 0.9, 0.9, 0.8))])
+    (row,) = table.rows()
+    assert (row["seeds"], row["published"], row["published interval"]) == (5, "100.0%", "[100%, 100%]")
+    assert row["hours"] == 2.0 and str(row["score [95 %]"]).startswith("90.0% [")
+    assert table.entries[0].reproduced is True  # 90 is 10 points below the published interval
+    assert tabulate(STUDY, [cell(seed, 0.89) for seed in range(5)]).entries[0].reproduced is False
+    assert not STUDY.is_current(cell(0, 1.0) | {"updates": 50_000})
+
+
+def test_the_plan_starts_with_the_default_tasks() -> None:
+    keys = STUDY.cell_keys()
+    assert keys[0] == ("qc_ifql", "puzzle-3x3-task4", 0) and len(keys) == len(set(keys))
+    assert {str(key[0]) for key in keys} == METHODS.keys() - {"qc", "qc_200k", "ifql_200k", "fql_200k", "dsrl_200k"}

