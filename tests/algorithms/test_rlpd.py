@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from chunk_bandit import SMALL, gaussian
+from chunk_bandit import batch as bandit_batch
 from torch import Tensor
 
 from robopolicy.algorithms.registry import ALGORITHMS
@@ -68,6 +70,19 @@ def test_the_first_entropy_bonus_of_learners_from_sparse_rewards_is_small_agains
     config: Any = ALGORITHMS[name].config_class()
     assert config.temperature * 4 * 4 * math.log(2.0) < 0.2
     assert not getattr(config, "backup_entropy", False)
+
+
+@pytest.mark.parametrize(("settings", "learns"), [({}, True), ({"temperature": 1.0}, False)])
+def test_the_actor_finds_a_sparse_reward_unless_its_entropy_outweighs_it(settings: Any, learns: bool) -> None:
+    """The reward is 1 for a tenth of the actions; the random actor gets 0.1."""
+    torch.manual_seed(0)
+    hit = lambda action: ((action.squeeze(1) - 0.4).abs() < 0.1).float()  # noqa: E731
+    rates: Any = {"lr": 3e-3, "critic_lr": 3e-3, "tau": 0.05, "policy_delay": 1, "batch_size": 128}
+    algorithm = RLPD(RLPDConfig(critic=SMALL, **rates, **settings), gaussian(), total_updates=300)
+    for _ in range(300):
+        algorithm.update(bandit_batch(torch.rand(128, 2, 1) * 2 - 1, hit))
+    success = float(hit(algorithm.act({"state": torch.rand(512, 1, 2)}).chunk[:, 0]).mean())
+    assert success > 0.3 if learns else success < 0.15
 
 
 def test_every_critic_layer_is_normalised() -> None:
