@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from benchmarks.control.methods import FAMILIES, METHODS, OFF_POLICY, ON_POLICY, Method, notes
-from benchmarks.control.tasks import TASKS
+from benchmarks.control.tasks import TASKS, ControlTask
 from benchmarks.study import ALL, Cell, Contrast, Key, Score, Study
 
 SEEDS = range(5)
@@ -34,27 +34,43 @@ class Control(Study):
     only: tuple[str, ...] = ()  # cells `METHOD-TASK-SEED` of the smoke test; empty: all
 
     @property
+    def learners(self) -> Mapping[str, Method]:
+        """Baselines and learners by name."""
+        return METHODS
+
+    @property
+    def robots(self) -> Mapping[str, ControlTask]:
+        """Tasks by name."""
+        return TASKS
+
+    @property
     def tasks(self) -> list[str]:
         """Robots."""
-        return list(TASKS)
+        return list(self.robots)
 
     @property
     def methods(self) -> list[str]:
         """Baselines and learners."""
-        return list(METHODS)
+        return list(self.learners)
+
+    def seeds(self, method: Method, task: str) -> Sequence[int]:
+        """Training seeds of a learner on a task."""
+        return (*SEEDS, *NULL_SEEDS) if method.is_baseline else (*SEEDS,)
 
     def cell_keys(self) -> list[Key]:
         """Every learner on every task, and more seeds of the baselines."""
-        seeds = {name: (*SEEDS, *NULL_SEEDS) if method.is_baseline else (*SEEDS,) for name, method in METHODS.items()}
-        every = [(name, task, seed) for seed in (*SEEDS, *NULL_SEEDS) for task in TASKS for name in METHODS]
-        return [key for key in every if key[2] in seeds[key[0]] and self._is_chosen(key)]
+        every = (
+            (method, task, seed) for seed in (*SEEDS, *NULL_SEEDS) for task in self.robots for method in self.learners
+        )
+        chosen = [(m, task, seed) for m, task, seed in every if seed in self.seeds(self.learners[m], task)]
+        return [key for key in chosen if self._is_chosen(key)]
 
     def run(self, key: Key, folder: Path) -> Cell:
         """Train and evaluate one learner."""
         from benchmarks.control.cell import run_cell
 
         name, task, seed = key
-        return run_cell(self._method(str(name)), TASKS[str(task)], int(seed), folder)
+        return run_cell(self._method(str(name)), self.robots[str(task)], int(seed), folder)
 
     def scores(self, cell: Cell) -> list[Score]:
         """The return of the learner."""
@@ -64,16 +80,16 @@ class Control(Study):
 
     def contrasts(self, method: str, task: str) -> Sequence[Contrast]:
         """Every learner with the baseline of its family, over all tasks."""
-        found = METHODS[method]
+        found = self.learners[method]
         return () if task != ALL or found.is_baseline else (Contrast(found.family.baseline, "score"),)
 
     def normalised(self, task: str, value: float) -> float:
         """A return between 0 (random) and 1 (expert)."""
-        return TASKS[task].score(value)
+        return self.robots[task].score(value)
 
     def is_current(self, cell: Cell) -> bool:
         """Cells with another budget run again."""
-        method = METHODS.get(cell["method"])
+        method = self.learners.get(cell["method"])
         return method is not None and cell["env_steps"] == self._method(cell["method"]).family.env_steps
 
     def describe(self, cell: Cell) -> str:
@@ -84,7 +100,7 @@ class Control(Study):
         """Family, diverged runs and seconds of training."""
         cells = [score.cell for score in scores if score.cell]
         return {
-            "family": METHODS[scores[0].method].family.name,
+            "family": self.learners[scores[0].method].family.name,
             "diverged": sum(score.diverged for score in scores),
             "seconds": round(median(cell["seconds"] for cell in cells)) if cells else "-",
         }
@@ -100,7 +116,7 @@ class Control(Study):
         return Control(few, tuple(f"{name}-hopper-0" for name in ("sb3_ppo", "ppo", "sb3_sac", "sac")))
 
     def _method(self, name: str) -> Method:
-        method, steps = METHODS[name], dict[str, Any](self.steps)
+        method, steps = self.learners[name], dict[str, Any](self.steps)
         if method.family.name not in steps:
             return method
         return replace(method, family=replace(method.family, env_steps=steps[method.family.name]))

@@ -13,6 +13,7 @@ from benchmarks.control.cell import run_cell
 from benchmarks.control.methods import FAMILIES, LEFT_OUT, METHODS, OFF_POLICY, ON_POLICY, notes
 from benchmarks.control.study import STUDY
 from benchmarks.control.tasks import TASKS
+from benchmarks.control_million.study import ControlMillion
 from benchmarks.study import ALL
 from benchmarks.study_table import tabulate
 from benchmarks.themes import contributed
@@ -137,3 +138,13 @@ def test_cells_with_another_budget_run_again():
     assert STUDY.is_current(found) and not STUDY.is_current(found | {"env_steps": 3000})
     small = STUDY.quick()
     assert small.is_current(found | {"env_steps": 2000}) and len(small.cell_keys()) == 4
+
+
+def test_the_study_of_a_million_steps_has_the_cells_of_its_families():
+    study = ControlMillion()
+    keys = study.cell_keys()
+    assert len([key for key in keys if key[0] == "sb3_ppo"]) == 4 * 10  # five seeds, and five of the null arm
+    assert len([key for key in keys if key[0] == "ppo"]) == 4 * 5
+    assert {key[1] for key in keys if key[0] == "td3"} == {"half_cheetah", "hopper", "ant"}
+    assert study.contrasts("sac", "hopper") == () and study.contrasts("props", "ant")[0].baseline == "sb3_ppo"
+    assert study.published("td3", "hopper") is not None and study.published("ppo", "hopper") is None

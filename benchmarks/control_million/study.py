@@ -1,0 +1,92 @@
+"""Training from scratch at one million environment steps, against Stable-Baselines3 and published returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.control.methods import METHODS, OFF_POLICY, ON_POLICY, Family, Method
+from benchmarks.control.study import NULL_SEEDS, SEEDS, Control
+from benchmarks.control.tasks import ROBOTS, ControlTask
+from benchmarks.study import Contrast, Published, Score
+
+STEPS = 1_000_000
+ON_POLICY_MILLION = replace(ON_POLICY, env_steps=STEPS)
+OFF_POLICY_MILLION = Family(
+    *("off-policy", "", "squashed_gaussian", STEPS),
+    num_envs=4,
+    batch_size=256,
+    warmup=10_000,
+    capacity=STEPS,
+    hidden=(256, 256),
+)
+OFF_POLICY_TASKS = ("half_cheetah", "hopper", "ant")
+OFF_POLICY_SEEDS = range(3)
+HALF_PRECISION = ("algorithm.precision=bfloat16",)  # of matrix products; twice the updates per second
+LEARNERS = {
+    "sb3_ppo": replace(METHODS["sb3_ppo"], family=ON_POLICY_MILLION),
+    **{name: replace(METHODS[name], family=ON_POLICY_MILLION) for name in ("ppo", "props", "bpo")},
+    **{name: Method(name, OFF_POLICY_MILLION, settings=HALF_PRECISION) for name in ("sac", "td3")},
+}
+PUBLISHED = {
+    ("sac", "half_cheetah"): Published(9634.89, "huang2022cleanrl"),
+    ("sac", "hopper"): Published(2310.46, "huang2022cleanrl"),
+    ("td3", "half_cheetah"): Published(9636.95, "fujimoto2018td3"),
+    ("td3", "hopper"): Published(3564.07, "fujimoto2018td3"),
+    ("td3", "ant"): Published(4372.44, "fujimoto2018td3"),
+}
+
+
+@dataclass(frozen=True)
+class ControlMillion(Control):
+    """Mean return of the last policy in 50 held-out episodes with deterministic actions, after 1M environment steps.
+
+    On-policy learners are compared with Stable-Baselines3's PPO in the same simulator, at the same settings. Off-policy
+    learners take one gradient step per environment step and stand next to published returns.
+    """
+
+    name = "control_million"
+    question = "Do the learners from scratch reach the returns of the field at one million steps?"
+    priority = 20
+    pooled = False
+
+    @property
+    def learners(self) -> Mapping[str, Method]:
+        """Baseline and learners by name."""
+        return LEARNERS
+
+    @property
+    def robots(self) -> Mapping[str, ControlTask]:
+        """Tasks by name."""
+        return ROBOTS
+
+    def seeds(self, method: Method, task: str) -> Sequence[int]:
+        """Five seeds of on-policy learners, ten of their baseline, three of off-policy learners on three robots."""
+        if method.family is OFF_POLICY_MILLION:
+            return (*OFF_POLICY_SEEDS,) if task in OFF_POLICY_TASKS else ()
+        return (*SEEDS, *NULL_SEEDS) if method.is_baseline else (*SEEDS,)
+
+    def contrasts(self, method: str, task: str) -> Sequence[Contrast]:
+        """Every on-policy learner with the baseline, on each robot."""
+        found = self.learners[method]
+        return () if found.is_baseline or not found.family.baseline else (Contrast(found.family.baseline, "return"),)
+
+    def published(self, method: str, task: str) -> Published | None:
+        """Published return after 1M steps."""
+        return PUBLISHED.get((method, task))
+
+    def notes(self, scores: Sequence[Score]) -> list[str]:
+        """Budget and settings."""
+        return [
+            f"- {STEPS:,} environment steps of every run.",
+            "- Off-policy learners: batches of 256, two layers of 256 units, matrix products in bfloat16. "
+            "Published returns: SAC, mean of training episodes; TD3, highest mean over evaluations.",
+        ]
+
+    def quick(self) -> ControlMillion:
+        """Hopper with few steps."""
+        few = ((ON_POLICY.name, 16_384), (OFF_POLICY.name, 12_000))
+        return ControlMillion(few, tuple(f"{name}-hopper-0" for name in ("sb3_ppo", "ppo", "sac")))
+
+
+STUDY = ControlMillion()
