@@ -30,25 +30,25 @@ def recipes_measured(names: Sequence[str], results: Path = RESULTS) -> list[str]
 
     Accuracy [%] on held-out problems before and after, the baseline's, and the verdict.
     """
-    record = _record(results / "text.json")
-    tasks = {name: entry for name, entry in record.items() if isinstance(entry, dict) and "(imitation)" in entry}
-    return [
-        f"`{recipe}` on {task}: accuracy {_percent(entries['(imitation)'])} -> {_percent(found)} % "
-        f"(`{found['against']}` {_percent(entries[found['against']])} %): {found['verdict']['verdict']}"
-        for task, entries in tasks.items()
-        for recipe, found in entries.items()
-        if recipe in names and "verdict" in found
-    ]
+    entries = _record(results / "text.json").get("entries", [])
+    accuracy = {(entry["task"], entry["method"]): f"{100 * entry['estimate']:.1f}" for entry in entries}
+    found: list[str] = []
+    for entry in entries:
+        if entry["method"] in names and entry["verdict"]:
+            before, after, other = (
+                accuracy[entry["task"], method] for method in ("(imitation)", entry["method"], entry["baseline"])
+            )
+            found.append(
+                f"`{entry['method']}` on {entry['task']}: accuracy {before} -> {after} % "
+                f"(`{entry['baseline']}` {other} %): {entry['verdict']}"
+            )
+    return found
 
 
 @cache
 def _record(file: Path) -> dict[str, Any]:
     """A committed result; empty if it was not run."""
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def _percent(entry: dict[str, Any]) -> str:
-    return f"{100 * entry['accuracy']['value']:.1f}"
 
 
 def _is_of(row: dict[str, Any], name: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.text.mechanism import LOSS, Mechanism, ObservedRecipe
-from benchmarks.text.recipes import BASELINE, NULL, RECIPES
+from benchmarks.text.recipes import BASELINE, RECIPES
 from benchmarks.text.tasks import TASKS, imitated, imitated_folder
 from robopolicy.atomic import write_text
 from robopolicy.core.recipe import Recipe
@@ -34,16 +34,15 @@ CURVE, CURVE_PROBLEMS, CURVE_SAMPLES = 5, 100, 2  # points of a curve after the 
 ROWS = 256  # rollouts per update, for every group size
 STEPS = 4  # gradient steps per update; with one, all ratios are 1 and their bounds have no effect
 NO_RATIO = "policy_gradient"  # surrogate without a ratio, valid for one step
-FIRST_SEED, NULL_SEED = 1_000_000, 500_000_000  # of training problems, added to a multiple of the seed
+FIRST_SEED = 1_000_000  # of training problems, times the seed
 MEASURED = ("rollout/degenerate", "actor/nonzero_advantage_fraction", "actor/clip_fraction", "actor/approx_kl")
 
 
-def run_cell(arm: str, task: str, seed: int, *, tokens: int | None = None) -> dict[str, Any]:
-    """Run one arm on one task from the imitated policy of the seed."""
+def run_cell(recipe: str, task: str, seed: int, *, tokens: int) -> dict[str, Any]:
+    """Run one recipe on one task from the imitated policy of the seed."""
     torch.manual_seed(seed)
     bench = TASKS[task]
-    policy, tokens = imitated(task, seed), tokens or bench.tokens
-    recipe = BASELINE if arm == NULL else arm
+    policy = imitated(task, seed)
     base = examine_base(policy, task, seed)
     plain = DEFAULTS | read_recipe(recipe)
     size, epochs = int(plain["group_size"]), int(plain["epochs"])
@@ -58,17 +57,23 @@ def run_cell(arm: str, task: str, seed: int, *, tokens: int | None = None) -> di
     )
     updates = math.ceil(tokens / (ROWS * base["length"]))  # over which the learning rate decays
     algorithm = ObservedRecipe(settings, policy, total_updates=updates)
-    row = RECIPES.get(arm)
+    row = RECIPES.get(recipe)
     against = BASELINE if row is None else row.against
     mechanism = Mechanism(LOSS if row is None else row.mechanism, against)
     algorithm.watch(mechanism, Recipe.from_dict(read_recipe(against)))
-    cell: dict[str, Any] = {"recipe": arm, "task": task, "seed": seed, "base": base}
+    cell: dict[str, Any] = {
+        "recipe": recipe,
+        "task": task,
+        "seed": seed,
+        "budget": tokens,
+        "samples": SAMPLES,
+        "base": base,
+    }
     sim = make_sim(bench.task, SimOptions(num_envs=1))
     assert isinstance(sim, TextSim)
-    first = FIRST_SEED * (1 + seed) + (NULL_SEED if arm == NULL else 0)
     start, seen = time.process_time(), list[dict[str, float]]()
     curve = [[0, fmean(base["wins"][:CURVE_PROBLEMS]) / SAMPLES]]
-    with closing(recipe_source(sim, algorithm, seed=first)) as source:
+    with closing(recipe_source(sim, algorithm, seed=FIRST_SEED * (1 + seed))) as source:
         assert isinstance(source, TextRolloutSource)
         check_disjoint(source, sim)
         while source.generated < tokens:
@@ -83,7 +88,7 @@ def run_cell(arm: str, task: str, seed: int, *, tokens: int | None = None) -> di
             "curve": curve,
             "training": _means(seen, MEASURED),
             "mechanism": mechanism.to_dict(),
-            "cpu_seconds": round(time.process_time() - start, 1),
+            "seconds": round(time.process_time() - start, 1),
         }
     return cell | trained | {"after": examine(policy, task)}
 

@@ -12,8 +12,6 @@ from benchmarks.text.mechanism import ADVANTAGE, BRANCHES, LOSS, SURROGATE
 from benchmarks.themes import contributed
 
 BASELINE = "grpo"
-NULL = "null"
-"""The baseline with other seeds of prompts and samples; it starts from the same policies."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,6 @@ RECIPES: dict[str, BenchRecipe] = {
 
 
 def arms(task: str) -> list[str]:
-    """Arms of a task: the baselines of its recipes, the null arm, and the recipes."""
+    """Arms of a task: the baseline, other baselines of its recipes, and the recipes."""
     own = {name: row for name, row in RECIPES.items() if row.task == task}
-    return list(dict.fromkeys([BASELINE, NULL, *(row.against for row in own.values()), *own]))
+    return list(dict.fromkeys([BASELINE, *(row.against for row in own.values()), *own]))

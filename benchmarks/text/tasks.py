@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
+import fcntl
 from dataclasses import dataclass
 from pathlib import Path
 
-from robopolicy.cli.main import main as robopolicy
+from benchmarks.study import train_to_end
 from robopolicy.text.policy import TextPolicy
 from robopolicy.training.checkpoint import load_policy
 
@@ -40,13 +40,11 @@ def imitated_folder(name: str, seed: int) -> Path:
 def imitated(name: str, seed: int) -> TextPolicy:
     """The policy from which all arms with this seed start, trained once and stored."""
     task, folder = TASKS[name], imitated_folder(name, seed)
-    if not (folder / "checkpoints" / "last").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        words = ["experiment=text_sft", f"task={task.task}", f"budget.updates={task.imitation}", f"seed={seed}"]
-        words += [f"policy.width={WIDTH}", f"policy.layers={LAYERS}", f"algorithm.lr={SFT_LR}"]
-        words += ["evaluation.episodes=0", f"out={folder.parent}", f"name={folder.name}"]
-        if robopolicy(["train", *words]) != 0:
-            raise RuntimeError(f"Imitation of {name} failed.")
-    policy, _ = load_policy(folder / "checkpoints" / "last")
+    settings = ["experiment=text_sft", f"task={task.task}", f"budget.updates={task.imitation}", f"seed={seed}"]
+    settings += [f"policy.width={WIDTH}", f"policy.layers={LAYERS}", f"algorithm.lr={SFT_LR}", "evaluation.episodes=0"]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:  # several cells of a seed may start together
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        policy, _ = load_policy(train_to_end(folder, *settings))
     assert isinstance(policy, TextPolicy)
     return policy

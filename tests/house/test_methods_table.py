@@ -166,15 +166,19 @@ def test_measured_results_are_the_rows_of_the_benchmark(tmp_path: Path):
 
 
 def test_a_source_shows_what_its_text_recipes_did(tmp_path: Path):
-    def played(accuracy):
-        claim = {"is": "more entropy than grpo", "verdict": "confirmed"}
-        return {"accuracy": {"value": accuracy, "low": 0.0, "high": 1.0}, "claim": claim}
+    def entry(method, estimate, verdict=None):
+        baseline = None if verdict is None else "grpo"
+        return {"method": method, "task": "pits", "estimate": estimate, "baseline": baseline, "verdict": verdict}
 
-    entries = {"(imitation)": played(0.215), "grpo": played(0.58), "pipo": played(0.64), "gspo": played(0.1)}
-    record = {"seeds": [1], "arithmetic": entries, "grid": {**entries, "pipo": {"refused": "no"}}}
-    (tmp_path / "text.json").write_text(json.dumps(record))
-    assert recipes_measured(["pipo"], tmp_path) == [
-        "`pipo` on arithmetic: accuracy 21.5 -> 64.0 % (GRPO 58.0 %); more entropy than grpo: confirmed"
+    entries = [
+        entry("(imitation)", 0.215),
+        entry("grpo", 0.58),
+        entry("pipo", 0.64, "ahead"),
+        entry("gspo", 0.1, "level"),
+    ]
+    (tmp_path / "text.json").write_text(json.dumps({"entries": entries}))
+    assert recipes_measured(["pipo", "grpo"], tmp_path) == [
+        "`pipo` on pits: accuracy 21.5 -> 64.0 % (`grpo` 58.0 %): ahead"
     ]
     assert recipes_measured(["other"], tmp_path) == recipes_measured(["pipo"], tmp_path / "missing") == []
 
