@@ -1,1 +1,1 @@
-"""OGBench single-task (Park et al. 2025): play data, and offline-to-online learning beside published numbers."""
+"""OGBench single-task (Park et al. 2024): play data, and offline learning with published curves."""

@@ -1,4 +1,4 @@
-"""Replay buffer of a dataset whose windows have goals chosen in hindsight (OGBench, Park et al. 2025).
+"""Replay buffer of a dataset whose windows have goals chosen in hindsight (OGBench, Park et al. 2024).
 
 The goal of a window is its own first state, a later state of the same episode, or any state of the data. The reward is
 1 in the step from a state that is the goal, and the window ends there without a bootstrap: the value of a state at k

@@ -12,6 +12,7 @@ import torch
 from robopolicy.data.batches import ReplaySampleSpec
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.formats import read_dataset
+from robopolicy.data.formats.lerobot import read_lerobot, write_lerobot
 from robopolicy.data.formats.ogbench import read_ogbench
 from robopolicy.data.replay import Replay
 from robopolicy.errors import UserError
@@ -144,3 +145,14 @@ def test_invalid_files_are_refused_in_one_line(play: tuple[Path, dict[str, Any]]
         read_ogbench(path, "puzzle-3x3-singletask-task9-v0")
     with pytest.raises(UserError, match="does not fit task puzzle-4x4-singletask-v0"):
         read_ogbench(path, "ogbench/puzzle-4x4-singletask-v0")
+
+
+def test_read_data_can_be_written_as_a_dataset(play: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    path, _ = play
+    for task in (TASK, "ogbench/puzzle-3x3-oraclerep-v0"):
+        read = read_ogbench(path, task)
+        folder = tmp_path / task.rpartition("/")[2]
+        write_lerobot(read, folder)
+        again = read_lerobot(folder)
+        assert again.arrays.keys() >= read.arrays.keys() and again.tasks == read.tasks
+        assert all(np.array_equal(again.arrays[key], value) for key, value in read.arrays.items())

@@ -1,4 +1,4 @@
-"""Datasets of OGBench (Park et al. 2025): `.npz` files without task, whose rewards are computed for a single task.
+"""Datasets of OGBench (Park et al. 2024): `.npz` files without task, whose rewards are computed for a single task.
 
 A file holds `observations`, `actions`, `terminals` (the last state of each episode) and the state of the simulator
 (`qpos`, `qvel`, and `button_states` where there are buttons). As in OGBench, the reward of a step is that of the state

@@ -1,4 +1,4 @@
-"""OGBench (Park et al. 2025): its single tasks under their own ids, and its data-collection mode with visible targets.
+"""OGBench (Park et al. 2024): its single tasks under their own ids, and its data-collection mode with visible targets.
 
 Ids of single tasks are those of the package, e.g. `ogbench/scene-singletask-task1-v0`; without `-task1` they are the
 default task of the environment. `task.reward=shaped` is the reward of the package, `sparse` is -1 until success.
