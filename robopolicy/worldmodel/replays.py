@@ -3,9 +3,9 @@
 A replay starts at the first frame of an episode and executes its actions. Its errors are those of the model and of the
 success detector alone: no policy reacts to predicted frames.
 
-Calibration moves the decision of the success head of a model so that as many replays succeed as recorded episodes do.
-Without it, predicted successes are too rare, because errors accumulate before an episode reaches the frames on which
-the head was trained.
+Calibration moves the decision of the success head of a model to the threshold that separates successful from failed
+episodes best, on recorded frames and in replays. The head is trained on single recorded frames; an episode fails by all
+of its frames, and errors accumulate before a replay reaches success. Errors that hide success are beyond calibration.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.worldmodel.base import DEVICE_ROWS, LatentVideoModel
+from robopolicy.worldmodel.success_detectors.clips import best_threshold
 from robopolicy.worldmodel.videos import VideoDataset
 
 _EPS = 1e-6  # distance of probabilities from 0 and 1 before the logit
@@ -33,12 +34,10 @@ class Replays:
 
     @property
     def bias(self) -> float:
-        """Offset of the logits with which as many replays succeed as recorded episodes; 0 without both outcomes."""
-        wins = int(self.recorded.sum())
-        if not 0 < wins < len(self.recorded):
-            return 0.0
-        ordered = self.logits.sort(descending=True).values
-        return -float(ordered[wins - 1] + ordered[wins]) / 2
+        """Offset of the logits at which they separate the outcomes best (Youden); 0 without both outcomes."""
+        values, outcomes = torch.cat([self.logits, self.seen]).double().sigmoid(), self.recorded.repeat(2)
+        threshold = best_threshold(values.numpy(), outcomes.numpy())
+        return -float(torch.tensor(threshold, dtype=torch.float64).logit())
 
     def rates(self) -> dict[str, float]:
         """Success rates: recorded, detected in recorded frames, and replayed; `agreement` is per replayed episode."""

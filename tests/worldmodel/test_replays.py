@@ -51,23 +51,31 @@ def test_replays_of_a_frozen_state_differ_by_the_recorded_motion(videos, monkeyp
     assert float(found.errors[0]) == pytest.approx(float(expected), rel=1e-5)
 
 
-def replays(recorded: list[bool], logits: list[float]) -> Replays:
-    values = torch.tensor(logits)
-    return Replays(torch.tensor(recorded), values, values, torch.zeros(1))
+def replays(recorded: list[bool], logits: list[float], seen: list[float]) -> Replays:
+    return Replays(torch.tensor(recorded), torch.tensor(logits), torch.tensor(seen), torch.zeros(1))
 
 
-def test_calibration_lets_as_many_replays_succeed_as_recorded_episodes(videos):
+def test_calibration_separates_recorded_and_replayed_outcomes(videos):
     model = small_world(videos)
-    found = calibrate_success(model, replays([True, True, False, False], [-1.0, -3.0, -5.0, -9.0]))
-    assert float(model.success_bias) == 4.0  # halfway between the second and the third logit
-    assert found.rates() == {"recorded": 0.5, "detected": 0.5, "replayed": 0.5, "agreement": 1.0}
+    low, high = torch.tensor([0.2, 0.4]).logit().tolist()
+    found = calibrate_success(model, replays([True, True, False], [4.0, high, low], [5.0, 5.0, -9.0]))
+    assert float(model.success_bias) == pytest.approx(-float(torch.tensor(0.3).logit()))  # halfway in probability
+    assert found.rates() == pytest.approx({"recorded": 2 / 3, "detected": 2 / 3, "replayed": 2 / 3, "agreement": 1.0})
     images, proprio = {"top": videos.images["top"][:1, None]}, videos.proprio[:1, None]
     before = model.outcome_logits(model.encode({"top": videos.images["top"][:1]}), proprio[:, 0])[0, 0]
-    assert float(model.judge(images, proprio).success) == pytest.approx(float((before.detach() + 4).sigmoid()))
+    assert float(model.judge(images, proprio).success) == pytest.approx(
+        float((before.detach() + model.success_bias).sigmoid())
+    )
+
+
+def test_calibration_does_not_follow_replays_that_lost_their_success(videos):
+    model = small_world(videos)
+    calibrate_success(model, replays([True, True, True, False], [-13.0, -12.0, 6.0, -9.0], [6.0, 6.0, 6.0, -9.0]))
+    assert abs(float(model.success_bias)) < 1  # two of three replays failed for other reasons
 
 
 def test_one_kind_of_outcome_leaves_the_success_head_as_it_is(videos):
     model = small_world(videos)
-    for recorded in ([True, True], [False, False]):
-        calibrate_success(model, replays(recorded, [-1.0, -2.0]))
+    for outcome in (True, False):
+        calibrate_success(model, replays([outcome] * 2, [-1.0, -2.0], [-1.0, 3.0]))
     assert float(model.success_bias) == 0.0
