@@ -31,6 +31,7 @@ from robopolicy.training.text_rollout_source import TextRolloutSource
 HELD_OUT = 500_000  # first seed of held-out problems
 PROBLEMS, SAMPLES = 200, 8  # of the evaluation
 CURVE, CURVE_PROBLEMS, CURVE_SAMPLES = 5, 100, 2  # points of a curve after the start, and their size
+POOL = 6_000  # training problems
 ROWS = 256  # rollouts per update, for every group size
 STEPS = 4  # gradient steps per update; with one, all ratios are 1 and their bounds have no effect
 NO_RATIO = "policy_gradient"  # surrogate without a ratio, valid for one step
@@ -53,7 +54,7 @@ def run_cell(recipe: str, task: str, seed: int, *, tokens: int) -> dict[str, Any
         lr_final=bench.lr / 10,
         prompts_per_update=max(1, ROWS // size),
         minibatches=1 if single else max(1, STEPS // epochs),
-        num_prompts=20_000,
+        num_prompts=POOL,
     )
     updates = math.ceil(tokens / (ROWS * base["length"]))  # over which the learning rate decays
     algorithm = ObservedRecipe(settings, policy, total_updates=updates)

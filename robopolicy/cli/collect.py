@@ -94,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
         point_clouds=tuple(args.point_clouds),
         points=args.points,
         reward=args.reward,
+        held_out=False,
     )
     with closing(make_sim(entry.name, options)) as sim:
         spec = sim.spec

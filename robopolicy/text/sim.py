@@ -1,7 +1,7 @@
 """A text task as a simulator: a control step is a turn, an action is a message in bytes.
 
 The tools that evaluate, compare and select robot policies therefore work for text policies. Episodes are held-out
-problems (`TextTask.held_out_seed`). A completion without a
+problems, or with `held_out=False` training problems (`TextTask.held_out_seed`). A completion without a
 valid reward ends its episode as a failure and is reported with the prompt id (`reward_errors`).
 """
 
@@ -29,6 +29,7 @@ class TextSim(TorchVectorEnv):
         if options.cameras or options.point_clouds or options.reward != "sparse":
             raise UserError(f"{task.name} is a text task: it has no cameras or point clouds, and only sparse reward.")
         self.task = task
+        self._problem = task.held_out_seed if options.held_out else task.training_seed  # of an episode seed
         spec = SimSpec(
             task=task.name,
             observation={KEY: TensorSpec((task.prompt_bytes,))},
@@ -80,7 +81,7 @@ class TextSim(TorchVectorEnv):
         """Restart the episodes and repeat their messages."""
         self._messages = [list(row) for row in state["responses"]]
         obs = super().load_state_dict(state)
-        self._episodes = [self.task.episode(self.task.held_out_seed(int(seed))) for seed in self._seeds.current]
+        self._episodes = [self.task.episode(self._problem(int(seed))) for seed in self._seeds.current]
         for row, episode in enumerate(self._episodes):
             for completion in self._messages[row][1::2]:
                 episode.step(completion)
@@ -93,7 +94,7 @@ class TextSim(TorchVectorEnv):
 
     def start_episodes(self, rows: Tensor, seeds: list[int]) -> None:
         """Start the episodes of `seeds`."""
-        problems = [self.task.held_out_seed(seed) for seed in seeds]
+        problems = map(self._problem, seeds)
         started = {row: self.task.reset(problem) for row, problem in zip(rows.tolist(), problems, strict=True)}
         self._episodes = [started.get(row) or self._episodes[row] for row in range(self.num_envs)]
         for row, episode in started.items():

@@ -180,8 +180,8 @@ def _bounds(sim: SimSpec) -> Mapping[str, Mapping[str, Any]]:
     return {"action": {"min": low, "max": high, **spread, "declared": True}}
 
 
-def simulator(config: TrainConfig, num_envs: int, success_step: str = "any") -> VectorSim:
-    """Build the training simulator, or an evaluation that counts success at `success_step`."""
+def simulator(config: TrainConfig, num_envs: int, success_step: str = "any", *, held_out: bool = False) -> VectorSim:
+    """Build the training simulator, or an evaluation of held-out problems that counts success at `success_step`."""
     options = SimOptions(
         num_envs=num_envs,
         backend=config.sim.backend,
@@ -195,6 +195,7 @@ def simulator(config: TrainConfig, num_envs: int, success_step: str = "any") -> 
         threads=config.sim.threads,
         exact_final_obs=_has_exact_final_obs(config),
         success_step=success_step,
+        held_out=held_out,
         world=config.worldmodel if is_world(config.sim.backend) else WorldOptions(),
     )
     return make_env(config.task.name, options)
@@ -215,4 +216,4 @@ def eval_simulator(config: TrainConfig) -> VectorSim:
     world = WorldOptions(judge=config.worldmodel.judge, every=config.worldmodel.every)
     task = replace(config.task, wrappers=evaluation_wrappers(config.task.wrappers))
     evaluation = replace(config, task=task, sim=replace(config.sim, backend=backend), worldmodel=world)
-    return simulator(evaluation, config.evaluation.num_envs, config.evaluation.success_step)
+    return simulator(evaluation, config.evaluation.num_envs, config.evaluation.success_step, held_out=True)

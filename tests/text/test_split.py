@@ -10,12 +10,16 @@ from env_of_text import env_of
 from recipe_learners import learner
 from split_rules import check_problems_are_disjoint
 
+from robopolicy.cli.main import main
 from robopolicy.errors import UserError
+from robopolicy.sim import registry
 from robopolicy.sim.registry import SimOptions, make_sim, task_names
 from robopolicy.text import evaluation
 from robopolicy.text.datasets import PromptTask
 from robopolicy.text.sim import TextSim
 from robopolicy.text.task import SingleTurn, TextTask, is_held_out, unpack
+from robopolicy.training.compose import compose_config
+from robopolicy.training.learner import eval_simulator, simulator
 from robopolicy.training.text_file_source import conversations, recipe_source
 from robopolicy.training.text_rollout_source import TextRolloutSource
 from robopolicy_tasks.text.arithmetic import Arithmetic
@@ -87,6 +91,8 @@ def test_the_simulator_and_pass_at_k_use_held_out_problems(monkeypatch):
     again = TextSim(task, SimOptions(num_envs=3))
     again.load_state_dict(state)
     assert [episode.prompt for episode in again.episodes] == expected
+    training = TextSim(task, SimOptions(num_envs=3, held_out=False))
+    assert unpack(training.reset(7)["text"]) == [task.episode(task.training_seed(seed)).prompt for seed in range(7, 10)]
     seen = []
     policy = env_of(task).policy
     plain = policy.env_class.start_conversation
@@ -127,3 +133,16 @@ def test_the_column_split_of_a_file_decides(tmp_path):
 def test_rows_of_a_file_without_the_column_are_split_by_their_prompt(tmp_path):
     rows = [{"prompt": f"{n}", "answer": "a"} for n in range(100)]
     check_problems_are_disjoint(PromptTask(written(tmp_path / "x.jsonl", rows)))
+
+
+def test_collected_demonstrations_and_training_simulators_use_training_problems(tmp_path, monkeypatch):
+    built = []
+    plain = registry.make_sim
+    monkeypatch.setattr(registry, "make_sim", lambda name, options: built.append(options) or plain(name, options))
+    words = ["collect", "text/arithmetic", "--episodes", "2", "--out", str(tmp_path / "data")]
+    assert main(words) == 0 and [options.held_out for options in built] == [False]
+    config = compose_config(["experiment=text_sft"])
+    assert isinstance(train := simulator(config, 1), TextSim) and isinstance(
+        held_out := eval_simulator(config), TextSim
+    )
+    assert not train.task.is_held_out(train._problem(3)) and held_out.task.is_held_out(held_out._problem(3))
