@@ -41,9 +41,10 @@ class Case:
     steps: int = 0  # control steps of the runs whose returns are compared; 0: only timed
 
 
-SAC = ("experiment=half_cheetah_sac", "replay.learning_starts=1000")
+CHEETAH = ("experiment=from_scratch", "task=half_cheetah")
+SAC = (*CHEETAH, "policy=squashed_gaussian", "algorithm=sac", "replay.learning_starts=1000")
 CASES = {
-    "ppo": Case("PPO, 16 environments", ("experiment=half_cheetah_ppo",), 4, 100_000),
+    "ppo": Case("PPO, 16 environments", CHEETAH, 4, 100_000),
     "sac": Case("SAC, 4 environments, 4 gradient steps", SAC, 40, 10_000),
     "sac_64": Case("SAC, 64 environments, 4 gradient steps", (*SAC, "sim.num_envs=64", "algorithm.utd=0.0625"), 40),
 }

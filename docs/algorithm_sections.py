@@ -36,8 +36,9 @@ The commands of the algorithms start from the results of these commands. One com
 
 PREPARATIONS = (
     "robopolicy collect lift --episodes 10 --out data/lift",
-    "robopolicy train experiment=lift_flow_bc dataset=data/lift",
-    "robopolicy train experiment=lift_diffusion_bc dataset=data/lift",
+    "robopolicy train experiment=few_demonstrations task=lift dataset=data/lift name=lift_flow_bc",
+    "robopolicy train experiment=few_demonstrations task=lift policy=diffusion policy.sampler=ddpm policy.steps=10 "
+    "dataset=data/lift name=lift_diffusion_bc",
     "robopolicy collect point_mass --episodes 100 --out data/point_mass",
     "robopolicy collect lift --policy runs/lift_flow_bc/checkpoints/best --stochastic --keep-failures --out data/mixed",
 )

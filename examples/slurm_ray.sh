@@ -1,6 +1,6 @@
 #!/bin/bash
 # A learner on the first node of a Slurm job, and environments on the CPU cores of all nodes, in a Ray cluster:
-#   sbatch examples/slurm_ray.sh train experiment=half_cheetah_sac sim.num_envs=120 sim.num_workers=60 sim.worker_backend=ray
+#   sbatch examples/slurm_ray.sh train experiment=from_scratch task=half_cheetah policy=squashed_gaussian algorithm=sac sim.num_envs=120 sim.num_workers=60 sim.worker_backend=ray
 #   sbatch examples/slurm_ray.sh eval runs/lift_seed*/checkpoints/best --jobs 60 --ray --video 0
 #SBATCH --job-name=robopolicy-ray
 #SBATCH --nodes=2

@@ -37,7 +37,7 @@ def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = 
     """All table data of one method on one task with one seed; intermediate results are stored and shared."""
     data = demonstrations(task, seed)
     name = f"{method.name}-{task.name}-{seed}"
-    settings = [f"experiment={method.preset}", f"task={task.task}", "evaluation.max_fraction=0", *method.settings]
+    settings = [*method.preset, f"task={task.task}", "evaluation.max_fraction=0", *method.settings]
     if method.base is None:
         base = None
         settings += task.chunk

@@ -1,12 +1,14 @@
 """Rows of the table: presets, and the base policies that they fine-tune.
 
-The presets `configs/experiment/lift_*.yaml` and the settings here were chosen on lift with seed 0, which the table does
-not use; the other tasks use the same settings.
+The presets `fine_tune` and `offline_to_online` and the settings here were chosen on lift with seed 0, which the table
+does not use; the other tasks use the same settings.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
+from robopolicy.algorithms.registry import ALGORITHMS
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,18 @@ class Method:
     """One row."""
 
     name: str
-    preset: str  # experiment with the algorithm and simulator settings
+    algorithm: str  # its settings are in the preset
     base: Base | None = FLOW  # None: trained from scratch
     demonstrations: bool = False  # also learns from the demonstrations
     settings: tuple[str, ...] = ()  # on top of the preset
     times: int = 1  # multiple of the environment steps of the task; more steps show when a method reaches the goal
     variant: bool = False  # a variant of another row: runs only on lift unless requested
+
+    @property
+    def preset(self) -> tuple[str, str]:
+        """Choices of the experiment and the algorithm."""
+        kind = "offline_to_online" if ALGORITHMS[self.algorithm].data_source == "replay" else "fine_tune"
+        return f"experiment={kind}", f"algorithm={self.algorithm}"
 
 
 FREQUENT = ("algorithm.epochs=10",)  # the presets use 800,000 steps; with far fewer steps, more epochs help
@@ -48,7 +56,7 @@ LIGHT = ("algorithm.batch_size=128",)  # every row of a batch needs many candida
 def _reinflow(base: Base, low: float, high: float) -> Method:
     """ReinFlow on a head with another number of calls and the total noise of the preset's four calls."""
     noise = (f"algorithm.noise.std_min={low}", f"algorithm.noise.std_max={high}")
-    return Method(f"reinflow-{base.name}", "lift_reinflow", base, settings=(*FREQUENT, *noise), variant=True)
+    return Method(f"reinflow-{base.name}", "reinflow", base, settings=(*FREQUENT, *noise), variant=True)
 
 
 def _long(method: Method) -> Method:
@@ -63,20 +71,20 @@ def _methods() -> tuple[Method, ...]:
     calls = (_reinflow(FLOW_10, 0.08, 0.16), *two_calls, _reinflow(MEANFLOW_1, 0.16, 0.32))
     with_demonstrations = ("expo", "qc", "dqc", "fql", "idql")
     return (
-        *(Method(name, f"lift_{name}", settings=FREQUENT) for name in on_policy),
-        *(Method(name, f"lift_{name}") for name in ("ac_flow", "flow_grpo", "gorl")),
-        Method("dppo", "lift_dppo", DIFFUSION, settings=FREQUENT),
-        *(Method(name, f"lift_{name}") for name in ("dsrl_sac", "dsrl_na")),
-        Method("pa_rl", "lift_pa_rl", demonstrations=True, settings=LIGHT),
-        *(Method(name, f"lift_{name}", demonstrations=True) for name in with_demonstrations),
-        _long(Method("reinflow", "lift_reinflow", settings=FREQUENT)),
+        *(Method(name, name, settings=FREQUENT) for name in on_policy),
+        *(Method(name, name) for name in ("ac_flow", "flow_grpo", "gorl")),
+        Method("dppo", "dppo", DIFFUSION, settings=FREQUENT),
+        *(Method(name, name) for name in ("dsrl_sac", "dsrl_na")),
+        Method("pa_rl", "pa_rl", demonstrations=True, settings=LIGHT),
+        *(Method(name, name, demonstrations=True) for name in with_demonstrations),
+        _long(Method("reinflow", "reinflow", settings=FREQUENT)),
         _reinflow(FLOW_1, 0.16, 0.32),
         *calls,
         *map(_long, calls),
-        Method("dsrl_na-diffusion", "lift_dsrl_na", DIFFUSION),
-        Method("dsrl_na-meanflow-1", "lift_dsrl_na", MEANFLOW_1, variant=True),
-        Method("pa_rl-diffusion", "lift_pa_rl", DIFFUSION, demonstrations=True, settings=LIGHT, variant=True),
-        Method("rlpd", "lift_rlpd", None, demonstrations=True, settings=("policy=squashed_gaussian",)),
+        Method("dsrl_na-diffusion", "dsrl_na", DIFFUSION),
+        Method("dsrl_na-meanflow-1", "dsrl_na", MEANFLOW_1, variant=True),
+        Method("pa_rl-diffusion", "pa_rl", DIFFUSION, demonstrations=True, settings=LIGHT, variant=True),
+        Method("rlpd", "rlpd", None, demonstrations=True, settings=("policy=squashed_gaussian",)),
     )
 
 

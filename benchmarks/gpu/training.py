@@ -126,7 +126,7 @@ def lift(options: Options) -> Iterator[Row]:
     tests = ["evaluation.backend=mujoco", f"evaluation.episodes={2 if options.quick else 200}"]
     tests += ["evaluation.num_envs=100", "guards.restore_best=false"]
     small = ["policy.hidden=[8]", "budget.updates=1"] if options.quick else []
-    base = ["experiment=lift_flow_bc", f"dataset={demos}", *tests, *small]
+    base = ["experiment=few_demonstrations", "task=lift", f"dataset={demos}", *tests, *small]
     for record in training("lift_flow_bc", base, options, 80):
         if SUCCESS in record:
             yield outcome("bc", 0, record)
@@ -142,8 +142,9 @@ def lift(options: Options) -> Iterator[Row]:
         if options.quick:
             runs["reinflow"] += ["budget.updates=1", "algorithm.num_steps=2", "algorithm.batch_size=4"]
             runs["dsrl_sac"] += ["budget.updates=1", "algorithm.batch_size=8"]
+        kinds = {"reinflow": "fine_tune", "dsrl_sac": "offline_to_online"}
         for name, settings in runs.items():
-            words = [f"experiment=lift_{name}", *common, *settings, "logging.every=1"]
+            words = [f"experiment={kinds[name]}", f"algorithm={name}", *common, *settings, "logging.every=1"]
             metrics: dict[str, Any] = {}
             record: dict[str, Any] = {}
             for record in training(f"lift_{name}_{num_envs}", words, options, 65):

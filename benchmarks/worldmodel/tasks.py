@@ -27,6 +27,7 @@ class BenchTask:
 
 
 CHAIN = ("policy.hidden=[128,128,128]", "policy.steps=10")
+DSRL = ("algorithm=dsrl_na", "budget.updates=0", "budget.env_steps=20000")
 REINFLOW = ("sim.num_envs=64", "algorithm.num_steps=8", "algorithm.epochs=10", "budget.updates=0")
 
 
@@ -48,8 +49,8 @@ def _policies(obs_keys: str, pixels: dict[str, Recipe]) -> dict[str, Recipe]:
         "meanflow-25": clone("meanflow", 25, 2000, "policy.steps=1"),
         "autoregressive-25": clone("autoregressive", 25, 2000),
         **pixels,
-        "reinflow": FineTuned("lift_reinflow", "flow-6", (*REINFLOW, "budget.env_steps=100000")),
-        "dsrl": FineTuned("lift_dsrl_na", "flow-6", ("budget.updates=0", "budget.env_steps=20000")),
+        "reinflow": FineTuned("fine_tune", "flow-6", (*REINFLOW, "budget.env_steps=100000")),
+        "dsrl": FineTuned("offline_to_online", "flow-6", DSRL),
         "composed": Composed(("flow-6", "diffusion-6")),
     }
 

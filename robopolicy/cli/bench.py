@@ -12,8 +12,8 @@ from robopolicy.errors import UserError
 
 EXAMPLES = """\
 examples:
-  robopolicy bench --seeds 5 experiment=half_cheetah_ppo
-  robopolicy bench --seeds 10 --jobs 4 experiment=lift_reinflow init_from=runs/lift_flow_bc/checkpoints/best
+  robopolicy bench --seeds 5 experiment=from_scratch task=half_cheetah
+  robopolicy bench --seeds 10 --jobs 4 experiment=fine_tune init_from=runs/lift_flow_bc/checkpoints/best
   robopolicy bench --seeds 3 task=hopper policy=gaussian algorithm=bpo budget.env_steps=200000 --out runs/hopper_bpo
 """
 

@@ -25,6 +25,7 @@ examples:
 """
 
 Row = dict[str, Any]
+TRIED_ON = "Tried on: "  # start of the comment of a preset with the tasks
 
 
 def add_parser(subparsers: Any) -> None:
@@ -101,14 +102,21 @@ def algorithms() -> list[Row]:
 
 
 def experiments() -> list[Row]:
-    """Return the presets for `experiment=` with the first sentence of their comments."""
+    """Return the presets for `experiment=` with the first sentence of their comments.
+
+    Kinds of experiments also have the tasks that they were tried on, and the algorithms with settings of their own.
+    """
     from robopolicy.resources import preset_files
 
     rows: list[Row] = []
     for name, file in preset_files("experiment").items():
         lines = takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
-        text = " ".join(line.lstrip("# ") for line in lines if "@package" not in line)
-        rows.append({"name": name, "description": text.partition(". ")[0].rstrip(".") + ".", "missing": ""})
+        comments = [line.lstrip("# ") for line in lines if "@package" not in line]
+        tried = [line.removeprefix(TRIED_ON) for line in comments if line.startswith(TRIED_ON)]
+        text = " ".join(line for line in comments if not line.startswith(TRIED_ON)).partition(". ")[0]
+        row = {"name": name, "description": f"{text.rstrip('.')}.", "missing": ""}
+        settings = [path.stem for path in sorted((file.parents[1] / "settings" / name).glob("*.yaml"))]
+        rows.append(row | ({"tried_on": tried[0].split(", "), "algorithms": settings} if tried else {}))
     return rows
 
 
@@ -181,6 +189,8 @@ def _remarks(row: Row) -> str:
 
     parts = ["scripted expert"] if row.get("expert") else []
     parts += [f"backends: {', '.join(row['backends'])}"] if "backends" in row else []
+    parts += [f"tried on {', '.join(row['tried_on'])}"] if "tried_on" in row else []
+    parts += [f"settings for {', '.join(row['algorithms'])}"] if row.get("algorithms") else []
     parts += [SUCCESS[row["success"]]] if "success" in row else []
     parts += [f"data: {row['data'][:1].lower()}{row['data'][1:].rstrip('.')}"] if "data" in row else []
     return f" ({'; '.join(parts)})" if parts else ""

@@ -22,9 +22,9 @@ examples:
   robopolicy list tasks
   robopolicy collect lift --episodes 200 --out data/lift
   robopolicy data data/lift
-  robopolicy train experiment=lift_flow_bc dataset=data/lift
-  robopolicy train experiment=lift_reinflow init_from=runs/lift_flow_bc/checkpoints/best
-  robopolicy bench --seeds 5 experiment=half_cheetah_ppo
+  robopolicy train experiment=few_demonstrations task=lift dataset=data/lift name=lift_flow_bc
+  robopolicy train experiment=fine_tune init_from=runs/lift_flow_bc/checkpoints/best name=lift_reinflow
+  robopolicy bench --seeds 5 experiment=from_scratch task=half_cheetah
   robopolicy compose runs/lift_flow_bc/checkpoints/best runs/lift_diffusion_bc/checkpoints/best --out runs/lift_both
   robopolicy eval runs/lift_reinflow/checkpoints/best --episodes 200
   robopolicy serve runs/lift_reinflow/checkpoints/best

@@ -13,18 +13,18 @@ from robopolicy.resources import preset_files, presets
 
 EXAMPLES = """\
 examples:
-  robopolicy train experiment=lift_flow_bc dataset=data/lift
-  robopolicy train experiment=lift_flow_bc dataset=data/lift seed=1 algorithm.lr=3e-4
-  robopolicy train experiment=lift_reinflow init_from=runs/lift_flow_bc/checkpoints/best
+  robopolicy train experiment=few_demonstrations task=lift dataset=data/lift name=lift_flow_bc
+  robopolicy train experiment=few_demonstrations task=lift dataset=data/lift seed=1 algorithm.lr=3e-4
+  robopolicy train experiment=fine_tune init_from=runs/lift_flow_bc/checkpoints/best name=lift_reinflow
   robopolicy train task=point_mass policy=gaussian algorithm=ppo task.reward=shaped budget.env_steps=200000
-  robopolicy train experiment=half_cheetah_sac
+  robopolicy train experiment=from_scratch task=half_cheetah policy=squashed_gaussian algorithm=sac
   robopolicy train task=lift policy=squashed_gaussian algorithm=rlpd dataset=data/lift budget.env_steps=100000
   robopolicy train algorithm=iql dataset=data/lift budget.updates=50000 replay.offline_updates=50000
   robopolicy train --resume runs/lift_reinflow
-  robopolicy train --print-config experiment=lift_reinflow
-  torchrun --nproc-per-node 2 -m robopolicy train experiment=half_cheetah_ppo guards.restore_best=false
-  robopolicy train --multirun experiment=half_cheetah_ppo algorithm=ppo,bpo 'seed=range(0,3)'
-  robopolicy train --multirun experiment=half_cheetah_sac algorithm.lr=1e-4,3e-4 hydra/launcher=joblib
+  robopolicy train --print-config experiment=fine_tune
+  torchrun --nproc-per-node 2 -m robopolicy train experiment=from_scratch task=half_cheetah guards.restore_best=false
+  robopolicy train --multirun experiment=from_scratch task=half_cheetah algorithm=ppo,bpo 'seed=range(0,3)'
+  robopolicy train --multirun experiment=from_scratch task=half_cheetah algorithm.lr=1e-4,3e-4 hydra/launcher=joblib
 """
 
 
@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
     """Train; return 0 at the end of the budget, 130 after Ctrl-C."""
     if args.resume is None and not args.settings and not args.print_config:
         raise UserError(
-            "No settings are given; pass e.g. experiment=lift_flow_bc dataset=FOLDER, or see 'robopolicy train --help'."
+            "No settings are given; pass e.g. experiment=few_demonstrations task=lift dataset=FOLDER, or see "
+            "'robopolicy train --help'."
         )
     if args.resume is not None and args.settings:
         raise UserError("A resumed run keeps its settings; drop them, or start a new run with init_from=CHECKPOINT.")

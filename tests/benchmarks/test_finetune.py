@@ -18,9 +18,10 @@ POINT_MASS = BenchTask(
 )
 
 
-def test_every_method_has_a_preset():
+def test_every_method_has_settings_in_its_preset():
     for method in METHODS.values():
-        assert (folder("configs") / "experiment" / f"{method.preset}.yaml").is_file(), method.name
+        kind, algorithm = (choice.partition("=")[2] for choice in method.preset)
+        assert (folder("configs") / "settings" / kind / f"{algorithm}.yaml").is_file(), method.name
 
 
 def test_variants_run_only_on_lift_by_default():
@@ -41,11 +42,11 @@ def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "method",
     [
         pytest.param(
-            Method("dsrl_na", "lift_dsrl_na", FLOW, settings=("replay.learning_starts=100",)), marks=pytest.mark.slow
+            Method("dsrl_na", "dsrl_na", FLOW, settings=("replay.learning_starts=100",)), marks=pytest.mark.slow
         ),
-        pytest.param(Method("flow_grpo", "lift_flow_grpo", FLOW), marks=pytest.mark.slow),
-        Method("reinflow", "lift_reinflow", FLOW),
-        Method("rlpd", "lift_rlpd", None, True, settings=("policy=squashed_gaussian", "replay.learning_starts=100")),
+        pytest.param(Method("flow_grpo", "flow_grpo", FLOW), marks=pytest.mark.slow),
+        Method("reinflow", "reinflow", FLOW),
+        Method("rlpd", "rlpd", None, True, settings=("policy=squashed_gaussian", "replay.learning_starts=100")),
     ],
     ids=lambda method: method.name,
 )
@@ -62,7 +63,7 @@ def test_a_cell_runs_from_demonstrations_to_evaluation(small_work: Path, method:
 
 @pytest.mark.slow
 def test_the_same_policy_is_evaluated_once(small_work: Path, monkeypatch: pytest.MonkeyPatch):
-    method = Method("reinflow", "lift_reinflow", FLOW)
+    method = Method("reinflow", "reinflow", FLOW)
     run_cell(method, POINT_MASS, 0)
     base = small_work / "base" / "flow-point_mass-0" / "checkpoints" / "last"
     copied = small_work / "copied"

@@ -30,7 +30,7 @@ def test_every_task_ranks_at_least_12_policies_of_all_kinds_outside_its_training
         heads = {"flow", "diffusion", "gaussian", "meanflow", "autoregressive"}
         assert {recipe.head for recipe in clones} == heads and len({r.demonstrations for r in clones}) >= 3
         tuned = [recipe for recipe in task.policies.values() if isinstance(recipe, FineTuned)]
-        assert {recipe.experiment for recipe in tuned} == {"lift_reinflow", "lift_dsrl_na"}
+        assert {recipe.experiment for recipe in tuned} == {"fine_tune", "offline_to_online"}
         assert any(isinstance(recipe, Composed) for recipe in task.policies.values())
     assert set(SMALL.policies) <= set(TASKS["push"].policies)
 

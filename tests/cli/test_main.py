@@ -37,7 +37,7 @@ def test_help_lists_every_command_and_starts_without_torch():
         (["train", "algorithm=ppoo"], 2),
         (["train", "policy=flwo", "task=lift"], 2),
         (["train", "task=lfit"], 2),
-        (["train", "experiment=lift_flwo_bc"], 2),
+        (["train", "experiment=few_demonstratoins"], 2),
         (["train", "--multirun", "algorithm=ppo,ppoo"], 2),
     ],
 )

@@ -10,6 +10,7 @@ import torch
 
 from robopolicy.cli import list as list_verb
 from robopolicy.cli.main import main
+from robopolicy.sim.registry import get_task
 from robopolicy_tasks.toy.point_mass import PointMassSim
 
 TASK = "toy/point_mass"
@@ -64,7 +65,7 @@ def test_list_shows_every_kind(capsys):
     assert main(["list"]) == 0
     printed = capsys.readouterr().out
     assert [line for line in printed.splitlines() if not line.startswith(" ")] == list(list_verb.kinds())
-    for name in (TASK, "manipulation/lift", "gymnasium/<id>", "flow", "reinflow", "lift_reinflow", "mujoco-exact"):
+    for name in (TASK, "manipulation/lift", "gymnasium/<id>", "flow", "reinflow", "fine_tune", "mujoco-exact"):
         assert f"  {name} " in printed
     assert "  zenoh " in printed  # a transport of `deploy`
 
@@ -98,6 +99,17 @@ def test_list_contains_text_policies_and_algorithms(capsys):
     printed = capsys.readouterr().out
     for name in ("text", "text_recipe", "text_sft"):
         assert f"\n  {name} " in printed
+
+
+def test_list_names_the_tasks_on_which_a_kind_of_experiment_was_tried(capsys):
+    assert main(["list", "experiments", "--json"]) == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["experiments"]}
+    for kind in ("few_demonstrations", "fine_tune", "offline_to_online", "from_scratch"):
+        for task in rows[kind]["tried_on"]:
+            get_task(task)
+    assert "dppo" in rows["fine_tune"]["algorithms"] and "expo" in rows["offline_to_online"]["algorithms"]
+    assert main(["list", "experiments"]) == 0
+    assert "tried on lift, pick_place, drawer" in capsys.readouterr().out
 
 
 def test_list_as_json(capsys):

@@ -66,6 +66,7 @@ def test_a_theme_is_listed_without_being_imported(theme, capsys):
         "missing": "",
         "expert": True,
         "backends": ["torch"],
+        "success": "any",
         "ring": "demo",
     }
     assert rows["toy/point_mass"]["ring"] == "product"
@@ -98,6 +99,6 @@ def test_theme_presets_are_selected_like_product_presets(theme):
 
 
 def test_duplicate_presets_are_refused(theme):
-    (theme / "configs" / "experiment" / "lift_flow_bc.yaml").write_text("")
-    with pytest.raises(ValueError, match=r"experiment=lift_flow_bc is defined by .*demo"):
+    (theme / "configs" / "experiment" / "fine_tune.yaml").write_text("")
+    with pytest.raises(ValueError, match=r"experiment=fine_tune is defined by .*demo"):
         preset_files("experiment")

@@ -52,6 +52,6 @@ def check_can_be_chosen(group: str, name: str) -> None:
 
 
 def check_preset_composes(group: str, name: str) -> None:
-    """A preset composes; an experiment preset sets the run's name and a task."""
+    """A preset composes; an experiment preset with a task sets the run's name, and a kind of experiment does not."""
     config = compose_config([f"{group}={name}"])
-    assert group != "experiment" or (config.name == name and config.task.name)
+    assert group != "experiment" or config.name == (name if config.task.name else "")

@@ -126,7 +126,7 @@ def test_the_command_of_an_algorithm_composes_to_a_run_of_it(row: AlgorithmRow):
     assert (program, verb) == ("robopolicy", "train")
     config = compose_config(settings)
     assert config.algorithm["name"] == row.name
-    assert config.task.name
+    assert config.task.name or config.init_from
     assert (config.budget.updates > 0) != (config.budget.env_steps > 0)
     needs_dataset, takes_dataset = dataset_use(row.name)
     assert takes_dataset if config.dataset else not needs_dataset

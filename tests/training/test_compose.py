@@ -43,10 +43,10 @@ def test_overrides_reach_nested_settings():
 
 
 def test_budget_in_one_unit_replaces_the_preset_budget_in_the_other():
-    preset = compose_config(["experiment=lift_expo"]).budget
+    preset = compose_config(["experiment=offline_to_online"]).budget
     assert (preset.updates > 0, preset.env_steps) == (True, 0)
-    assert compose_config(["experiment=lift_expo", "budget.env_steps=2000"]).budget == BudgetConfig(0, 2000)
-    both = compose_config(["experiment=lift_expo", "budget.env_steps=2000", "budget.updates=3"])
+    assert compose_config(["experiment=offline_to_online", "budget.env_steps=2000"]).budget == BudgetConfig(0, 2000)
+    both = compose_config(["experiment=offline_to_online", "budget.env_steps=2000", "budget.updates=3"])
     assert both.budget == BudgetConfig(3, 2000)  # refused when it is completed
 
 
@@ -127,6 +127,37 @@ def test_more_executed_actions_than_the_chunk_has_are_refused():
 )
 def test_every_preset_composes(group, name):
     check_preset_composes(group, name)
+
+
+SETTINGS = sorted((folder("configs") / "settings").glob("*/*.yaml"))
+
+
+@pytest.mark.parametrize("kind, algorithm", [(path.parent.name, path.stem) for path in SETTINGS])
+def test_a_kind_of_experiment_has_settings_for_its_algorithms(kind, algorithm):
+    words = [f"experiment={kind}", f"algorithm={algorithm}", "task=drawer"]
+    words += {"rlpd": ["policy=squashed_gaussian"], "sac": ["policy=squashed_gaussian"]}.get(algorithm, [])
+    config = compose_config(words)
+    assert (config.task.name, config.algorithm["name"]) == ("manipulation/drawer", algorithm)
+    assert config.algorithm != compose_config(words[1:]).algorithm or algorithm == "sac"
+    assert (config.budget.updates > 0) != (config.budget.env_steps > 0)
+
+
+def test_settings_of_a_kind_give_way_to_the_command_line():
+    assert compose_config(["experiment=fine_tune", "algorithm=dppo"]).algorithm["clip_base"] == 0.005
+    chosen = [
+        "experiment=fine_tune",
+        "algorithm=dppo",
+        "algorithm.clip_base=0.01",
+        "budget.updates=7",
+        "sim.num_envs=3",
+    ]
+    config = compose_config(chosen)
+    assert (config.algorithm["clip_base"], config.budget.updates, config.sim.num_envs) == (0.01, 7, 3)
+
+
+def test_a_kind_of_experiment_accepts_algorithms_without_settings():
+    config = compose_config(["experiment=from_scratch", "task=hopper", "algorithm=ppo"])
+    assert (config.task.name, config.budget.env_steps) == ("locomotion/hopper", 1_000_000)
 
 
 def test_config_round_trips_through_the_run_folder(tmp_path: Path):

@@ -66,7 +66,7 @@ def test_updates_without_a_simulator_count_as_control_steps(tmp_path):
 
 def test_evaluations_follow_a_changed_budget():
     every = {
-        updates: schedule("experiment=lift_reinflow", "init_from=", updates=updates).evaluate_every
+        updates: schedule("experiment=from_scratch", "task=hopper", updates=updates).evaluate_every
         for updates in (50, 900)
     }
     assert every == {50: 5, 900: 90}

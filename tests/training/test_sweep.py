@@ -37,13 +37,15 @@ def test_every_combination_is_a_run_named_after_its_changes():
     assert configs[2].name == "policy=mixture,seed=0"
 
 
-def test_presets_keep_their_name_and_lists_are_no_sweeps():
-    words = ["experiment=half_cheetah_ppo", "policy.hidden=[8,8]", "algorithm.lr=1e-3,1e-4"]
+def test_runs_of_a_sweep_are_named_after_what_differs_and_lists_are_no_sweeps():
+    words = ["experiment=from_scratch", "task=half_cheetah", "policy.hidden=[8,8]", "algorithm.lr=1e-3,1e-4"]
     configs, _ = combinations(words)
-    assert [config.name for config in configs] == [f"half_cheetah_ppo_algorithm.lr={lr}" for lr in ("0.001", "0.0001")]
+    assert [config.name for config in configs] == [f"algorithm.lr={lr}" for lr in ("0.001", "0.0001")]
     assert configs[0].policy["hidden"] == [8, 8]
-    tasks, _ = combinations(["experiment=half_cheetah_ppo", "task=locomotion/hopper,locomotion/walker2d"])
-    assert [config.name for config in tasks][1] == "half_cheetah_ppo_task=locomotion-walker2d"
+    tasks, _ = combinations(["experiment=from_scratch", "task=locomotion/hopper,locomotion/walker2d"])
+    assert [config.name for config in tasks][1] == "task=locomotion-walker2d"
+    named, _ = combinations(["experiment=go1_ppo", "seed=0,1"])
+    assert [config.name for config in named] == ["go1_ppo_seed=0", "go1_ppo_seed=1"]
 
 
 @pytest.mark.parametrize(
