@@ -4,8 +4,8 @@
 
 The settings are those of OGBench's generation script for `play`: 1,000 episodes of 1,001 steps (3,000 or 5,000 episodes
 of the largest cubes and puzzles), noise 0.1 smoothed with 0.5, and a new random target whenever the oracle has reached
-the last one. Episode i depends only on `--seed` and i, so that a killed run continues from its finished blocks, and the
-number of processes has no effect.
+the last one. With equal random draws the data equal those of that script to the last bit. Episode i depends only on
+`--seed` and i, so that a killed run continues from its finished blocks, and the number of processes has no effect.
 """
 
 from __future__ import annotations

@@ -29,11 +29,6 @@ DEFAULT_TASKS = ("puzzle-3x3-task4", "scene-task2")  # the default tasks of OGBe
 SCENE_AND_PUZZLE = tuple(name for name, task in TASKS.items() if task.domain != "cube-double")
 
 
-def task_of(name: str) -> Task:
-    """Task of a row."""
-    return TASKS[name]
-
-
 @dataclass(frozen=True)
 class Method:
     """One row: a preset with the settings of a published protocol."""

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.ogbench.methods import DEFAULT_TASKS, METHODS, PLAN, TASKS, Method, published_success, task_of
+from benchmarks.ogbench.methods import DEFAULT_TASKS, METHODS, PLAN, TASKS, Method, published_success
 from benchmarks.study import Cell, Contrast, Key, Published, Score, Study, train_to_end
+from robopolicy.errors import UserError
 
 DATA = "OGBENCH_DATA"  # environment variable: folder with the files of `python -m benchmarks.ogbench.generate`
 EVERY = 50_000  # updates between evaluations, as published
@@ -59,7 +60,9 @@ class OGBench(Study):
     def run(self, key: Key, folder: Path) -> Cell:
         """Train one method, and evaluate it along the way."""
         name, task, seed = str(key[0]), str(key[1]), int(key[2])
-        run = folder / "run"
+        run, domain = folder / "run", TASKS[task].domain
+        if not (data := data_file(domain)).exists():
+            raise UserError(f"{data} is missing; run: python -m benchmarks.ogbench.generate {domain}-v0 --out {data}")
         train_to_end(run, *self.settings(METHODS[name], task, seed))
         report = json.loads((run / "report.json").read_text(encoding="utf-8"))
         cell = {"method": name, "task": task, "seed": seed, "updates": self._updates(METHODS[name])}
@@ -67,16 +70,17 @@ class OGBench(Study):
 
     def settings(self, method: Method, task: str, seed: int) -> tuple[str, ...]:
         """Arguments of `robopolicy train`."""
-        domain, updates = task_of(task).domain, self._updates(method)
+        domain, updates = TASKS[task].domain, self._updates(method)
         return (
             f"experiment=ogbench_{domain.replace('-', '_')}_{method.preset}",
-            f"task.name={task_of(task).id}",
-            f"dataset={Path(os.environ.get(DATA, 'data/ogbench')) / f'{domain}-play-v0.npz'}",
+            f"task.name={TASKS[task].id}",
+            f"dataset={data_file(domain)}",
             *method.settings,
             f"algorithm.precision={self.precision}",
             *(f"budget.updates={updates}", f"replay.offline_updates={updates}", f"seed={seed}"),
             *(f"evaluation.every={min(EVERY, updates)}", f"evaluation.episodes={2 if self.updates else EPISODES}"),
-            *(f"checkpoint_every={min(RESUME_EVERY, updates)}", "guards.restore_best=false", "device=cpu"),
+            *("evaluation.num_envs=2", f"checkpoint_every={min(RESUME_EVERY, updates)}"),
+            *("guards.restore_best=false", "device=cpu"),
         )
 
     def scores(self, cell: Cell) -> list[Score]:
@@ -126,6 +130,11 @@ class OGBench(Study):
 
     def _updates(self, method: Method) -> int:
         return self.updates or method.updates
+
+
+def data_file(domain: str) -> Path:
+    """File of the play data of an environment."""
+    return Path(os.environ.get(DATA, "data/ogbench")) / f"{domain}-play-v0.npz"
 
 
 def curve(folder: Path) -> list[tuple[int, float]]:

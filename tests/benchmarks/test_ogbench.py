@@ -16,6 +16,7 @@ from benchmarks.ogbench import play_data
 from benchmarks.ogbench.methods import METHODS, TASKS, published_success
 from benchmarks.ogbench.study import STUDY
 from benchmarks.study_table import tabulate
+from robopolicy.errors import UserError
 from robopolicy.training.compose import compose_config
 
 
@@ -115,6 +116,14 @@ def test_table_shows_the_published_success_of_each_task() -> None:
     assert table.entries[0].reproduced is True  # 90 is 10 points below the published interval
     assert tabulate(STUDY, [cell(seed, 0.89) for seed in range(5)]).entries[0].reproduced is False
     assert not STUDY.is_current(cell(0, 1.0) | {"updates": 50_000})
+
+
+def test_missing_data_are_named_with_the_command_that_makes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OGBENCH_DATA", str(tmp_path))
+    with pytest.raises(UserError, match=r"benchmarks.ogbench.generate scene-v0 --out .*/scene-play-v0\.npz"):
+        STUDY.run(("qc_ifql", "scene-task1", 0), tmp_path)
 
 
 def test_the_plan_starts_with_the_default_tasks() -> None:
