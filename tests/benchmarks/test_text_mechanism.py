@@ -7,29 +7,21 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
-from recipe_learners import learner
+from observed_recipes import observed_on_one_turn
 
 from benchmarks.text.mechanism import (
     ADVANTAGE,
     BRANCHES,
     CALLS,
-    EVERY,
     LOSS,
     SURROGATE,
     Mechanism,
-    ObservedRecipe,
     difference,
     disproportion,
 )
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.recipe import Recipe
 from robopolicy.recipe_files import read_recipe
-from robopolicy.sim.registry import SimOptions
-from robopolicy.text.recipe_trainer import TextRecipeConfig
-from robopolicy.text.sim import TextSim
-from robopolicy.training.text_file_source import recipe_source
-from robopolicy.training.text_rollout_source import TextRolloutSource
-from robopolicy_tasks.text.arithmetic import Arithmetic
 
 
 def recipe(name):
@@ -106,20 +98,7 @@ def test_a_mechanism_acts_in_a_tenth_of_the_updates():
     assert rare["reason"] == "its advantage is proportional to the advantage of grpo"
 
 
-@pytest.mark.parametrize(("name", "acts"), [("hgpo", False), ("reinforce", True), ("grpo", False)])
+@pytest.mark.parametrize(("name", "acts"), [("reinforce", True), ("grpo", False)])
 def test_updates_are_observed(name, acts):
-    """On one turn the advantage of HGPO is a multiple of GRPO's."""
-    task = Arithmetic()
-    policy = learner(task).policy
-    algorithm = ObservedRecipe(TextRecipeConfig(recipe=name, prompts_per_update=8), policy, total_updates=EVERY + 1)
-    mechanism = Mechanism(ADVANTAGE, "grpo")
-    algorithm.watch(mechanism, recipe("grpo"))
-    source = recipe_source(TextSim(task, SimOptions(num_envs=1)), algorithm, 0)
-    assert isinstance(source, TextRolloutSource)
-    for _ in range(EVERY + 1):
-        batch = source.next(algorithm)
-        reward = batch.require("reward").clone()
-        reward[:, 0] = (torch.arange(len(reward)) % 3 == 0).float()  # an untrained policy has no successes
-        algorithm.update(batch.with_fields(reward=reward))
-    source.close()
+    mechanism = observed_on_one_turn(name)
     assert len(mechanism.differences) == 2 and (mechanism.share == 1.0) == acts
