@@ -18,7 +18,7 @@ def build_with(data: Path, change: Callable[[Episodes], Episodes], monkeypatch: 
     """Returns the warnings of an imitation run on the changed dataset."""
     episodes = change(read_lerobot(data).without_closing_frames())
     builder.load_episodes.cache_clear()
-    monkeypatch.setattr(builder, "read_lerobot", lambda _: _Read(episodes))
+    monkeypatch.setattr(builder, "read_dataset", lambda _, **options: _Read(episodes))
     settings = ["task=point_mass", "policy=flow", "policy.hidden=[8]", f"dataset={data}", "budget.updates=1"]
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")

@@ -21,13 +21,13 @@ RLPD_RUN = [*COMMON, "algorithm=rlpd", "algorithm.utd=2", "algorithm.policy_dela
 def test_ailboost_trains_on_demonstrations_without_rewards(
     tmp_path: Path, demonstrations: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = build.read_lerobot
+    read = build.read_dataset
 
-    def without_rewards(path: str) -> Episodes:
-        episodes = read(path)
+    def without_rewards(path: str, **options: str) -> Episodes:
+        episodes = read(path, **options)
         return replace(episodes, arrays={key: value for key, value in episodes.arrays.items() if key != "reward"})
 
-    monkeypatch.setattr(build, "read_lerobot", without_rewards)
+    monkeypatch.setattr(build, "read_dataset", without_rewards)
     batches = spy(monkeypatch)
     data = f"dataset={demonstrations}"
     assert main(["train", *AILBOOST_RUN, data, "budget.updates=3", f"out={tmp_path}"]) == 0
