@@ -6,7 +6,9 @@
     python -m benchmarks.pendulum --table                      # only rewrite the table from the finished cells
 
 8,000 environment steps of one pendulum with one gradient step each, then 50 held-out episodes with deterministic
-actions. A verdict compares two rows paired by seed, with Student's interval of the mean difference.
+actions. `sac-two` has two pendulums, an update per 20 steps, and smaller networks and batches; `sac-two-ray` has each
+pendulum in a Ray actor (`pip install 'robopolicy[ray]'`). A verdict compares two rows paired by seed, with Student's
+interval of the mean difference.
 """
 
 from __future__ import annotations
@@ -36,8 +38,11 @@ class Claim:
     level: float = 0.0  # largest difference that counts as equal, in units of the figure; 0 claims less
 
 
-CLAIMS = tuple(Claim(row, **claim) for row, claims in contributed("pendulum", "claims").items() for claim in claims)
-"""Claims of contrib themes by `[pendulum.claims]`: row -> list of the other fields of `Claim`."""
+CLAIMS = (
+    Claim("sac-two-ray", "return", against="sac-two", level=20.0),
+    *(Claim(row, **claim) for row, claims in contributed("pendulum", "claims").items() for claim in claims),
+)
+"""Contrib themes add claims by `[pendulum.claims]`: row -> list of the other fields of `Claim`."""
 
 
 def main() -> None:

@@ -50,9 +50,13 @@ class Row:
     settings: tuple[str, ...] = ()
 
 
+SMALL = ("algorithm.batch_size=64", "policy.hidden=[64,64]", "algorithm.critic.hidden=[64,64]")
+TWO = ("sim.num_envs=2", "algorithm.num_steps=10", *SMALL)  # 20 steps per update
 ROWS = {
     "sac": Row("sac"),
     "sac-noisy": Row("sac", task=NOISY),
+    "sac-two": Row("sac", settings=TWO),
+    "sac-two-ray": Row("sac", settings=(*TWO, "sim.num_workers=2", "sim.worker_backend=ray")),
     **{
         name: Row(**row | {"settings": tuple(row.get("settings", ()))})
         for name, row in contributed("pendulum", "rows").items()
