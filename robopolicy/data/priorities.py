@@ -44,9 +44,9 @@ class Priorities:
         node = np.ones(len(uniform), np.int64)
         for _ in range(self.leaves.bit_length() - 1):
             node *= 2
-            left = self.tree[node]
-            right = (mass >= left) & (self.tree[node + 1] > 0)
-            mass = np.where(right, mass - left, mass)
+            left = self.tree.take(node)
+            right = (mass >= left) & (self.tree.take(node + 1) > 0)
+            mass -= left * right
             node += right
         return node - self.leaves
 

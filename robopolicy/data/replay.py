@@ -119,7 +119,7 @@ class Replay(ReplayStorage):
         n, horizon, columns = sample_spec.steps, sample_spec.horizon, self._columns
         lane, slot = index // self.length, index % self.length
         place, newer = self._ahead(lane, slot, max(horizon, n)), self._newer(lane, slot)
-        flags, ahead = columns["flags"][place], self._arange(len(place))[:, None]
+        flags, ahead = columns["flags"].take(place), self._arange(len(place))[:, None]
         alive = self._xp.ones_like(slot)  # (B,) steps of the episode in the window
         if len(place) > 1:
             alive += self._xp.minimum(self._leading(flags[:-1] & LAST == 0), newer)
@@ -128,8 +128,10 @@ class Replay(ReplayStorage):
         terminated = ((flags[:n] & TERMINATED > 0) & played).any(0)
         powers = _powers(sample_spec.gamma, n, self.device)
         discount = self._xp.where(terminated, 0.0, powers[steps])
-        rewards = self._tensor(self._xp.where(played, columns["reward"][place[:n]], 0.0)).T.contiguous()
-        executed = self._place(lane, slot + self._xp.minimum(ahead[:horizon], alive - 1)) if horizon > 1 else place[:1]
+        rewards = self._tensor(self._xp.where(played, columns["reward"].take(place[:n]), 0.0)).T.contiguous()
+        mask, executed = ahead[:horizon] < alive, place[:horizon]
+        if horizon > 1:  # the last action repeats
+            executed = self._xp.where(mask, executed, place[alive - 1, self._arange(len(index))])
         weight = torch.ones(len(index), device=self.device)
         if self.priorities is not None:
             weight = self._tensor(self.priorities.weights(index, self._filled().sum())).float()
@@ -141,7 +143,7 @@ class Replay(ReplayStorage):
         batch = Transitions(
             obs=self._history(lane, slot, sample_spec.obs_horizon),
             chunk=self._rows("action", executed.T),
-            mask=self._tensor(ahead[:horizon] < alive).T.float(),
+            mask=self._tensor(mask).T.float(),
             rewards=rewards,
             steps=self._tensor(steps),
             discount=self._tensor(discount).float(),
@@ -194,18 +196,29 @@ class Replay(ReplayStorage):
     def _usable(self, index: Values, sample_spec: ReplaySampleSpec) -> Values:
         """Mask of complete windows that start at a step: the episode ends in them, or the successor is stored."""
         lane, slot = index // self.length, index % self.length
-        place, newer = self._ahead(lane, slot, sample_spec.steps), self._newer(lane, slot)
-        flags = self._columns["flags"][place]
+        place, newer = self._place(lane, slot), self._newer(lane, slot)
         needed = STEP | DECISION if sample_spec.chunk_starts_only else STEP
-        usable = (flags[0] & needed == needed) & (newer >= self._leading(flags & LAST == 0))
+        usable = self._columns["flags"].take(place) & needed == needed
+        # Only the newest windows may be incomplete; the CPU examines them alone, a device all.
+        rows = (newer < sample_spec.steps).nonzero()[0] if self._xp is np else slice(None)
+        flags = self._columns["flags"].take(self._ahead(lane[rows], slot[rows], sample_spec.steps))
+        usable[rows] &= newer[rows] >= self._leading(flags & LAST == 0)
         if sample_spec.obs_horizon > 1:  # the observations of the history must not have been overwritten yet
-            history = self._columns["age"][place[0]].clip(max=sample_spec.obs_horizon - 1)
+            history = self._columns["age"].take(place).clip(max=sample_spec.obs_horizon - 1)
             usable &= self._filled()[lane] - 1 - newer >= history
         return usable
 
     def _leading(self, mask: Values) -> Values:
         """Number of set entries `(B,)` at the start of each column of `mask` `(n, B)`."""
-        return mask[0] if len(mask) == 1 else mask.cumprod(0, dtype=self._xp.int8).sum(0)
+        if len(mask) == 1:
+            return mask[0]
+        if self._xp is torch:
+            return mask.cumprod(0, dtype=torch.int8).sum(0)
+        leading, count = mask[0].copy(), mask[0].astype(np.int64)
+        for row in mask[1:]:  # many times faster than `cumprod`
+            leading &= row
+            count += leading
+        return count
 
 
 class MixedReplay:

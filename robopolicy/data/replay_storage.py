@@ -197,8 +197,13 @@ class ReplayStorage:
         return slot % self.length if self.lanes == 1 else slot % self.length * self.lanes + lane
 
     def _ahead(self, lane: Values, slot: Values, count: int) -> Values:
-        """Rows `(count, B)` of consecutive slots."""
-        return self._place(lane, slot[None] if count == 1 else slot + self._arange(count)[:, None])
+        """Rows `(count, B)` of consecutive slots, of which the first is in the ring."""
+        place = self._place(lane, slot)[None]
+        if count == 1:
+            return place
+        place = place + self.lanes * self._arange(count)[:, None]
+        place %= self.lanes * self.length
+        return place
 
     def _newer(self, lane: Values, slot: Values) -> Values:
         """Slots of the lane that were written after `slot` `(B,)`."""
