@@ -20,7 +20,7 @@ from robopolicy.device import random_order
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.inverted_residual import InvertedResidual
-from robopolicy.nets.mlp import EnsembleMLP
+from robopolicy.nets.mlp import EnsembleMLP, check_init, initialize
 from robopolicy.nets.normalizer import Normalizer, make_normalizer
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.spec import PolicySpec
@@ -118,6 +118,7 @@ class CriticConfig(Validated):
     activation: str = "silu"  # mlp
     layer_norm: bool = True  # mlp: after every hidden layer; bounds values outside the data (RLPD)
     norm_after_activation: bool = False  # mlp: LayerNorm after the activations, as in FQL and QC, instead of before
+    init: str = "torch"  # mlp: torch | xavier (uniform, with zero biases), as in FQL and QC
     dropout: FractionBelowOne = 0.0  # mlp: of hidden units in training, never in the target
     bins: NonNegativeInt = 0  # bins of the value histogram; 0: scalar regression
     histogram: str = "hl_gauss"  # hl_gauss: smoothed scalar targets | c51: in sac and td3 distributions of returns
@@ -130,6 +131,7 @@ class CriticConfig(Validated):
         super().__post_init__()
         if self.histogram not in HISTOGRAMS:
             raise unknown_name("histogram", self.histogram, HISTOGRAMS)
+        check_init(self.init, self.backbone)
         if self.backbone not in CRITIC_BACKBONES:
             raise unknown_name("critic backbone", self.backbone, CRITIC_BACKBONES)
 
@@ -180,6 +182,7 @@ class QEnsemble(nn.Module):
                 norm_after_activation=config.norm_after_activation,
                 dropout=config.dropout,
             )
+            initialize(self.body, config.init)
 
     def require_policy_obs(self) -> None:
         """Raise `UserError` if the critic has privileged observations, which are missing outside of training."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from robopolicy.constraints import FractionBelowOne, Layers, PositiveInt, Validated
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.inverted_residual import InvertedResidual
-from robopolicy.nets.mlp import MLP, ResidualMLP
+from robopolicy.nets.mlp import MLP, ResidualMLP, check_init, initialize
 from robopolicy.nets.time import TimeEmbedding, network_rows
 from robopolicy.nets.transformer import ActionTransformer
 from robopolicy.nets.unet1d import UNet1d
@@ -35,6 +35,7 @@ class BackboneConfig(Validated):
     hidden_dropout: FractionBelowOne = 0.0  # mlp without residual blocks: dropout of hidden units
     residual: bool = False  # mlp: residual blocks (an odd number of equal widths), as in DPPO
     activation: str = "silu"  # mlp; mish costs seven times as much on a CPU
+    init: str = "torch"  # mlp of a denoising head: torch | xavier (uniform, with zero biases), as in FQL and QC
     unet_channels: tuple[PositiveInt, ...] = (64, 128, 256)  # published sizes: [256, 512, 1024]
     unet_kernel: PositiveInt = 5
     transformer_width: PositiveInt = 128  # published sizes: width 256, 8 layers
@@ -47,6 +48,7 @@ class BackboneConfig(Validated):
         super().__post_init__()
         if self.backbone not in BACKBONES:
             raise unknown_name("backbone", self.backbone, BACKBONES)
+        check_init(self.init, self.backbone)
         if self.transformer_width % self.transformer_heads:
             width, heads = self.transformer_width, self.transformer_heads
             raise UserError(f"transformer_width {width} must be a multiple of transformer_heads {heads}.")
@@ -115,6 +117,7 @@ class MLPBackbone(nn.Module):
             self.body = ResidualMLP(in_dim, config.hidden, size, activation=config.activation)
         else:
             self.body = MLP(in_dim, config.hidden, size, activation=config.activation, dropout=config.hidden_dropout)
+        initialize(self.body, config.init)
 
     def forward(self, x: Tensor, t: Tensor, features: Tensor) -> Tensor:
         """Map `x` `(B, ..., H, A)`, `t` and `features` `(B, To, F)` to the shape of `x`; see `network_rows`."""

@@ -48,6 +48,29 @@ def orthogonal_init(network: nn.Module, output: nn.Linear, output_gain: float) -
             nn.init.zeros_(module.bias)
 
 
+INITS = ("torch", "xavier")
+
+
+def check_init(init: str, backbone: str) -> None:
+    """Raise a `UserError` for an unknown initialisation, or one that `backbone` does not have."""
+    if init not in INITS:
+        raise unknown_name("initialisation", init, INITS)
+    if init != "torch" and backbone != "mlp":
+        raise UserError(f"The backbone '{backbone}' has its own initialisation; set init=torch.")
+
+
+def initialize(network: nn.Module, init: str) -> None:
+    """Initialise all linear layers: `torch` keeps torch's values, `xavier` is uniform with zero biases.
+
+    The variance of `xavier` is 2 / (inputs + outputs), per member of an ensemble (Glorot and Bengio 2010).
+    """
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear | EnsembleLinear)]
+    for layer in layers if init == "xavier" else ():
+        bound = math.sqrt(6 / sum(layer.weight.shape[-2:]))
+        nn.init.uniform_(layer.weight, -bound, bound)
+        nn.init.zeros_(layer.bias)
+
+
 class MLP(nn.Sequential):
     """Linear layers with an activation between them: `(..., in_dim)` -> `(..., out_dim)`."""
 

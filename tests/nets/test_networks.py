@@ -1,16 +1,19 @@
 """Tests of backbones: shapes, initialisation, causal masks, and independence of the rows of a batch."""
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from robopolicy.critics.q import CriticConfig
 from robopolicy.errors import UserError
-from robopolicy.nets.mlp import MLP, EnsembleMLP, ResidualMLP
+from robopolicy.nets.mlp import MLP, EnsembleLinear, EnsembleMLP, ResidualMLP, initialize
 from robopolicy.nets.time import SinusoidalEmbedding
 from robopolicy.nets.transformer import ActionTransformer
 from robopolicy.nets.unet1d import UNet1d
+from robopolicy.policies.heads.flow import FlowConfig
 
 
 def transformer(**overrides: int) -> ActionTransformer:
@@ -29,6 +32,20 @@ def test_orthogonal_initialisation_uses_the_gains_of_ppo() -> None:
 
 def normalized(x: Tensor) -> Tensor:
     return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+
+
+def test_xavier_initialisation_is_uniform_with_zero_biases() -> None:
+    for net in (MLP(30, (50,), 20), EnsembleMLP(3, 30, (50,), 20)):
+        initialize(net, "xavier")
+        layers = [layer for layer in net.modules() if isinstance(layer, nn.Linear | EnsembleLinear)]
+        for layer, sizes in zip(layers, ((30, 50), (50, 20)), strict=True):
+            bound = math.sqrt(6 / sum(sizes))
+            assert not bool(layer.bias.any()) and 0.95 * bound < float(layer.weight.abs().max()) <= bound
+            assert float(layer.weight.std()) == pytest.approx(bound / math.sqrt(3), rel=0.05)
+    with pytest.raises(UserError, match="Did you mean 'xavier'"):
+        CriticConfig(init="xaver")
+    with pytest.raises(UserError, match="'unet' has its own initialisation"):
+        FlowConfig(backbone="unet", init="xavier")
 
 
 @pytest.mark.parametrize("after", [False, True])
