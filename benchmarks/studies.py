@@ -6,7 +6,7 @@ from importlib import import_module
 
 from benchmarks.study import Study
 
-STUDIES = ("control", "control_million", "ogbench", "text")  # packages with a module `study`
+STUDIES = ("composition", "control", "control_million", "ogbench", "text")  # packages with a module `study`
 
 
 def load_study(name: str) -> Study:

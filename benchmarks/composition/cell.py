@@ -18,7 +18,6 @@ from benchmarks.composition.diagnosis import disagreement
 from benchmarks.composition.parents import demonstrations, train_parent
 from benchmarks.composition.tasks import PairTask
 from robopolicy.evaluation.result import EvalResult
-from robopolicy.evaluation.search.methods import Weights
 from robopolicy.evaluation.search.weights import SearchLog, SimEvaluator, evaluate_held_out, make_search, search_weights
 from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.policies.base import Observation, Policy
@@ -26,7 +25,6 @@ from robopolicy.policies.composition.operators import And, Convex, Operator, Or
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.sim.registry import make_sim
 
-WORK = Path("runs/composition")
 OPERATORS: dict[str, Operator] = {
     "convex": Convex(),
     "or": Or(sampler="ode"),
@@ -37,9 +35,9 @@ OPERATORS: dict[str, Operator] = {
 SEARCHED = ("convex", "or", "or, sde")  # operators with searched weights; AND weights follow from the densities
 SEARCH, HELD_OUT = 20_000, 50_000  # first episode seeds; a cell adds 1000 * seed
 ENVS = 32
-AGAIN = "first again"  # null arm: the first parent, trained with another seed
-ENSEMBLE = "first with itself"  # control: both of them composed
-AGAIN_SHIFT = 50  # added to the seed of the null arm
+PARENTS = ("first parent", "second parent")
+ITSELF = "first with itself"  # control: the first parent, composed with the same one of another training seed
+AGAIN = 50  # added to the seed of that training
 
 
 @dataclass(frozen=True)
@@ -53,46 +51,56 @@ class Settings:
     rounds: int = 30  # of the timing
 
 
-def run_cell(task: PairTask, seed: int, settings: Settings) -> dict[str, Any]:
-    """All table data of one task with one seed; finished parts are stored and reused."""
+def run_cell(task: PairTask, seed: int, settings: Settings, folder: Path, *, composed: bool = True) -> dict[str, Any]:
+    """Parents of one task with one seed, and with `composed` their compositions; finished parts in `folder` are reused.
+
+    `searched` has the success of both parents on the episodes of the search, `held_out` outcomes of other episodes.
+    """
     start, shift = time.process_time(), 1000 * seed
     task = _shortened(task, settings.updates)
-    folder = WORK / f"{task.name}-{seed}-{_digest(task, settings)}"
+    folder = folder / _digest(task, settings)
     folder.mkdir(parents=True, exist_ok=True)
     data = demonstrations(task, seed, folder / "demonstrations")
-    names = [parent.label for parent in task.parents]
+    cell: dict[str, Any] = {"task": task.name, "seed": seed}
     with closing(make_sim(task.task, task.options(ENVS))) as sim:
         parents = [train_parent(task, side, data, sim.spec, seed, folder / f"parent-{side}") for side in (0, 1)]
-        again = train_parent(task, 0, data, sim.spec, seed + AGAIN_SHIFT, folder / "again")
+        policies: dict[str, Policy] = dict(zip(PARENTS, parents, strict=True))
         evaluator = SimEvaluator(sim)
-        policies: dict[str, Policy] = dict(zip(names, parents, strict=True))
-        weights: dict[str, Weights] = {}
-        curves: dict[str, list[dict[str, Any]]] = {}
-        for operator in SEARCHED:
-            composed = compose(parents, OPERATORS[operator])
-            method = make_search("grid", episodes=settings.search_episodes, divisions=settings.divisions)
-            ledger = _ledger(folder / f"{operator.replace(', ', '_')}.jsonl")
-            found = search_weights(method, names, composed.with_weights, evaluator, seed=SEARCH + shift, log=ledger)
-            policies[operator], weights[operator] = composed.with_weights(found.weights), found.weights
-            curves[operator] = [{"weight": c.weights[0], **_outcomes(c.result)} for c in found.candidates]
-        policies |= {name: compose(parents, OPERATORS[name]) for name in OPERATORS if name not in SEARCHED}
-        policies |= {AGAIN: again, ENSEMBLE: compose([parents[0], again], Convex())}
+        episodes = range(SEARCH + shift, SEARCH + shift + settings.search_episodes)
+        cell["searched"] = [float(np.mean(_outcomes(evaluator(parent, episodes)))) for parent in parents]
+        if composed:
+            again = train_parent(task, 0, data, sim.spec, seed + AGAIN, folder / "again")
+            found, cell["weights"], cell["curves"] = _search(parents, evaluator, settings, SEARCH + shift, folder)
+            policies |= {ITSELF: compose([parents[0], again])} | found
+            obs = {key: value.unsqueeze(1) for key, value in sim.reset(SEARCH).items()}
+            cell["disagreement"] = disagreement(parents, obs)
+            # Timed with fixed weights in the middle: chosen weights may select a single parent.
+            timed = dict(zip(PARENTS, parents, strict=True))
+            timed |= {name: compose(parents, operator) for name, operator in OPERATORS.items()}
+            cell["latency"] = latency(timed, PARENTS, obs, settings.rounds)
         seeds = range(HELD_OUT + shift, HELD_OUT + shift + settings.episodes)
-        results = evaluate_held_out(policies, SimEvaluator(sim), seeds, log=_ledger(folder / "held_out.jsonl"))
-        obs = {key: value.unsqueeze(1) for key, value in sim.reset(SEARCH).items()}
-    # Timed with fixed weights in the middle: chosen weights may select a single parent.
-    timed = dict(zip(names, parents, strict=True)) | {name: compose(parents, OPERATORS[name]) for name in OPERATORS}
-    return {
-        "task": task.name,
-        "seed": seed,
-        "parents": names,
-        "weights": {operator: list(chosen) for operator, chosen in weights.items()},
-        "curves": curves,
-        "held_out": {name: _outcomes(result) for name, result in results.items()},
-        "disagreement": disagreement(parents, obs),
-        "latency": latency(timed, names, obs, settings.rounds),
-        "seconds": round(time.process_time() - start, 1),
-    }
+        results = evaluate_held_out(policies, evaluator, seeds, log=_ledger(folder / "held_out.jsonl"))
+    cell["held_out"] = {name: _outcomes(result) for name, result in results.items()}
+    return {**cell, "seconds": round(time.process_time() - start, 1)}
+
+
+def _search(
+    parents: list[Policy], evaluator: SimEvaluator, settings: Settings, seed: int, folder: Path
+) -> tuple[dict[str, Policy], dict[str, list[float]], dict[str, list[tuple[float, list[int]]]]]:
+    """Compositions by operator, chosen weights, and success by weight of the first parent."""
+    policies: dict[str, Policy] = {}
+    weights: dict[str, list[float]] = {}
+    curves: dict[str, list[tuple[float, list[int]]]] = {}
+    for name, operator in OPERATORS.items():
+        composed = compose(parents, operator)
+        policies[name] = composed
+        if name in SEARCHED:
+            method = make_search("grid", episodes=settings.search_episodes, divisions=settings.divisions)
+            ledger = _ledger(folder / f"{name.replace(', ', '_')}.jsonl")
+            found = search_weights(method, list(PARENTS), composed.with_weights, evaluator, seed=seed, log=ledger)
+            policies[name], weights[name] = composed.with_weights(found.weights), list(found.weights)
+            curves[name] = [(c.weights[0], _outcomes(c.result)) for c in found.candidates]
+    return policies, weights, curves
 
 
 def latency(policies: Mapping[str, Policy], parents: Sequence[str], obs: Observation, rounds: int) -> dict[str, Any]:
@@ -135,7 +143,7 @@ def _ledger(path: Path) -> SearchLog:
     return SearchLog.open(path) if path.exists() else SearchLog(path)
 
 
-def _outcomes(result: EvalResult) -> dict[str, Any]:
+def _outcomes(result: EvalResult) -> list[int]:
     """Success of every episode."""
     assert result.success is not None
-    return {"success": result.success.astype(int).tolist()}
+    return result.success.astype(int).tolist()

@@ -1,14 +1,15 @@
-"""Tests of the composition benchmark: a complete cell on a tiny task, and the tables computed from cells."""
+"""Tests of the composition study: a complete cell on a tiny task, and the table computed from cells."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.composition import cell as cell_module
-from benchmarks.composition.cell import AGAIN, ENSEMBLE, OPERATORS, SEARCHED, Settings, run_cell
-from benchmarks.composition.table import better_parent, curve_rows, figures, notes, plot, rows
+from benchmarks.composition.cell import ITSELF, OPERATORS, PARENTS, SEARCHED, Settings, SimEvaluator, run_cell
+from benchmarks.composition.plot import curve, plot
+from benchmarks.composition.study import BETTER, STUDY
 from benchmarks.composition.tasks import TASKS, PairTask, Parent
+from benchmarks.study_table import tabulate
 from robopolicy.sim.registry import get_task
 
 TINY = {"hidden": (16,), "steps": 5}
@@ -30,36 +31,47 @@ def test_every_task_exists_and_its_parents_differ() -> None:
 
 
 def test_a_cell_trains_searches_evaluates_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cell_module, "WORK", tmp_path)
     settings = Settings(search_episodes=2, divisions=2, episodes=4, updates=5, rounds=2)
-    cell = run_cell(POINT_MASS, 0, settings)
-    assert list(cell["held_out"]) == ["flow", "diffusion", *OPERATORS, AGAIN, ENSEMBLE]
-    assert all(len(found["success"]) == 4 for found in cell["held_out"].values())
-    assert [point["weight"] for point in cell["curves"]["convex"]] == [0.0, 0.5, 1.0]
-    assert set(cell["latency"]["ratio"]) == set(OPERATORS)
-    assert len(cell["disagreement"]) == 10 and min(cell["disagreement"]) > 0
+    cell = run_cell(POINT_MASS, 0, settings, tmp_path)
+    assert list(cell["held_out"]) == [*PARENTS, ITSELF, *OPERATORS]
+    assert all(len(found) == 4 for found in cell["held_out"].values())
+    assert [weight for weight, _ in cell["curves"]["convex"]] == [0.0, 0.5, 1.0]
+    assert set(cell["latency"]["ratio"]) == set(OPERATORS) and len(cell["searched"]) == 2
     assert sum(cell["weights"]["convex"]) == pytest.approx(1.0)
-    monkeypatch.delattr(cell_module.SimEvaluator, "__call__")  # no episode may run again
-    again = run_cell(POINT_MASS, 0, settings)
-    assert all(again[part] == cell[part] for part in ("weights", "curves", "held_out"))
+    assert len(cell["disagreement"]) == 10 and min(cell["disagreement"]) > 0
+    evaluated = SimEvaluator.__call__
+
+    def parents_only(self: SimEvaluator, policy: Any, seeds: Any) -> Any:
+        assert not hasattr(policy, "parents"), "a composition runs again"
+        return evaluated(self, policy, seeds)
+
+    monkeypatch.setattr(SimEvaluator, "__call__", parents_only)
+    again = run_cell(POINT_MASS, 0, settings, tmp_path)
+    assert all(again[part] == cell[part] for part in ("weights", "curves", "held_out", "searched"))
 
 
-def outcomes(*successes: int) -> dict[str, Any]:
+def test_cells_of_the_null_arm_have_only_parents(tmp_path: Path) -> None:
+    cell = run_cell(POINT_MASS, 5, Settings(search_episodes=2, episodes=2, updates=3), tmp_path, composed=False)
+    assert list(cell["held_out"]) == list(PARENTS)
+    assert [score.method for score in STUDY.scores(cell)] == [BETTER, *PARENTS]
+
+
+def outcomes(*successes: int) -> list[int]:
     """Blocks of 25 episodes that succeed or fail together."""
-    return {"success": [value for value in successes for _ in range(25)]}
+    return [value for value in successes for _ in range(25)]
 
 
 def cell(seed: int, task: str = "lift", disagreement: float = 0.5) -> dict[str, Any]:
-    held_out = {"a": outcomes(1, 1, 0, 0), "b": outcomes(1, 0, 0, 0), AGAIN: outcomes(1, 1, 0, 0)}
-    held_out |= {"convex": outcomes(1, 1, 1, 0), "or": outcomes(0, 1, 0, 0), "and": outcomes(1, 1, 0, 0)}
-    held_out |= {f"{name}, sde": held_out[name] for name in ("or", "and")} | {ENSEMBLE: outcomes(1, 1, 0, 0)}
-    curve = [{"weight": w, "success": [int(w == 0.5)] * 50} for w in (0.0, 0.5, 1.0)]
+    shift = seed % 2  # seeds differ a little
+    held_out = {PARENTS[0]: outcomes(1, 1, 0, 0), PARENTS[1]: outcomes(1, 0, 0, 0), ITSELF: outcomes(1, 1, 0, shift)}
+    held_out |= {"convex": outcomes(1, 1, 1, 0), "or": outcomes(0, 1, 0, 0), "and": outcomes(1, 1, 0, shift)}
+    held_out |= {f"{name}, sde": held_out[name] for name in ("or", "and")}
     return {
         "task": task,
         "seed": seed,
-        "parents": ["a", "b"],
+        "searched": [0.5, 0.25],
         "weights": {"convex": [0.5, 0.5], "or": [1.0, 0.0], "or, sde": [1.0, 0.0]},
-        "curves": dict.fromkeys(SEARCHED, curve),
+        "curves": {name: [[weight, [int(weight == 0.5)] * 50] for weight in (0.0, 0.5, 1.0)] for name in SEARCHED},
         "held_out": held_out,
         "disagreement": [disagreement] * 10,
         "latency": {"ratio": dict.fromkeys(OPERATORS, 1.1)},
@@ -67,34 +79,26 @@ def cell(seed: int, task: str = "lift", disagreement: float = 0.5) -> dict[str, 
     }
 
 
-def test_compositions_are_compared_with_the_better_parent_over_seeds() -> None:
-    cells = [cell(seed) for seed in range(5)]
-    assert better_parent(cells) == "a"
-    by_name = {row["policy"]: row for row in rows(cells)}
-    assert str(by_name["a"]["success [95 %]"]).startswith("50.0%") and by_name["a"]["by seed"] == " ".join(["50%"] * 5)
-    assert str(by_name["convex"]["difference [95 %]"]).startswith("+25.0%")
-    assert by_name["convex"]["verdict"] == "ahead" and by_name["or"]["verdict"] == "behind"
-    assert by_name["convex"]["gained / lost"] == "125 / 0" and by_name["or"]["gained / lost"] == "0 / 125"
-    found = figures(cells)["tasks"]["lift"]["policies"]["convex"]
-    assert found["success"]["n"] == 5 and found["latency_ratio"] == 1.1
-
-
-def test_the_null_arm_is_compared_with_its_original() -> None:
-    cells = [cell(seed) for seed in range(5)]
-    assert next(row for row in rows(cells) if row["policy"] == AGAIN)["verdict"] == "level"
-    assert notes(cells)[0].startswith("Null arm: 0 of 1 parents")
-    assert "differ by 50% at noise" in notes(cells)[1]
+def test_compositions_are_compared_with_the_parent_that_was_better_in_the_search() -> None:
+    table = tabulate(STUDY, [cell(seed) for seed in range(5)])
+    rows = {row["method"]: row for row in table.rows()}
+    assert str(rows[BETTER]["score [95 %]"]).startswith("50.0%") and rows["convex"]["baseline"] == BETTER
+    assert str(rows["convex"]["difference [95 %]"]).startswith("+25.0%")
+    assert (rows["convex"]["verdict"], rows["or"]["verdict"]) == ("ahead", "behind")
+    assert rows[ITSELF]["baseline"] == PARENTS[0] and rows[ITSELF]["verdict"] == "level"
+    assert rows["convex"]["gained / lost"] == "125 / 0" and rows["or"]["gained / lost"] == "0 / 125"
+    assert rows["convex"]["time / parents"] == "1.10" and rows["convex"]["weight of the first"] == "0.5 0.5 0.5 0.5 0.5"
+    assert any("differ by 50% at noise" in line for line in table.notes())
 
 
 def test_parents_that_agree_along_the_path_give_no_verdict() -> None:
-    cells = [cell(seed, disagreement=0.01) for seed in range(5)]
-    assert next(row for row in rows(cells) if row["policy"] == "convex")["verdict"] == "not applicable"
+    rows = tabulate(STUDY, [cell(seed, disagreement=0.01) for seed in range(5)]).rows()
+    verdict = next(row["verdict"] for row in rows if row["method"] == "convex")
+    assert verdict == "not applicable: the parents agree along the path"
 
 
 def test_curve_pools_the_search_episodes_and_is_plotted(tmp_path: Path) -> None:
-    cells = [cell(0), cell(1, "pick_place")]
-    table = curve_rows(cells)
-    assert len(table) == 2 * 3 * 3
-    middle = [row for row in table if row["weight of the first"] == 0.5]
-    assert all(str(row["success [95 %]"]).startswith("100.0%") and row["episodes"] == 50 for row in middle)
-    assert plot(cells, tmp_path / "curve.png").stat().st_size > 1000
+    cells = [cell(0), cell(1)]
+    found = curve(cells, "convex")
+    assert found[0.5].estimate == 1 and found[0.0].estimate == 0 and {band.n for band in found.values()} == {100}
+    assert plot([*cells, cell(0, "pick_place")], tmp_path / "curve.png").stat().st_size > 1000
