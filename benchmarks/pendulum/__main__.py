@@ -6,7 +6,7 @@
     python -m benchmarks.pendulum --table                      # only rewrite the table from the finished cells
 
 8,000 environment steps of one pendulum with one gradient step each, then 50 held-out episodes with deterministic
-actions. `sac-two` has two pendulums, an update per 20 steps, and smaller networks and batches; `sac-two-ray` has each
+actions. `sac-two` has two pendulums, an update per 80 steps, and smaller networks and batches; `sac-two-ray` has each
 pendulum in a Ray actor (`pip install 'robopolicy[ray]'`). A verdict compares two rows paired by seed, with Student's
 interval of the mean difference.
 """

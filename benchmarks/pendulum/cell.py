@@ -50,8 +50,10 @@ class Row:
     settings: tuple[str, ...] = ()
 
 
-SMALL = ("algorithm.batch_size=64", "policy.hidden=[64,64]", "algorithm.critic.hidden=[64,64]")
-TWO = ("sim.num_envs=2", "algorithm.num_steps=10", *SMALL)  # 20 steps per update
+TWO = (
+    *("sim.num_envs=2", "algorithm.num_steps=40", "algorithm.batch_size=64"),  # 80 steps per update
+    *("policy.hidden=[64,64]", "algorithm.critic.hidden=[64,64]", "algorithm.lr=1e-3", "algorithm.critic_lr=1e-3"),
+)
 ROWS = {
     "sac": Row("sac"),
     "sac-noisy": Row("sac", task=NOISY),
