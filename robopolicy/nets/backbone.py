@@ -30,7 +30,7 @@ class BackboneConfig(Validated):
     """Type and sizes of the network; a base of every head's configuration."""
 
     backbone: str = "mlp"  # mlp | inverted_residual (FlashSAC) | unet | transformer | a name from contrib or a plugin
-    time_dim: PositiveInt = 16  # width of the time embedding (all but transformer)
+    time_dim: PositiveInt = 16  # width of the time embedding (all but transformer); 1: the time itself
     hidden: tuple[PositiveInt, ...] = (256, 256, 256)  # mlp; inverted_residual: equal widths, one per block
     hidden_dropout: FractionBelowOne = 0.0  # mlp without residual blocks: dropout of hidden units
     residual: bool = False  # mlp: residual blocks (an odd number of equal widths), as in DPPO

@@ -32,16 +32,22 @@ class SinusoidalEmbedding(nn.Module):
 
 
 class TimeEmbedding(nn.Module):
-    """Sinusoid -> linear (4x) -> Mish -> linear on concatenated embeddings: `(..., times)` -> `(..., dim)`."""
+    """Sinusoid -> linear (4x) -> Mish -> linear on concatenated embeddings: `(..., times)` -> `(..., dim)`.
+
+    The embedding of a single time with `dim` 1 is the time itself, as in the public codes of FQL and QC.
+    """
 
     def __init__(self, dim: int, times: int = 1) -> None:
         super().__init__()
-        self.sinusoid = SinusoidalEmbedding(dim)
-        self.times = times
-        self.mlp = nn.Sequential(nn.Linear(times * dim, 4 * dim), nn.Mish(), nn.Linear(4 * dim, dim))
+        self.times, self.raw = times, dim == times == 1
+        if not self.raw:
+            self.sinusoid = SinusoidalEmbedding(dim)
+            self.mlp = nn.Sequential(nn.Linear(times * dim, 4 * dim), nn.Mish(), nn.Linear(4 * dim, dim))
 
     def forward(self, t: Tensor) -> Tensor:
         """Embed `t`, `(...)` for one time."""
+        if self.raw:
+            return t.unsqueeze(-1)
         embedded = self.sinusoid(t)
         return self.mlp(embedded if self.times == 1 else embedded.flatten(-2))
 

@@ -80,6 +80,7 @@ def test_cells_have_the_published_settings(name: str, task: str) -> None:
     assert (config.chunk.horizon, config.chunk.action_horizon, config.policy["steps"]) == (5, 5, 10)
     assert config.policy["hidden"] == critic["hidden"] == [512] * 4
     assert (config.policy["activation"], config.policy["normalization"]) == ("gelu", "identity")
+    assert (config.policy["time_dim"], config.policy["init"], critic["init"]) == (1, "xavier", "xavier")
     assert (algorithm["batch_size"], algorithm["gamma"], algorithm["tau"], algorithm["lr"]) == (256, 0.99, 0.005, 3e-4)
     assert (critic["members"], algorithm["rho"] or 0) == ((2, 0) if method.protocol == "qc" else (10, 0.5))
     if method.preset == "fql":

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from robopolicy.critics.q import CriticConfig
 from robopolicy.errors import UserError
 from robopolicy.nets.mlp import MLP, EnsembleLinear, EnsembleMLP, ResidualMLP, initialize
-from robopolicy.nets.time import SinusoidalEmbedding
+from robopolicy.nets.time import SinusoidalEmbedding, TimeEmbedding
 from robopolicy.nets.transformer import ActionTransformer
 from robopolicy.nets.unet1d import UNet1d
 from robopolicy.policies.heads.flow import FlowConfig
@@ -87,6 +87,12 @@ def test_time_embedding_separates_neighbouring_times() -> None:
     assert float(distance.min()) > 0.05
     with pytest.raises(UserError, match="even width"):
         SinusoidalEmbedding(5)
+
+
+def test_time_embedding_of_width_one_is_the_time() -> None:
+    embedding = TimeEmbedding(1)
+    assert embedding(torch.tensor([0.1, 0.7])).tolist() == torch.tensor([[0.1], [0.7]]).tolist()
+    assert not list(embedding.parameters())
 
 
 @pytest.mark.parametrize("horizon", [1, 5, 7, 8, 16])
