@@ -22,8 +22,8 @@ NOTES = (
     "- Chunks of 5, batches of 256 and networks of 4 x 512 as published: `fql`, `ifql` and `dsrl` with 10 critics and "
     "the mean minus half a standard deviation (Li and Levine 2026), `qc`, `qc_fql` and `qc_ifql` with the mean of 2 "
     "(Li et al. 2025). The expectile of `qc_ifql` (0.9) and the alpha of `qc_fql` (300) are not published.",
-    "- Deviations: bfloat16 matrix products, exact GELU, torch's initialisation of V, and a target critic that selects.",
-    "- Methods without a row need a GPU.",
+    "- Deviations: bfloat16 matrix products, exact GELU, torch's initialisation of V, and in `ifql` the target critics "
+    "select actions. Methods without a row need a GPU.",
 )
 
 
