@@ -10,9 +10,9 @@ and must sometimes succeed, because steering only selects among its behaviours.
 
 Deviations from the public code: the noise of the distillation is clipped to the bound [-b, b] of the actor (there it
 exceeds it, `clip_noise=false`), so Q_W is evaluated only on noise it was trained on; truncated episodes bootstrap from
-their last observation; rewards are discounted per control step; the actor has no LayerNorm. The target has no entropy term, as in
-the authors' pi0 runs: with a reward of 1 that ends the episode, success would lose the entropy of all further
-decisions. Otherwise the paper uses `backup_entropy=true` and `temperature=1`.
+their last observation; rewards are discounted per control step; the actor has no LayerNorm. The target has no entropy
+term, as in the authors' pi0 runs: with a reward of 1 that ends the episode, success would lose the entropy of all
+further decisions. Otherwise the paper uses `backup_entropy=true` and `temperature=1`.
 
 With `train_base=true` the base is not frozen: it learns by imitation of the replay buffer, and its Polyak average is
 steered, so that no policy has to be trained before (Li and Levine 2026, baseline of QAM).
