@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import print_result, write_result
-from benchmarks.finetune.cell import HELD_OUT, run_command, train_once
+from benchmarks.finetune.cell import HELD_OUT
 from benchmarks.parallel import run_cells
+from benchmarks.study import run_command, train_once
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.intervals import bootstrap_mean, student_mean
 from robopolicy.sim.registry import SimOptions, make_sim

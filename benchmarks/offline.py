@@ -34,8 +34,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import finished_cells, print_result, write_result
-from benchmarks.finetune.cell import HELD_OUT, held_out, train_anew
+from benchmarks.finetune.cell import HELD_OUT, held_out
 from benchmarks.parallel import run_cells
+from benchmarks.study import train_to_end
 from benchmarks.themes import contributed
 from robopolicy.data.collect import collect
 from robopolicy.data.formats.lerobot import LeRobotWriter
@@ -114,7 +115,7 @@ def run(key: Key, updates: int) -> dict[str, Any]:
     method, seed = key
     own = [setting.format(updates=updates) for setting in METHODS[method]]
     folder = WORK / f"{method}-{seed}-{updates}"
-    last = train_anew(
+    last = train_to_end(
         folder,
         *(f"task={TASK}", "task.reward=shaped", f"dataset={DATA}", f"algorithm={method}", "policy=squashed_gaussian"),
         *("algorithm.batch_size=128", "policy.hidden=[128,128]", "chunk.horizon=2", "chunk.action_horizon=2", *own),

@@ -1,13 +1,17 @@
-"""Running the missing cells of a benchmark in processes, each on one thread."""
+"""Cells of benchmarks that are no studies, run by the same queue."""
 
 from __future__ import annotations
 
-import sys
+import json
+import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.common import load_cell, save_cell
-from robopolicy.training.parallel import parallel_map
+from benchmarks import common
+from benchmarks.study import WORK
+from robopolicy.training.queue import Job, run_queue
 
 Cell = dict[str, Any]
 Key = TypeVar("Key")
@@ -22,31 +26,38 @@ def run_cells(
     jobs: int,
     keep: bool,
     prepare: Callable[[Sequence[Key]], None] | None = None,
-    current: Callable[[Cell], bool] = bool,
 ) -> list[Cell]:
-    """The cells of `keys`; missing cells run in `jobs` processes, and failed cells are left out.
+    """The finished cells of `keys`; missing cells run first, and failed cells are left out.
 
     Args:
         keys: Keys of the cells.
-        run: Runs one cell; a function of an importable module, because other processes cannot import `__main__`.
+        run: Runs one cell; a function of an importable module.
         name: Place of a cell under `benchmarks/results/cells`.
         progress: One line about a finished cell.
         jobs: Number of parallel cells.
-        keep: Load finished cells, and write new ones.
+        keep: Load finished cells, and keep new ones.
         prepare: Called with the keys of the missing cells, to make their shared inputs.
-        current: Whether a finished cell is up to date; others run again.
     """
-    found = {key: load_cell(name(key)) if keep else None for key in keys}
-    cells = {key: cell if cell is not None and current(cell) else None for key, cell in found.items()}
-    missing = [key for key, cell in cells.items() if cell is None]
-    if prepare is not None:
-        prepare(missing)
-    for key, future in parallel_map(run, missing, jobs=jobs):
-        if (error := future.exception()) is not None:
-            print(f"{name(key)}: FAILED: {error}", file=sys.stderr, flush=True)
-            continue
-        cells[key] = cell = future.result()
-        print(f"{name(key)}: {progress(cell)}", flush=True)
-        if keep:
-            save_cell(name(key), cell)
-    return [cell for cell in cells.values() if cell is not None]
+    with tempfile.TemporaryDirectory() as temporary:
+        root = common.RESULTS / "cells" if keep else Path(temporary) / "cells"
+        files = {key: root / f"{name(key)}.json" for key in keys}
+        if prepare is not None:
+            prepare([key for key, file in files.items() if not file.exists()])
+        queued = [
+            Job(name(key), partial(_run, run, key, file), file.exists, describe=partial(_describe, progress, file))
+            for key, file in files.items()
+        ]
+        run_queue(queued, WORK if keep else Path(temporary) / "work", parallel=jobs, retry_failed=True)
+        return [_read(file) for file in files.values() if file.exists()]
+
+
+def _run(run: Callable[[Any], Cell], key: object, file: Path, _: Path) -> None:
+    common.save_json(file, run(key))
+
+
+def _describe(progress: Callable[[Cell], str], file: Path) -> str:
+    return progress(_read(file))
+
+
+def _read(file: Path) -> Cell:
+    return json.loads(file.read_text(encoding="utf-8"))

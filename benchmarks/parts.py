@@ -29,11 +29,12 @@ import torch
 import yaml
 
 from benchmarks.common import finished_cells, print_result, write_result
-from benchmarks.finetune.cell import base_policy, demonstrations, held_out, train_anew
+from benchmarks.finetune.cell import base_policy, demonstrations, held_out
 from benchmarks.finetune.methods import FLOW
 from benchmarks.finetune.runner import make_shared
 from benchmarks.finetune.tasks import TASKS
 from benchmarks.parallel import run_cells
+from benchmarks.study import train_to_end
 from robopolicy.atomic import write_text
 from robopolicy.evaluation.intervals import paired_difference, wilson
 from robopolicy.evaluation.result import format_p
@@ -112,7 +113,7 @@ def run(key: Key, steps: int) -> dict[str, Any]:
         *("algorithm.lr=1e-4", "algorithm.lr_final=3e-5", "algorithm.target_kl=0.3", f"init_from={base}"),
         *(f"seed={seed}", f"budget.updates={updates}", "evaluation.episodes=0"),
     )
-    last = train_anew(WORK / name, *settings)
+    last = train_to_end(WORK / name, *settings)
     report = json.loads((WORK / name / "report.json").read_text(encoding="utf-8"))
     return {
         "part": part,

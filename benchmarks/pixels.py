@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import print_result, write_result
-from benchmarks.finetune.cell import judge, run_command, train_anew, train_once
+from benchmarks.finetune.cell import judge
 from benchmarks.parallel import run_cells
+from benchmarks.study import run_command, train_once, train_to_end
 from robopolicy.evaluation.intervals import wilson
 
 TASK = "manipulation/lift"
@@ -38,7 +39,7 @@ def run(seed: int, size: dict[str, int], folder: Path) -> dict[str, Any]:
     words = ("experiment=lift_image_flow_bc", f"dataset={data}", f"budget.updates={size['cloning']}")
     start = train_once(folder / f"base-{seed}", *words, *common)
     words = ("experiment=lift_image_reinflow", f"init_from={start}", f"budget.updates={size['updates']}")
-    last = train_anew(tuned, *words, *common)
+    last = train_to_end(tuned, *words, *common)
     report = json.loads((tuned / "report.json").read_text(encoding="utf-8"))
     return {
         "method": "reinflow-pixels",

@@ -6,7 +6,8 @@ from importlib import import_module
 
 from benchmarks.study import Study
 
-STUDIES = ("composition", "control", "control_million", "ogbench", "text")  # packages with a module `study`
+STUDIES = ("finetune", "control", "control_million", "pendulum", "composition", "worldmodel", "text", "ogbench")
+"""Names of packages with a module `study`."""
 
 
 def load_study(name: str) -> Study:

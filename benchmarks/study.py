@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
@@ -23,7 +25,8 @@ from numpy.typing import ArrayLike
 
 from benchmarks import common
 from robopolicy.errors import UserError
-from robopolicy.training.queue import Job, QueueReport, run_queue
+from robopolicy.evaluation.intervals import Interval
+from robopolicy.training.queue import Job, QueueReport, locked, run_queue
 
 Key = tuple[str | int, ...]  # of a cell; the last part is the training seed
 Cell = dict[str, Any]
@@ -63,11 +66,19 @@ class Published:
     source: str  # key in `docs/references.bib`
     low: float | None = None  # published interval
     high: float | None = None
+    margin: float | None = None  # how far below it counts as reproduction; None: 10 % of the value
+
+    @property
+    def interval(self) -> Interval:
+        """The published value and its interval, which is often not stated."""
+        low, high = (math.nan if bound is None else bound for bound in (self.low, self.high))
+        return Interval(self.value, low, high, 0)
 
     @property
     def reached_at(self) -> float:
-        """Score that counts as reproduction: the published interval, or 10 % less than the published value."""
-        return self.value - 0.1 * abs(self.value) if self.low is None else self.low
+        """Lowest score that counts as reproduction."""
+        margin = 0.1 * abs(self.value) if self.margin is None else self.margin
+        return (self.value if self.low is None else self.low) - margin
 
 
 class Study(ABC):
@@ -101,6 +112,10 @@ class Study(ABC):
     @abstractmethod
     def scores(self, cell: Cell) -> list[Score]:
         """What a cell says about methods."""
+
+    def all_scores(self, cells: Sequence[Cell]) -> list[Score]:
+        """Scores of all cells; studies override it whose scores need several cells."""
+        return [score for cell in cells for score in self.scores(cell)]
 
     @abstractmethod
     def contrasts(self, method: str, task: str) -> Sequence[Contrast]:
@@ -137,6 +152,10 @@ class Study(ABC):
     def notes(self, scores: Sequence[Score]) -> list[str]:
         """Lines below the table."""
         return []
+
+    def tables(self, cells: Sequence[Cell]) -> Mapping[str, Sequence[common.Row]]:
+        """Further tables by name."""
+        return {}
 
 
 def jobs(study: Study, cells: Path | None = None) -> list[Job]:
@@ -203,6 +222,29 @@ def train_to_end(folder: Path, *settings: str) -> Path:
     except UserError:
         shutil.rmtree(folder)
     return run_to_end(config) / "checkpoints" / "last"
+
+
+def shared(folder: Path) -> AbstractContextManager[bool]:
+    """Lock of an input of several cells: one process makes it while the others wait."""
+    return locked(folder.with_name(f".{folder.name}.shared"))
+
+
+def train_once(folder: Path, *settings: str) -> Path:
+    """`train_to_end` of a run that several cells share."""
+    with shared(folder):
+        return train_to_end(folder, *settings)
+
+
+def run_command(*words: str) -> None:
+    """Run `robopolicy WORDS`.
+
+    Raises:
+        RuntimeError: The command failed.
+    """
+    from robopolicy.cli.main import main as robopolicy
+
+    if robopolicy(list(words)) != 0:
+        raise RuntimeError(f"robopolicy {' '.join(words)} failed.")
 
 
 def main(study: Study) -> int:

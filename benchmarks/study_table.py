@@ -52,7 +52,7 @@ class Entry:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
-        published = self.published and {"value": self.published.value, "source": self.published.source}
+        published = self.published and {**self.published.interval.to_dict(), "source": self.published.source}
         return {
             "method": self.method,
             "task": self.task,
@@ -117,7 +117,7 @@ class StudyTable:
             "difference [95 %]": show(comparison.difference, "+") if comparison else "-",
             "p (Holm)": "-" if p is None else f"{p:.2g}",
             "verdict": "-" if verdict is None else ": ".join(filter(None, (verdict.verdict, verdict.reason))),
-            "published": "-" if published is None else show(Interval(published.value, np.nan, np.nan, 1), ""),
+            "published": "-" if published is None else show(published.interval, ""),
             **self.study.details(entry.scores),
         }
 
@@ -133,7 +133,7 @@ class StudyTable:
 
 def tabulate(study: Study, cells: Sequence[Cell]) -> StudyTable:
     """The table of finished cells."""
-    unique = {(s.method, s.task, s.seed): s for cell in cells for s in study.scores(cell)}
+    unique = {(s.method, s.task, s.seed): s for s in study.all_scores(cells)}
     scores = tuple(s for s in unique.values() if s.method in study.methods and s.task in study.tasks)
     every = (*pooled(study, scores), *scores) if study.pooled else scores
     found = {(task, method): list[Score]() for task in (ALL, *study.tasks) for method in study.methods}
@@ -175,12 +175,14 @@ def tabulate(study: Study, cells: Sequence[Cell]) -> StudyTable:
 
 
 def write_study(study: Study, cells: Sequence[Cell], *, keep: bool = True) -> StudyTable:
-    """Print the table, and with `keep` write it to `benchmarks/results`."""
+    """Print the table, and with `keep` write it to `benchmarks/results` unless it is empty."""
     table = tabulate(study, cells)
     print_result(study.name, table.rows(), table.figures())
-    if keep:
+    if keep and table.entries:
         command = f"python -m benchmarks.{study.name}"
         write_result(study.name, table.rows(), table.figures(), command=command, notes=table.notes())
+        for name, rows in study.tables(cells).items():
+            write_result(name, rows, {}, command=command)
     return table
 
 
@@ -217,11 +219,11 @@ def _measures(group: tuple[str, str], members: Sequence[Score], contrasts: dict[
 
 def _runs(members: Sequence[Score], measure: str) -> SeedRuns:
     known = [score for score in members if measure in score.measures]
-    reasons = {score.reason for score in known}
+    reasons = [score.reason for score in known if score.reason]
     return SeedRuns(
         {score.seed: score.measures[measure] for score in known},
         sum(score.diverged for score in known),
-        "" if "" in reasons or not reasons else sorted(reasons)[0],
+        reasons[0] if 2 * len(reasons) > len(known) else "",
     )
 
 
@@ -236,6 +238,7 @@ def _with_reason(method: SeedRuns, baseline: SeedRuns) -> SeedRuns:
     """The method, marked as not applicable where it has exactly the outcomes of its baseline on all common seeds."""
     common_seeds = method.outcomes.keys() & baseline.outcomes.keys()
     same = all(np.array_equal(np.asarray(method.outcomes[s]), np.asarray(baseline.outcomes[s])) for s in common_seeds)
-    if method.reason or not common_seeds or not same or not any(method.noise.values()):
+    varied = any(method.noise.values()) or len(set(method.means.values())) > 1  # not all episodes end alike
+    if method.reason or not common_seeds or not same or not varied:
         return method
     return SeedRuns(method.outcomes, method.diverged, "every outcome equals the baseline's")

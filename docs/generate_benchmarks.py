@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import as_text
 from docs.markdown import table
+from docs.study_pages import draw, is_study, null_arm, summary
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 PAGE = Path(__file__).parent / "benchmarks.md"
@@ -23,9 +24,11 @@ HEADER = """\
 -->
 # Benchmarks
 
-Every table is the output of one command and is generated from `benchmarks/results`. What is compared runs in one
-process on one machine. Intervals are 95 %: Wilson intervals for shares, bootstrap or Student intervals over seeds for
-means. Absolute times depend on the machine; ratios within a table do not.
+Every table is the output of one command and is generated from `benchmarks/results`. In studies the unit is the training
+seed: intervals (95 %) and verdicts count seeds, a verdict needs five per side and is corrected for the number of
+comparisons in its table, and "level" means that no difference was found. Methods whose mechanism could not act have no
+verdict. The null arm is the share of tables with a difference where none exists. Other tables compare speeds or single
+systems. Absolute times depend on the machine; ratios within a table do not.
 """
 
 SECTIONS: dict[str, dict[str, str]] = {
@@ -34,6 +37,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "finetune": "Which fine-tuner improves a cloned policy, and by how much?",
         "update_time": "How long does an update take compared with DPPO's?",
         "few_step": "How much success do few network calls cost?",
+        "ogbench": "Do offline learners reach their published success on OGBench?",
         "offline": "Which offline learner copes with data of mixed quality?",
         "pixels": "Can ReinFlow fine-tune from camera images?",
         "parts": "Do parts of text methods help on a robot?",
@@ -64,8 +68,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
 }
 LONG = 40  # rows of a table that is linked instead of shown
-PICTURES = {"text": ("text.png",)}
-RANGE = re.compile(r"(-?[\d.]+) ?%? \[(-?[\d.]+) ?%?, (-?[\d.]+) ?%?\]")
+CHART = "Means over training seeds with 95 % intervals. Verdicts are corrected for the whole table (Holm)."
 
 
 def render() -> str:
@@ -73,77 +76,44 @@ def render() -> str:
     parts = [HEADER]
     for heading, benchmarks in SECTIONS.items():
         parts.append(f"## {heading}\n")
-        parts += [_section(name, question) for name, question in benchmarks.items() if _file(name).is_file()]
+        parts += [_section(name, question) for name, question in benchmarks.items()]
     return "\n".join(parts)
 
 
 def _section(name: str, question: str) -> str:
-    rows = _rows(name)
+    record = _record(name)
     lines = [f"### {question}\n", f"`python -m benchmarks.{name}` ([full table](../benchmarks/results/{name}.md))\n"]
-    lines += [f"![{question}](../benchmarks/results/{file})\n" for file in PICTURES.get(name, ())]
-    if name == "finetune":
-        lines += [
-            f"![Success before and after fine-tuning on {task}](charts/{_chart(task).name})\n" for task in tasks()
-        ]
-    elif len(rows) <= LONG:
-        lines.append(table(list(rows[0]), [[str(value) for value in row.values()] for row in rows]))
+    if not record:
+        return f"### {question}\n\nNot measured with the settings of today: `python -m benchmarks.{name}`.\n"
+    if is_study(record):
+        lines += [f"{CHART} {null_arm(record)}\n", f"![{question}](charts/{name}.png)\n", summary(record)]
+    elif len(record["rows"]) <= LONG:
+        rows = record["rows"]
+        lines.append(table(list(rows[0]), [[as_text(value) for value in row.values()] for row in rows]))
     return "\n".join(lines)
 
 
-def _rows(name: str) -> list[dict[str, Any]]:
-    return json.loads(_file(name).read_text(encoding="utf-8"))["rows"]
+def _record(name: str) -> dict[str, Any]:
+    """A committed result; empty if there is none."""
+    file = RESULTS / f"{name}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
-def _file(name: str) -> Path:
-    """The committed result of a benchmark, which may not have run."""
-    return RESULTS / f"{name}.json"
+def studies() -> dict[str, dict[str, Any]]:
+    """Committed results of the studies on the page."""
+    records = {name: _record(name) for benchmarks in SECTIONS.values() for name in benchmarks}
+    return {name: record for name, record in records.items() if is_study(record)}
 
 
-def tasks() -> list[str]:
-    """Tasks of the table of fine-tuners, in its order."""
-    return list(dict.fromkeys(row["task"] for row in _rows("finetune")))
-
-
-def _chart(task: str) -> Path:
-    return CHARTS / f"finetune_{task.replace('-', '_')}{'_metaworld' if task == 'pick-place' else ''}.png"
-
-
-def draw() -> None:
-    """Write one chart per task: success or return before (open) and after (filled) fine-tuning, with intervals."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+def draw_charts() -> None:
+    """Write one chart per study, and delete charts of others."""
     CHARTS.mkdir(exist_ok=True)
-    for task in tasks():
-        rows = [row for row in _rows("finetune") if row["task"] == task and RANGE.search(row["after"])]
-        rows.sort(key=lambda row: float(RANGE.search(row["after"])[1]))  # type: ignore[index]
-        figure, axes = plt.subplots(figsize=(7.0, 0.24 * len(rows) + 1.0))
-        for place, row in enumerate(rows):
-            for key, colour, face, shift in (
-                ("before", "#8a8a8a", "white", 0.12),
-                ("after", "#1f5fa8", "#1f5fa8", -0.12),
-            ):
-                found = RANGE.search(row[key])
-                if found:
-                    value, low, high = (float(number) for number in found.groups())
-                    axes.plot([low, high], [place + shift] * 2, color=colour, linewidth=1.4, solid_capstyle="butt")
-                    axes.plot(value, place + shift, "o", color=colour, markerfacecolor=face, markersize=4.5)
-        axes.set_yticks(range(len(rows)), [row["method"] for row in rows], fontsize=8)
-        axes.set_ylim(-0.7, len(rows) - 0.3)
-        axes.set_xlabel(
-            "success [%], 95 % interval" if "%" in rows[0]["after"] else "return, 95 % interval", fontsize=9
-        )
-        axes.set_title(f"{task}: before (open) and after (filled) fine-tuning", fontsize=10, loc="left")
-        axes.grid(axis="x", color="#e4e4e4", linewidth=0.8)
-        axes.set_axisbelow(True)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-        axes.tick_params(axis="y", length=0)
-        figure.tight_layout()
-        figure.savefig(_chart(task), dpi=110, metadata={"Software": None})
-        plt.close(figure)
+    found = studies()
+    for file in CHARTS.glob("*.png"):
+        if file.stem not in found:
+            file.unlink()
+    for name, record in found.items():
+        draw(record, CHARTS / f"{name}.png")
 
 
 def main() -> int:
@@ -154,7 +124,7 @@ def main() -> int:
     page = render()
     if not check:
         PAGE.write_text(page, encoding="utf-8")
-        draw()
+        draw_charts()
         return 0
     if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page:
         return 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shutil
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 
 from benchmarks.finetune.methods import Base, Method
 from benchmarks.finetune.tasks import BenchTask
+from benchmarks.study import run_command, shared, train_once, train_to_end
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.atomic import write_text
-from robopolicy.cli.main import main as robopolicy
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.result import EvalResult
 from robopolicy.sim.registry import SimOptions, make_sim, observation_options
@@ -29,14 +28,15 @@ HELD_OUT = 50_000  # first held-out seed; training evaluates from seed 10000 and
 GOAL = 0.9  # success whose first crossing is reported
 
 
-class Failed(RuntimeError):
-    """A step of a cell failed."""
+def run_base(base: Base, task: BenchTask, seed: int) -> dict[str, Any]:
+    """A cell of the null arm: only the cloned base."""
+    checkpoint = base_policy(base, task, seed, demonstrations(task, seed))
+    return {"method": base.name, "task": task.name, "seed": seed, "base": judge(checkpoint, task.task)}
 
 
-def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = None) -> dict[str, Any]:
-    """All table data of one method on one task with one seed; intermediate results are stored and shared."""
+def run_cell(method: Method, task: BenchTask, seed: int, folder: Path, *, steps: int | None = None) -> dict[str, Any]:
+    """All table data of one method on one task with one seed; the run is in `folder`, its inputs are shared."""
     data = demonstrations(task, seed)
-    name = f"{method.name}-{task.name}-{seed}"
     settings = [*method.preset, f"task={task.task}", "evaluation.max_fraction=0", *method.settings]
     if method.base is None:
         base = None
@@ -49,18 +49,19 @@ def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = 
     before = judge(base, task.task)
     settings += _pace(settings, method.times * (steps or task.env_steps), task, before)
     settings.append(f"evaluation.episodes={task.evaluated}")
-    folder = WORK / "runs" / name
-    last = train_anew(folder, *settings, f"seed={seed}")
-    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    run = folder / "run"
+    last = train_to_end(run, *settings, f"seed={seed}")
+    report = json.loads((run / "report.json").read_text(encoding="utf-8"))
     return {
         "method": method.name,
         "task": task.name,
         "seed": seed,
         "base": before,
-        "finetuned": judge(folder / "checkpoints" / "best", task.task),
+        "finetuned": judge(run / "checkpoints" / "best", task.task),
         "last": judge(last, task.task),
         "env_steps": report["env_steps"],
-        "steps_to_goal": _first_crossing(folder),
+        "steps_to_goal": _first_crossing(run),
+        "curve": _curve(run),
         "seconds": round(report["seconds"], 1),
         "seconds_updating": round(report["seconds_updating"], 1),
         "restored": report["num_restores"],
@@ -71,12 +72,15 @@ def run_cell(method: Method, task: BenchTask, seed: int, *, steps: int | None = 
 def demonstrations(task: BenchTask, seed: int) -> Path:
     """The dataset of a task and seed, collected once."""
     folder = WORK / "data" / f"{task.name}-{seed}"
-    if folder.exists():
-        return folder
-    words = ["collect", task.task, "--episodes", str(task.demonstrations), "--seed", str(100_000 + 1_000 * seed)]
-    if task.source_steps:
-        words += ["--policy", str(_half_trained(task, seed)), "--keep-failures", "--stochastic"]
-    run_command(*words, "--out", str(folder))
+    with shared(folder):
+        if not folder.exists():
+            size = ["--episodes", str(task.demonstrations), "--seed", str(100_000 + 1_000 * seed)]
+            policy = (
+                ["--policy", str(_half_trained(task, seed)), "--keep-failures", "--stochastic"]
+                if task.source_steps
+                else []
+            )
+            run_command("collect", task.task, *size, *policy, "--out", str(folder))
     return folder
 
 
@@ -87,23 +91,6 @@ def base_policy(base: Base, task: BenchTask, seed: int, data: Path) -> Path:
         *(f"task={task.task}", "algorithm=bc", f"dataset={data}", *base.settings, *task.chunk),
         *(f"budget.updates={task.cloning_updates}", "evaluation.episodes=0", f"seed={seed}"),
     )
-
-
-def train_once(folder: Path, *settings: str) -> Path:
-    """Last checkpoint of a run in `folder`: trained if there is none, resumed if it was interrupted."""
-    last = folder / "checkpoints" / "last"
-    if not last.exists():
-        return train_anew(folder, *settings)
-    if not (folder / "report.json").exists():
-        run_command("train", "--resume", str(folder))
-    return last
-
-
-def train_anew(folder: Path, *settings: str) -> Path:
-    """Last checkpoint of a new run in `folder`, which replaces an earlier run."""
-    shutil.rmtree(folder, ignore_errors=True)
-    run_command("train", *settings, f"out={folder.parent}", f"name={folder.name}")
-    return folder / "checkpoints" / "last"
 
 
 def judge(checkpoint: Path | None, task: str) -> dict[str, Any] | None:
@@ -138,16 +125,22 @@ def _half_trained(task: BenchTask, seed: int) -> Path:
     )
 
 
-def _first_crossing(folder: Path) -> float | None:
-    """Environment steps at the first evaluation that reached the goal; None if none did."""
+def _curve(folder: Path) -> list[tuple[float, float]]:
+    """Environment steps and success, or return, of each evaluation while training."""
+    points: list[tuple[float, float]] = []
     steps = 0.0
     for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         steps = row.get("train/env_steps", steps)
-        success = row.get("eval/success")
-        if success is not None and not math.isnan(success) and success >= GOAL:
-            return steps
-    return None
+        score = row.get("eval/success", row.get("eval/return_mean"))
+        if score is not None and not math.isnan(score):
+            points.append((steps, score))
+    return points
+
+
+def _first_crossing(folder: Path) -> float | None:
+    """Environment steps at the first evaluation that reached the goal; None if none did."""
+    return next((steps for steps, score in _curve(folder) if score >= GOAL), None)
 
 
 def _pace(settings: Sequence[str], steps: int, task: BenchTask, before: dict[str, Any] | None) -> list[str]:
@@ -165,13 +158,3 @@ def _pace(settings: Sequence[str], steps: int, task: BenchTask, before: dict[str
         return [wide, f"budget.updates={max(1, round(steps / (task.num_envs * before['length_mean'])))}"]
     decisions = task.rollout // task.horizon
     return [wide, f"algorithm.num_steps={decisions}", "budget.updates=0", f"budget.env_steps={steps}"]
-
-
-def run_command(*words: str) -> None:
-    """Run `robopolicy WORDS`.
-
-    Raises:
-        Failed: The command failed.
-    """
-    if robopolicy(list(words)) != 0:
-        raise Failed(f"robopolicy {' '.join(words)}")

@@ -30,6 +30,9 @@ MEANFLOW_2 = Base("meanflow-2", ("policy=meanflow", SMALL, "policy.steps=2"))
 DIFFUSION = Base("diffusion", ("policy=diffusion", SMALL, "policy.sampler=ddpm", "policy.steps=10"))
 
 
+BASES = {base.name: base for base in (FLOW, FLOW_1, FLOW_2, FLOW_10, SHORTCUT_2, MEANFLOW_1, MEANFLOW_2, DIFFUSION)}
+
+
 @dataclass(frozen=True)
 class Method:
     """One row."""
@@ -92,47 +95,6 @@ LEFT_OUT = {  # by method and task
     ("dqc", "hopper"): "it learns probabilities of success, from rewards in [0, 1]",
 }
 
-PUSH = (
-    "- On push nobody who starts from the flow gains beyond the interval: two of the three begin at 88 %, and the "
-    "third, which begins at 42 %, is moved by no method within 50,000 steps. Why is not known. From the diffusion "
-    "policy DSRL-NA gains all the same."
-)
-
-ZERO_NOISE = (
-    "- DSRL, GoRL and FPO++ deploy the flow from zero noise or from a noise policy that begins there, in place of "
-    "random noise. On hopper and cube that alone gains: both DSRL rows are their beginning, before the first update "
-    "(hence equal), and on cube so is FPO++'s for two seeds of three, and GoRL has hardly more."
-)
-
-CUBE = (
-    "- On cube nobody else gains beyond the interval within 30,000 steps, and learning from replay harms: the last "
-    "policies of FQL, DQC, QC, EXPO, PA-RL and IDQL lie below their base. The guard leaves that in their place."
-)
-
-CALLS = (
-    "- Few calls learn slower: with ReinFlow's 60,000 steps heads of two calls stay 7 to 9 points behind the flow with "
-    "ten (nine seeds); with five times the steps MeanFlow with two is 1 point behind, shortcut 3, the plain flow 3, "
-    "and MeanFlow with one 12."
-)
-
-STEPS = (
-    "- Flow-GRPO plays whole episodes. Its updates are those that play the steps of the others while episodes are as "
-    "long as the base's, and came to 0.8 to 1.4 times as many; on hopper, where it ran before this was so, to 0.4 to "
-    "0.7 times."
-)
-
-LAST_WORD = (
-    "- The last word of a run, in which its best policy plays the base in fresh episodes, decided the cells of the "
-    "learners from rollouts on lift and the drawer, of Flow-GRPO, of cube (but for ReinFlow's, DPPO's and DSRL-NA's "
-    "seeds 1 and 2 and EXPO's seed 1), of EXPO on hopper, of DQC, and of QC and PA-RL outside lift and hopper. The "
-    "others are older: there the base was kept only where all evaluations lay below it beyond doubt."
-)
-
-SECONDS = (
-    "- Two cells ran at a time, the older ones on a machine that had more to do: `benchmarks.update_time` compares "
-    "updates side by side."
-)
-
 METHODS = {method.name: method for method in _methods()}
 
 
@@ -146,6 +108,5 @@ def standard(task: str) -> list[str]:
 
 
 def notes() -> list[str]:
-    """Lines below the table: methods without a row on a task, and notes on tasks."""
-    left_out = [f"- `{method}` has no row on {task}: {reason}." for (method, task), reason in LEFT_OUT.items()]
-    return [*left_out, ZERO_NOISE, PUSH, CUBE, CALLS, STEPS, LAST_WORD, SECONDS]
+    """Lines below the table: methods without a row on a task."""
+    return [f"- `{method}` has no row on {task}: {reason}." for (method, task), reason in LEFT_OUT.items()]

@@ -22,6 +22,11 @@ class BenchTask:
     source_steps: int = 0  # steps of the SAC run that provides the episodes; 0: scripted expert
 
     @property
+    def measure(self) -> str:
+        """Outcome of an episode; tasks without an expert have no success."""
+        return "return" if self.source_steps else "success"
+
+    @property
     def utd(self) -> float:
         """Critic steps of off-policy learners per decision."""
         return self.horizon / self.steps_per_update

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.parallel import run_cells
 from benchmarks.pendulum.tasks import NOISY, PLAIN, register
 from benchmarks.themes import contributed
 from robopolicy.algorithms.common.off_policy import OffPolicy
@@ -26,9 +24,8 @@ from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.compose import compose_config
-from robopolicy.training.loop import start_run
+from robopolicy.training.loop import resume_run, start_run
 
-WORK = Path("runs/pendulum")
 EPISODES = 50
 HELD_OUT = 50_000  # first held-out seed
 STEPS = 200  # of an episode
@@ -36,8 +33,6 @@ HOLDS = (1, 4, 8, 16)  # control steps for which an action is held
 EVERY = 500  # environment steps between two points of the curve
 CURVE_SEED = 10_000
 ENV_STEPS = 8_000
-
-Key = tuple[str, int]  # row, seed
 
 
 @dataclass(frozen=True)
@@ -67,46 +62,25 @@ ROWS = {
 """Row -> learner; contrib themes add rows by `[pendulum.rows]`, with the fields of `Row` as keys."""
 
 
-def run_all(keys: Sequence[Key], *, jobs: int, keep: bool, env_steps: int = ENV_STEPS) -> list[dict[str, Any]]:
-    """Run the missing cells."""
-    run = run_cell if env_steps == ENV_STEPS else run_short
-    return run_cells(keys, run, name=cell_name, progress=progress, jobs=jobs, keep=keep)
-
-
-def cell_name(key: Key) -> str:
-    """Place of a cell under `benchmarks/results/cells`."""
-    return f"pendulum/{key[0]}-{key[1]}"
-
-
-def progress(cell: dict[str, Any]) -> str:
-    """One line about a finished cell."""
-    return f"return {cell['return']:.0f}, jerk {cell['jerk']:.1f}, bias {cell['bias']} in {cell['seconds']:.0f} s"
-
-
-def run_short(key: Key) -> dict[str, Any]:
-    """A cell of few steps, as a smoke test."""
-    return run_cell(key, 600)
-
-
-def run_cell(key: Key, env_steps: int = ENV_STEPS) -> dict[str, Any]:
-    """All table data of one learner with one seed."""
+def run_cell(row: Row, seed: int, folder: Path, env_steps: int) -> dict[str, Any]:
+    """All table data of one learner with one seed; the run is in `folder` and resumes there."""
     register()
-    torch.set_num_threads(1)
-    name, seed = key
-    row = ROWS[name]
-    folder = WORK / f"{cell_name(key).split('/')[1]}-{env_steps}"
-    shutil.rmtree(folder, ignore_errors=True)  # output of an earlier run
-    trainer = start_run(compose_config([*settings(row, seed, env_steps), f"out={WORK}", f"name={folder.name}"]))
+    run = folder / "run"
+    if (run / "config.yaml").exists() and not (run / "report.json").exists():
+        trainer = resume_run(run)
+    else:  # an ended run lacks the critic, whose values are measured
+        shutil.rmtree(run, ignore_errors=True)
+        trainer = start_run(compose_config([*settings(row, seed, env_steps), f"out={folder}", f"name={run.name}"]))
     report = trainer.train()
     algorithm = trainer.algorithm
     assert isinstance(algorithm, OffPolicy)
-    common = {"row": name, "seed": seed, "env_steps": env_steps, "seconds": report["seconds"]}
+    common = {"seed": seed, "env_steps": env_steps, "seconds": report["seconds"]}
     with closing(make_sim(PLAIN, SimOptions(num_envs=EPISODES))) as sim:
         return {
             **common,
             **judge(algorithm.inference_policy(), sim),
             "bias": value_bias(algorithm, sim) if isinstance(algorithm, SAC) else None,
-            "curve": curve(folder),
+            "curve": curve(run),
         }
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.finetune.cell import run_command
-from benchmarks.parallel import run_cells
+from benchmarks.study import run_command, shared
 from benchmarks.worldmodel.policies import PolicyStore
 from benchmarks.worldmodel.tasks import ABLATIONS, SMALL, TASKS, BenchTask
 from robopolicy.data.collect import collect
@@ -29,25 +26,10 @@ from robopolicy.worldmodel.videos import VideoDataset
 WORK = Path("runs/worldmodel")
 HELD_OUT = 50_000  # first seed of the starts; recordings and demonstrations use other seeds
 
-Key = tuple[str, str, int]  # task, policy, seed
-
-
-def run_all(keys: Sequence[Key], *, jobs: int, keep: bool) -> list[dict[str, Any]]:
-    """Run the missing cells, by seed and task: first recordings, world model and policies, then the cells."""
-    groups: dict[tuple[int, str], list[Key]] = {}
-    for key in keys:
-        groups.setdefault((key[2], key[0]), []).append(key)
-    options: dict[str, Any] = {"name": cell_name, "progress": _progress, "jobs": jobs, "keep": keep}
-    return [cell for group in groups.values() for cell in run_cells(group, _run, prepare=_prepare, **options)]
-
-
-def cell_name(key: Key) -> str:
-    """Place of a cell under `benchmarks/results/cells`."""
-    return f"worldmodel/{key[0]}-{key[1]}-{key[2]}"
-
 
 def run_cell(task: BenchTask, name: str, seed: int) -> dict[str, Any]:
     """Outcomes of one policy per start in the simulator and in the world model, and replays of its episodes."""
+    start = time.perf_counter()
     folder = world(task, seed)
     model, manifest = load_world(folder)
     if not task.calibrated:
@@ -59,7 +41,7 @@ def run_cell(task: BenchTask, name: str, seed: int) -> dict[str, Any]:
         replays = replay(model, recorded(policy, sim, model, task.replays), task.replays)
     with closing(world_sim(task.task, options, model, manifest)) as sim:
         sides["predicted"] = evaluate(policy, sim, episodes=task.episodes, seed=HELD_OUT).to_dict()
-    facts = {"task": task.name, "policy": name, "seed": seed}
+    facts = {"task": task.name, "policy": name, "seed": seed, "seconds": round(time.perf_counter() - start, 1)}
     return {**facts, **sides, "replays": replays.to_dict(), "gate": manifest.gate}
 
 
@@ -82,27 +64,29 @@ class _Recordings(list[Episode]):
 def films(task: BenchTask, seed: int) -> Path:
     """Recorded episodes that train the world model."""
     folder = WORK / f"{task.name}-{seed}" / "films"
-    if not folder.exists():
-        views = ["--render", "--cameras", task.camera, "--image-size", str(task.size)]
-        size = ["--episodes", str(task.films), "--seed", str(1_000_000 * (1 + seed))]
-        run_command("collect", task.task, *views, *size, "--policies", *task.behaviours, "--out", str(folder))
+    with shared(folder):
+        if not folder.exists():
+            views = ["--render", "--cameras", task.camera, "--image-size", str(task.size)]
+            size = ["--episodes", str(task.films), "--seed", str(1_000_000 * (1 + seed))]
+            run_command("collect", task.task, *views, *size, "--policies", *task.behaviours, "--out", str(folder))
     return folder
 
 
 def world(task: BenchTask, seed: int) -> Path:
     """The world model, trained once."""
     if not task.calibrated:
-        task = _task(task.base)
+        task = task_named(task.base)
     folder = WORK / f"{task.name}-{seed}" / "world"
-    if (folder / "report.json").exists():
-        return folder / "checkpoints" / "best"
-    if (folder / "checkpoints" / "last").exists():  # an interrupted run
-        run_command("worldmodel", "train", "--resume", str(folder))
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
-        settings = ["--preset", task.preset, "--seed", str(seed), "--override", *task.settings]
-        place = ["--out", str(folder.parent), "--name", folder.name]
-        run_command("worldmodel", "train", str(films(task, seed)), *place, *settings)
+    with shared(folder):
+        if (folder / "report.json").exists():
+            return folder / "checkpoints" / "best"
+        if (folder / "checkpoints" / "last").exists():  # an interrupted run
+            run_command("worldmodel", "train", "--resume", str(folder))
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            settings = ["--preset", task.preset, "--seed", str(seed), "--override", *task.settings]
+            place = ["--out", str(folder.parent), "--name", folder.name]
+            run_command("worldmodel", "train", str(films(task, seed)), *place, *settings)
     return folder / "checkpoints" / "best"
 
 
@@ -112,25 +96,6 @@ def store(task: BenchTask, seed: int) -> PolicyStore:
     return PolicyStore(folder, task.task, task.camera, task.size, task.policies, seed)
 
 
-def _run(key: Key) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    name, policy, seed = key
-    return run_cell(_task(name), policy, seed)
-
-
-def _prepare(keys: Sequence[Key]) -> None:
-    torch.set_num_threads(1)
-    for name, policy, seed in keys:
-        world(_task(name), seed)
-        store(_task(name), seed).policy(policy)
-
-
-def _task(name: str) -> BenchTask:
+def task_named(name: str) -> BenchTask:
+    """A task of the table, an ablation, or the task of the smoke test."""
     return {SMALL.name: SMALL, **TASKS, **ABLATIONS}[name]
-
-
-def _progress(cell: dict[str, Any]) -> str:
-    rates = {kind: cell[kind]["summary"]["success"] for kind in ("real", "predicted")}
-    found = cell["replays"]
-    detail = f"replays {found['recorded']:.2f}, {found['detected']:.2f} detected, {found['replayed']:.2f} replayed"
-    return f"real {rates['real']:.2f}, predicted {rates['predicted']:.2f} ({detail})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.finetune.cell import run_command, train_once
+from benchmarks.study import run_command, shared, train_once
 from robopolicy.policies.base import Policy
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.training.checkpoint import load_policy
@@ -78,8 +78,9 @@ class PolicyStore:
     def _demonstrations(self, episodes: int) -> Path:
         """Successful episodes of the scripted expert."""
         folder = self.folder / f"demonstrations-{episodes}"
-        if not folder.exists():
-            size = ["--episodes", str(episodes), "--seed", str(100_000 + 1_000 * self.seed)]
-            views = ["--cameras", self.camera, "--image-size", str(self.size)]
-            run_command("collect", self.task, *size, *views, "--out", str(folder))
+        with shared(folder):
+            if not folder.exists():
+                size = ["--episodes", str(episodes), "--seed", str(100_000 + 1_000 * self.seed)]
+                views = ["--cameras", self.camera, "--image-size", str(self.size)]
+                run_command("collect", self.task, *size, *views, "--out", str(folder))
         return folder

@@ -1,4 +1,4 @@
-"""Table from cells: how well a learned world model values and orders policies, over training seeds."""
+"""Metrics of one seed, and tables from cells: how well a learned world model values and orders policies."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from robopolicy.evaluation.comparison import seed_interval
-from robopolicy.evaluation.intervals import Interval
-from robopolicy.evaluation.ranking import mmrv, pairwise_accuracy, pearson, rank, spearman, top1_regret
+from robopolicy.evaluation.ranking import mmrv, pairwise_accuracy, pearson, spearman, top1_regret
 from robopolicy.evaluation.result import EvalResult
 
 Cell = Mapping[str, Any]
@@ -28,21 +26,6 @@ METRICS: dict[str, Callable[[Values, Values], float]] = {
 REPLAYS = ("recorded", "detected", "replayed")  # shares of replayed episodes
 
 
-def rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
-    """One row per task: means over seeds with Student's interval."""
-    return [
-        {
-            "task": task,
-            "seeds": len(seeds),
-            "policies": len(next(iter(seeds.values()))),
-            **{name: f"{interval}" for name, interval in intervals(seeds).items()},
-            "gap": _gap(seeds),
-            "s/episode": _seconds([cell for members in seeds.values() for cell in members]),
-        }
-        for task, seeds in _grouped(cells).items()
-    ]
-
-
 def policy_rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
     """One row per task and policy: success rates over seeds, in the simulator and in the world model.
 
@@ -50,7 +33,7 @@ def policy_rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
     both are shares of the first episodes, of which `recorded` succeeded.
     """
     table: list[dict[str, object]] = []
-    for task, seeds in _grouped(cells).items():
+    for task, seeds in grouped(cells).items():
         for policy in dict.fromkeys(cell["policy"] for members in seeds.values() for cell in members):
             runs = [cell for members in seeds.values() for cell in members if cell["policy"] == policy]
             sides = {side: np.mean([success(cell, side) for cell in runs]) for side in ("real", "predicted")}
@@ -60,32 +43,6 @@ def policy_rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
             shown = {key: f"{value:.0%}" for key, value in (*sides.items(), *found.items())}
             table.append({"task": task, "policy": policy, "seeds": len(runs), **shown})
     return table
-
-
-def figures(cells: Sequence[Cell]) -> dict[str, Any]:
-    """The same numbers for programs, by task; rankings by seed."""
-    result: dict[str, Any] = {}
-    for task, seeds in _grouped(cells).items():
-        result[task] = {
-            "seeds": sorted(seeds),
-            "metrics": {name: interval.to_dict() for name, interval in intervals(seeds).items()},
-            "rankings": {str(seed): _ranking(members) for seed, members in seeds.items()},
-            "horizons": {str(seed): by_horizon(members) for seed, members in seeds.items()},
-            "gates": {str(seed): members[0]["gate"] for seed, members in seeds.items()},
-        }
-    return {"tasks": result}
-
-
-def intervals(seeds: Mapping[int, Sequence[Cell]]) -> dict[str, Interval]:
-    """Every metric over the seeds; a seed is one world model with its own policies."""
-    values = {
-        seed: [np.array([success(cell, side) for cell in members]) for side in ("real", "predicted")]
-        for seed, members in seeds.items()
-    }
-    return {
-        name: seed_interval({seed: metric(*sides) for seed, sides in values.items()})
-        for name, metric in METRICS.items()
-    }
 
 
 def by_horizon(members: Sequence[Cell]) -> dict[str, dict[str, float | None]]:
@@ -110,18 +67,13 @@ def success(cell: Cell, side: str) -> float:
     return float(cell[side]["summary"]["success"])
 
 
-def _ranking(members: Sequence[Cell]) -> dict[str, Any]:
-    sides = ({c["policy"]: EvalResult.from_dict(c[kind]) for c in members} for kind in ("real", "predicted"))
-    return rank(*sides).to_dict()
-
-
-def _gap(seeds: Mapping[int, Sequence[Cell]]) -> str:
+def gap(seeds: Mapping[int, Sequence[Cell]]) -> str:
     """Loss of PSNR one frame ahead by shuffled actions, mean over seeds."""
     psnr = [members[0]["gate"]["psnr"] for members in seeds.values()]
     return f"{np.mean([each['true']['1'] - each['shuffled']['1'] for each in psnr]):.1f} dB"
 
 
-def _seconds(members: Sequence[Cell]) -> str:
+def seconds_per_episode(members: Sequence[Cell]) -> str:
     """Wall seconds of an episode in the simulator and in the world model."""
     mean = {
         kind: np.mean([c[kind]["cost"]["wall_s"] / len(c[kind]["episodes"]["seed"]) for c in members])
@@ -130,7 +82,7 @@ def _seconds(members: Sequence[Cell]) -> str:
     return f"{mean['real']:.2g} / {mean['predicted']:.2g}"
 
 
-def _grouped(cells: Sequence[Cell]) -> dict[str, dict[int, list[Cell]]]:
+def grouped(cells: Sequence[Cell]) -> dict[str, dict[int, list[Cell]]]:
     """Cells by task and seed."""
     grouped: dict[str, dict[int, list[Cell]]] = {}
     for cell in cells:

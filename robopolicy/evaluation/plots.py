@@ -58,13 +58,15 @@ _STYLE: dict[Any, Any] = {
 
 
 @contextmanager
-def panels(path: Path, width: float, height: float, rows: int, columns: int) -> Iterator[NDArray[Any]]:
+def panels(
+    path: Path, width: float, height: float, rows: int, columns: int, *, sharex: bool = True
+) -> Iterator[NDArray[Any]]:
     """Yield axes `(rows, columns)` in the common style and write them to `path`; sizes in inches, no display needed."""
     with mpl.rc_context(_STYLE):
         fig = Figure((width, height), layout="constrained")
         FigureCanvasAgg(fig)
-        yield fig.subplots(rows, columns, squeeze=False, sharex=True, sharey="row")
-        fig.savefig(path, dpi=160)
+        yield fig.subplots(rows, columns, squeeze=False, sharex=sharex, sharey="row")
+        fig.savefig(path, dpi=160, metadata={"Software": None})  # the same file from every version of the library
 
 
 @contextmanager

@@ -38,7 +38,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Job:
-    """One job; its functions belong to importable modules, since they are pickled."""
+    """One job; `run` and `is_done` belong to importable modules, since they are pickled."""
 
     name: str  # unique; parts between slashes are folders
     run: Callable[[Path], object]  # does the work in a folder that survives interruptions, and stores the result
@@ -203,7 +203,7 @@ class _Queue:
     def _start(self, job: Job) -> None:
         whole = not self.place.folder(job).exists()
         place = self.place.folder(job), self.place.lock_file(job)
-        process = get_context("spawn").Process(target=_work, args=(job, *place, self.niceness))
+        process = get_context("spawn").Process(target=_work, args=(job.run, job.is_done, *place, self.niceness))
         with _one_thread():
             process.start()
         self.report(f"{job.name}: started; its output is in {place[0] / LOG}")
@@ -276,7 +276,7 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _work(job: Job, folder: Path, lock: Path, niceness: int) -> None:
+def _work(run: Callable[[Path], object], is_done: Callable[[], bool], folder: Path, lock: Path, niceness: int) -> None:
     """Run a job in its process: a session of its own, which terminals do not interrupt, with its output in a file."""
     os.setsid()
     os.nice(niceness)
@@ -284,7 +284,7 @@ def _work(job: Job, folder: Path, lock: Path, niceness: int) -> None:
     with locked(lock, wait=False) as free:
         if not free:
             sys.exit(BUSY)
-        if job.is_done():  # another queue has stored it since
+        if is_done():  # another queue has stored it since
             return
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FAILURE).unlink(missing_ok=True)
@@ -293,7 +293,7 @@ def _work(job: Job, folder: Path, lock: Path, niceness: int) -> None:
                 stream.flush()
                 os.dup2(log.fileno(), stream.fileno())
         try:
-            job.run(folder)
+            run(folder)
         except Interrupted:
             sys.exit(STOPPED)
         except (Exception, SystemExit) as error:

@@ -9,8 +9,9 @@ import pytest
 from benchmarks.finetune import cell as cell_module
 from benchmarks.finetune.cell import judge, run_cell
 from benchmarks.finetune.methods import FLOW, METHODS, Method, notes, standard
-from benchmarks.finetune.table import figures, rows
+from benchmarks.finetune.study import STUDY
 from benchmarks.finetune.tasks import BenchTask
+from benchmarks.study_table import tabulate
 from robopolicy.resources import folder
 
 POINT_MASS = BenchTask(
@@ -33,9 +34,9 @@ def test_variants_run_only_on_lift_by_default():
 
 @pytest.fixture
 def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cell_module, "WORK", tmp_path)
+    monkeypatch.setattr(cell_module, "WORK", tmp_path / "shared")
     monkeypatch.setattr(cell_module, "EPISODES", 4)
-    return tmp_path
+    return tmp_path / "cell"
 
 
 @pytest.mark.parametrize(
@@ -51,12 +52,12 @@ def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ids=lambda method: method.name,
 )
 def test_a_cell_runs_from_demonstrations_to_evaluation(small_work: Path, method: Method):
-    cell = run_cell(method, POINT_MASS, 0)
+    cell = run_cell(method, POINT_MASS, 0, small_work)
     assert (cell["base"] is None) == (method.base is None)
     assert cell["finetuned"]["n"] == 4
     assert 0 < cell["env_steps"] <= 1200
     assert 0 <= cell["seconds_updating"] <= cell["seconds"] > 0
-    checkpoints = small_work / "runs" / f"{method.name}-point_mass-0/checkpoints"
+    checkpoints = small_work / "run/checkpoints"
     assert judge(checkpoints / "best", POINT_MASS.task) == cell["finetuned"]
     assert judge(checkpoints / "last", POINT_MASS.task) == cell["last"]
 
@@ -64,8 +65,8 @@ def test_a_cell_runs_from_demonstrations_to_evaluation(small_work: Path, method:
 @pytest.mark.slow
 def test_the_same_policy_is_evaluated_once(small_work: Path, monkeypatch: pytest.MonkeyPatch):
     method = Method("reinflow", "reinflow", FLOW)
-    run_cell(method, POINT_MASS, 0)
-    base = small_work / "base" / "flow-point_mass-0" / "checkpoints" / "last"
+    run_cell(method, POINT_MASS, 0, small_work)
+    base = cell_module.WORK / "base" / "flow-point_mass-0" / "checkpoints" / "last"
     copied = small_work / "copied"
     shutil.copytree(base, copied)
     known = judge(base, POINT_MASS.task)
@@ -92,14 +93,21 @@ def cell(seed: int, before: float, after: float, crossing: float | None) -> dict
     }
 
 
-def test_episodes_of_all_seeds_are_pooled():
-    cells = [cell(1, 0.5, 0.9, 400.0), cell(2, 0.6, 0.94, None), cell(3, 0.7, 0.98, 600.0)]
-    (row,) = rows(cells)
-    assert str(row["before"]).startswith("60.0%") and str(row["after"]).startswith("94.0%")
-    assert row["last"] == "60.0%"
-    assert (row["seeds"], row["steps to 90 %"], row["seconds"]) == (3, "600 (2 of 3)", 20)
-    found = figures(cells)["lift"]["reinflow"]
-    assert found["finetuned"]["low"] < 0.94 < found["finetuned"]["high"]
-    assert found["steps_to_goal"] == [400.0, None, 600.0]
-    (never,) = rows([cell(seed, 0.5, 0.6, None) for seed in (1, 2)])
-    assert never["steps to 90 %"] == "> 1,000 (0 of 2)"
+def test_results_are_compared_with_their_base_over_seeds():
+    cells = [cell(seed, 0.5 + 0.02 * seed, 0.9 + 0.01 * seed, 400.0 if seed % 2 else None) for seed in range(1, 6)]
+    entries = {entry.method: entry for entry in tabulate(STUDY, cells).entries}
+    assert list(entries) == ["flow", "reinflow"] and entries["flow"].runs.means[1] == pytest.approx(0.52)
+    verdict = entries["reinflow"].verdict
+    assert verdict and verdict.verdict == "ahead" and verdict.comparison and verdict.comparison.paired
+    assert verdict.comparison.difference.estimate == pytest.approx(0.37)
+    row = tabulate(STUDY, cells).rows()[1]
+    assert row["baseline"] == "flow" and row["last"] == "56.0%" and row["steps to 90 %"] == "400 (3 of 5)"
+    never = tabulate(STUDY, [cell(seed, 0.5, 0.6, None) for seed in range(1, 6)]).rows()[1]
+    assert never["steps to 90 %"] == "> 1,000 (0 of 5)"
+
+
+def test_clones_of_the_null_arm_are_bases_with_other_seeds():
+    null = [{"method": "flow", "task": "lift", "seed": seed, "base": {"success": 0.5, "n": 100}} for seed in (101, 102)]
+    (entry,) = tabulate(STUDY, null).entries
+    assert entry.method == "flow" and entry.contrast is None and entry.score.n == 2
+    assert ("flow", "drawer", 101) in STUDY.cell_keys()

@@ -9,10 +9,11 @@ import pytest
 import torch
 from benchmark_rules import check_pendulum_row_can_be_built
 
-from benchmarks.pendulum import __main__ as table
-from benchmarks.pendulum.__main__ import Claim, figures, measured, notes, rows
-from benchmarks.pendulum.cell import ROWS, jerk, judge, value_bias
+from benchmarks.pendulum import study
+from benchmarks.pendulum.cell import ENV_STEPS, ROWS, jerk, judge, value_bias
+from benchmarks.pendulum.study import STUDY, Claim, measured
 from benchmarks.pendulum.tasks import CONTROLLER, NOISE, PLAIN, register
+from benchmarks.study_table import tabulate
 from benchmarks.themes import contributed
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.policies.base import PolicySpec
@@ -77,27 +78,23 @@ def cell(row: str, seed: int, gain: float) -> dict[str, Any]:
     held = {"1": -150.0 + gain, "4": -200.0, "8": -600.0 + 10 * gain, "16": -900.0}
     curve = [(4000, -500.0), (5000 - 100 * int(gain), -190.0)]
     figures = {"return": held["1"], "jerk": 40.0 - gain, "held": held, "bias": -gain, "curve": curve}
-    return {"row": row, "seed": seed, "seconds": 10.0, **figures}
+    return {"row": row, "seed": seed, "seconds": 10.0, "env_steps": ENV_STEPS, **figures}
 
 
-def test_claims_are_tested_per_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of two rows has a return 9 higher and 9 more absolute bias in every seed."""
-    claims = (Claim("sac-noisy", "jerk"), Claim("sac-noisy", "return", level=20.0), Claim("sac-noisy", "absolute bias"))
-    monkeypatch.setattr(table, "CLAIMS", claims)
-    cells = [
-        cell(row, seed, seed + (9.0 if row != "sac" else 0.0)) for row in ("sac", "sac-noisy") for seed in range(3)
-    ]
+def test_claims_are_tested_over_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two rows has a return 9 higher, 9 less jerk and 9 more absolute bias in every seed."""
+    monkeypatch.setitem(ROWS, "other", ROWS["sac"])
+    monkeypatch.setattr(study, "CLAIMS", {"other": (Claim("jerk"), Claim("absolute bias"))})
+    cells = [cell(row, seed, seed + (9.0 if row == "other" else 0.0)) for row in ("sac", "other") for seed in range(5)]
     assert measured(cells[0])["steps to -200"] == 5000 and measured(cells[0])["lost when held for 8"] == 450
-    assert notes(cells) == [
-        "- `sac-noisy` has less jerk than `sac`: -9 [-9, -9], confirmed.",
-        "- `sac-noisy` has the same return within 20 as `sac`: +9 [+9, +9], confirmed.",
-        "- `sac-noisy` has less absolute bias than `sac`: +9 [+9, +9], the opposite.",
-    ]
-    assert [row["learner"] for row in rows(cells)] == ["sac", "sac-noisy"]
-    assert figures(cells)["learners"]["sac"]["return"]["estimate"] == -149.0
-    assert notes(cells[:2]) == []
+    verdicts = {entry.measure: entry.verdict for entry in tabulate(STUDY, cells).entries if entry.verdict}
+    assert {measure: verdict.verdict for measure, verdict in verdicts.items()} == {
+        "return": "ahead",
+        "jerk": "ahead",
+        "absolute bias": "behind",
+    }
 
 
 def test_a_learner_without_values_has_no_bias() -> None:
     cells = [cell("sac", seed, 0.0) | {"bias": None} for seed in range(3)]
-    assert rows(cells)[0]["bias"] == "-"
+    assert tabulate(STUDY, cells).rows()[0]["bias"] == "-"

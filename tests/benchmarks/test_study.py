@@ -126,7 +126,7 @@ def test_pooled_studies_judge_the_mean_over_the_tasks():
     assert entries[ALL, "base"].runs.means[1] == pytest.approx((0.51 + 2 * 0.51) / 2)
     assert sorted(entries[ALL, "good"].runs.means) == [1, 2, 3, 4]  # one seed lacks a task
     verdicts = {key: entry.verdict.verdict for key, entry in entries.items() if entry.verdict}
-    assert verdicts == {(ALL, "good"): "too few seeds", (ALL, "bad"): "behind", (ALL, "same"): "level"}
+    assert verdicts == {(ALL, "good"): "too few seeds", (ALL, "bad"): "behind", (ALL, "same"): "not applicable"}
 
 
 def test_lower_can_be_better():

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from benchmarks.study_table import tabulate
 from benchmarks.worldmodel.policies import Clone, Composed, FineTuned
-from benchmarks.worldmodel.table import METRICS, figures, policy_rows, rows
+from benchmarks.worldmodel.study import STUDY
+from benchmarks.worldmodel.table import METRICS, by_horizon, policy_rows
 from benchmarks.worldmodel.tasks import ABLATIONS, SMALL, TASKS
 from robopolicy.evaluation.result import Cost, EvalResult
 
@@ -44,13 +46,12 @@ def test_metrics_of_one_seed_match_hand_computed_values():
 
 def test_intervals_of_the_table_count_seeds():
     cells = [cell(index, seed, lost) for seed, lost in ((0, 1), (1, 1), (2, 0)) for index in range(1, 9)]
-    (row,) = rows(cells)
-    assert (row["seeds"], row["policies"], row["gap"], row["s/episode"]) == (3, 8, "3.5 dB", "0.5 / 0.5")
-    assert str(row["pearson"]).startswith("1") and str(row["bias"]).startswith("-0.0833")
-    found = figures(cells)["tasks"]["push"]
-    assert found["metrics"]["bias"]["n"] == 3 and found["metrics"]["bias"]["estimate"] == pytest.approx(-0.25 / 3)
-    assert found["horizons"]["0"]["5"] == {"pearson": None, "bias": 0.0}  # all episodes last ten steps
-    assert found["horizons"]["0"]["10"] == {"pearson": 1.0, "bias": -0.125}
+    (row,) = tabulate(STUDY, cells).rows()
+    assert (row["seeds"], row["policies"], row["gap"], row["s/episode, real / model"]) == (3, 8, "3.5 dB", "0.5 / 0.5")
+    assert str(row["score [95 %]"]).startswith("1") and str(row["bias"]).startswith("-0.0833")
+    horizons = by_horizon([cell for cell in cells if cell["seed"] == 0])
+    assert horizons["5"] == {"pearson": None, "bias": 0.0}  # all episodes last ten steps
+    assert horizons["10"] == {"pearson": 1.0, "bias": -0.125}
 
 
 def test_the_table_of_policies_separates_detection_from_prediction():

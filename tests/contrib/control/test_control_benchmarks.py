@@ -8,8 +8,8 @@ from benchmark_rules import check_control_row_starts, check_pendulum_row_can_be_
 from benchmarks.control.cell import settings
 from benchmarks.control.methods import LEFT_OUT, METHODS
 from benchmarks.control.tasks import TASKS
-from benchmarks.pendulum.__main__ import CLAIMS
 from benchmarks.pendulum.cell import ROWS
+from benchmarks.pendulum.study import CLAIMS
 from benchmarks.themes import contributed
 from robopolicy.contrib.control.stac import STACConfig
 from robopolicy.training.compose import compose_config
@@ -26,7 +26,7 @@ def test_every_row_on_the_pendulum_can_be_built(name: str) -> None:
 
 
 def test_claims_refer_to_existing_rows() -> None:
-    assert {row for claim in CLAIMS for row in (claim.row, claim.against)} <= set(ROWS)
+    assert {row for name, claims in CLAIMS.items() for row in (name, *(claim.against for claim in claims))} <= set(ROWS)
 
 
 def test_stac_has_the_published_dropout_of_actor_and_critic() -> None:

@@ -1,0 +1,103 @@
+"""Policies of graded quality: their values and order in a learned world model, and in the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.common import Row
+from benchmarks.study import Cell, Contrast, Key, Score, Study
+from benchmarks.worldmodel.table import METRICS, gap, grouped, policy_rows, seconds_per_episode, success
+from benchmarks.worldmodel.tasks import ABLATIONS, SMALL, TASKS
+from robopolicy.evaluation.comparison import seed_interval
+
+SEEDS = range(3)
+MODEL = "world model"
+
+
+@dataclass(frozen=True)
+class WorldModel(Study):
+    """Pearson's correlation of predicted and true success over the policies, with new recordings for every seed.
+
+    Every policy has 100 held-out starts in the simulator and in the world model, and 50 of its real episodes are
+    replayed in the world model. The recordings contain none of the ranked policies.
+    """
+
+    name = "worldmodel"
+    question = "Does a learned world model order policies correctly?"
+    priority = 15
+    percent = frozenset()
+    small: bool = False  # three policies of one small world, as a smoke test
+
+    @property
+    def tasks(self) -> list[str]:
+        """Worlds, and ablations of them."""
+        return [SMALL.name] if self.small else [*TASKS, *ABLATIONS]
+
+    @property
+    def methods(self) -> list[str]:
+        """The world model."""
+        return [MODEL]
+
+    def cell_keys(self) -> list[Key]:
+        """Every policy of the tasks, seed by seed."""
+        if self.small:
+            return [(SMALL.name, policy, 0) for policy in SMALL.policies]
+        return [(name, policy, seed) for seed in SEEDS for name, task in TASKS.items() for policy in task.policies]
+
+    def run(self, key: Key, folder: Path) -> Cell:
+        """Evaluate one policy in the simulator and in the world model."""
+        from benchmarks.worldmodel.cell import run_cell, task_named
+
+        return run_cell(task_named(str(key[0])), str(key[1]), int(key[2]))
+
+    def scores(self, cell: Cell) -> list[Score]:
+        """A single policy has no order."""
+        return []
+
+    def all_scores(self, cells: Sequence[Cell]) -> list[Score]:
+        """Agreement with the simulator, of every task and seed over its policies."""
+        found: list[Score] = []
+        for task, seeds in grouped(cells).items():
+            for seed, members in seeds.items():
+                sides = [np.array([success(cell, side) for cell in members]) for side in ("real", "predicted")]
+                agreement = {name: metric(*sides) for name, metric in METRICS.items()}
+                found.append(Score(MODEL, task, seed, agreement, cell={**agreement, "members": members}))
+        return found
+
+    def contrasts(self, method: str, task: str) -> Sequence[Contrast]:
+        """No comparison: the table states values."""
+        return ()
+
+    def is_current(self, cell: Cell) -> bool:
+        """Cells without replays run again."""
+        return "replays" in cell
+
+    def describe(self, cell: Cell) -> str:
+        """True and predicted success."""
+        return f"real {success(cell, 'real'):.2f}, predicted {success(cell, 'predicted'):.2f}"
+
+    def details(self, scores: Sequence[Score]) -> dict[str, object]:
+        """Other metrics with their intervals, the sensitivity to actions, and the time of an episode."""
+        seeds = {score.seed: score.cell["members"] for score in scores}
+        others = [name for name in METRICS if name != "pearson"]
+        return {
+            "policies": len(next(iter(seeds.values()))),
+            **{name: f"{seed_interval({score.seed: score.cell[name] for score in scores})}" for name in others},
+            "gap": gap(seeds),
+            "s/episode, real / model": seconds_per_episode([cell for each in seeds.values() for cell in each]),
+        }
+
+    def tables(self, cells: Sequence[Cell]) -> Mapping[str, Sequence[Row]]:
+        """One row per policy."""
+        return {"worldmodel_policies": policy_rows(cells)}
+
+    def quick(self) -> WorldModel:
+        """Three policies of one small world."""
+        return WorldModel(small=True)
+
+
+STUDY = WorldModel()

@@ -1,0 +1,176 @@
+"""Chart and table of a study, from its committed result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from docs.markdown import table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PERCENT = ("success", "accuracy")  # measures that are shown in percent
+COLOURS = {"ahead": "#1f9d8f", "behind": "#d9592b", "level": "#5d6878"}
+OTHER = "#aab2bf"  # too few seeds, not applicable, diverged
+BASELINE, PUBLISHED = "#1d2530", "#5b6ee1"
+MEASURE = ": "  # between a task and a further measure, in the name of a column
+ROW, PANEL = 0.19, 1.75  # inches
+MARKS = {"ahead": "**ahead**", "behind": "**behind**", "level": "level", "diverged": "diverged"}
+
+Entry = Mapping[str, Any]
+
+
+def is_study(record: Mapping[str, Any]) -> bool:
+    """Whether a result is the table of a study."""
+    return "entries" in record
+
+
+def null_arm(record: Mapping[str, Any]) -> str:
+    """Sentence about the false positives of the table."""
+    rate = record["null"]
+    if rate is None:
+        return "The null arm is missing: it needs ten runs of a baseline."
+    return (
+        f"Null arm: {rate['table']:.1%} of {rate['tables']} tables from random splits of the baseline's runs contain a "
+        "difference."
+    )
+
+
+def summary(record: Mapping[str, Any]) -> str:
+    """Table with one row per method and one column per task, or the reverse where tasks are more."""
+    grid, methods, tasks = _grid(record["entries"])
+    if len(tasks) > len(methods):
+        rows = [[task, *(_cell(grid.get((method, task))) for method in methods)] for task in tasks]
+        return table(["task", *methods], rows)
+    baselines = {method: _baselines(record["entries"], method) for method in methods}
+    rows = [[f"`{m}`", baselines[m], *(_cell(grid.get((m, task))) for task in tasks)] for m in methods]
+    return table(["method", "against", *tasks], rows)
+
+
+def draw(record: Mapping[str, Any], path: Path) -> None:
+    """Draw means over seeds with 95 % intervals, coloured by verdict; lines are baselines, diamonds published.
+
+    A further measure of a task has a panel of its own, with the differences to the baselines.
+    """
+    from robopolicy.evaluation.plots import INK, panels
+
+    grid, methods, tasks = _grid(record["entries"])
+    if len(tasks) > len(methods):  # one panel per method
+        grid, methods, tasks = {(task, method): entry for (method, task), entry in grid.items()}, tasks, methods
+    colours = {method: _colour(method, grid) for method in methods}
+    order = sorted(methods, key=lambda method: _place(method, methods, tasks, grid, colours))
+    width, height = 2.2 + PANEL * len(tasks), 1.5 + ROW * len(order)
+    with panels(path, max(width, 5.5), height, 1, len(tasks), sharex=False) as axes:
+        for ax, task in zip(axes[0], tasks, strict=True):
+            found = {method: grid[method, task] for method in order if (method, task) in grid}
+            _draw_panel(ax, task, found, order, colours)
+        axes[0, 0].set_ylim(-0.8, len(order) - 0.2)
+        axes[0, 0].set_yticks(range(len(order)), order, fontsize=7.5, color=INK)
+        _draw_legend(axes[0, 0].figure, record["entries"])
+
+
+def _draw_panel(
+    ax: Axes, task: str, found: Mapping[str, Entry], order: Sequence[str], colours: Mapping[str, str]
+) -> None:
+    from robopolicy.evaluation.plots import MUTED
+
+    difference = MEASURE in task
+    measure = next(iter(found.values()))["measure"]
+    scale = 100 if measure in PERCENT else 1
+    baselines = {entry["baseline"] for entry in found.values() if entry["baseline"]}
+    if difference:
+        ax.axvline(0, color=MUTED, linewidth=1.0, zorder=0)
+    elif len(baselines) == 1 and (name := baselines.pop()) in found:
+        ax.axvline(scale * found[name]["estimate"], color=MUTED, linewidth=1.0, zorder=0)
+    for method, entry in found.items():
+        y, colour = order.index(method), colours[method] if entry["verdict"] is None else _verdict_colour(entry)
+        shown = entry["comparison"]["difference"] if difference and entry.get("comparison") else entry
+        if shown["low"] is not None:
+            ax.hlines(y, scale * shown["low"], scale * shown["high"], color=colour, linewidth=1.8)
+        face = "white" if colour == OTHER else colour
+        ax.plot(scale * shown["estimate"], y, "o", color=colour, markerfacecolor=face, markersize=4.2)
+        if entry["published"]:
+            ax.plot(scale * entry["published"]["estimate"], y, "D", color=PUBLISHED, markersize=4)
+    ax.set_title(task.partition(MEASURE)[0], fontsize=9)
+    unit = " [%]" if scale == 100 else ""
+    ax.set_xlabel(f"{measure}{unit}{', minus baseline' if difference else ''}", fontsize=8)
+    if scale == 100 and not difference:
+        ax.set_xlim(-4, 104)
+    ax.grid(axis="x")
+    ax.tick_params(axis="x", labelsize=7)
+    ax.spines["left"].set_visible(False)
+
+
+def _draw_legend(figure: Any, entries: Sequence[Entry]) -> None:
+    """Name the colours that the chart uses."""
+    from matplotlib.lines import Line2D
+
+    verdicts = {entry["verdict"] for entry in entries}
+    shown = [(name, colour, colour) for name, colour in COLOURS.items() if name in verdicts]
+    if verdicts - {None, *COLOURS}:
+        shown.append(("no verdict", OTHER, "white"))
+    if any(entry["baseline"] for entry in entries):
+        shown.append(("baseline", BASELINE, BASELINE))
+    handles = [Line2D([], [], color=c, markerfacecolor=f, marker="o", markersize=4, label=n) for n, c, f in shown]
+    if any(entry["published"] for entry in entries):
+        handles.append(Line2D([], [], color=PUBLISHED, marker="D", linestyle="", markersize=4, label="published"))
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize=8)
+
+
+def _verdict_colour(entry: Entry) -> str:
+    return COLOURS.get(entry["verdict"], OTHER)
+
+
+def _colour(method: str, grid: Mapping[tuple[str, str], Entry]) -> str:
+    """Colour of a method where its entry has no verdict: the colour of its only verdict, or the one of baselines."""
+    colours = {_verdict_colour(e) for (name, _), e in grid.items() if name == method and e["verdict"] is not None}
+    return BASELINE if not colours else colours.pop() if len(colours) == 1 else OTHER
+
+
+def _grid(entries: Sequence[Entry]) -> tuple[dict[tuple[str, str], Entry], list[str], list[str]]:
+    """Entries by method and column, and both in their order; a second measure has a column of its own."""
+    first = {entry["task"]: entry["measure"] for entry in reversed(entries)}
+    found: dict[tuple[str, str], Entry] = {}
+    for entry in entries:
+        same = entry["measure"] == first[entry["task"]]
+        column = entry["task"] if same else f"{entry['task']}{MEASURE}{entry['measure']}"
+        found[entry["method"], column] = entry
+    methods, tasks = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
+    return found, methods, tasks
+
+
+def _place(
+    method: str,
+    methods: Sequence[str],
+    tasks: Sequence[str],
+    grid: Mapping[tuple[str, str], Entry],
+    colours: Mapping[str, str],
+) -> tuple[bool, float, int]:
+    """Key that puts baselines at the bottom and the best result of the first task on top."""
+    entry = grid.get((method, tasks[0]))
+    return colours[method] != BASELINE, -math.inf if entry is None else entry["estimate"], -methods.index(method)
+
+
+def _baselines(entries: Sequence[Entry], method: str) -> str:
+    found = dict.fromkeys(e["baseline"] for e in entries if e["method"] == method and e["baseline"])
+    return ", ".join(f"`{name}`" for name in found) or "-"
+
+
+def _cell(entry: Entry | None) -> str:
+    if entry is None:
+        return "-"
+    text = _number(entry["estimate"], entry["measure"])
+    mark = MARKS.get(entry["verdict"] or "")
+    published = entry["published"]
+    shown = f" (published {_number(published['estimate'], entry['measure'])})" if published else ""
+    return text + shown + (f" {mark}" if mark else "")
+
+
+def _number(value: float, measure: str) -> str:
+    if measure in PERCENT:
+        return f"{value:.0%}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2g}"
