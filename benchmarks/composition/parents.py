@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.composition.tasks import PairTask, Parent
-from benchmarks.finetune.cell import train_once
+from benchmarks.study import train_once
 from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.data.chunks import ChunkSampler
 from robopolicy.data.collect import collect

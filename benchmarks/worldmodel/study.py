@@ -43,10 +43,13 @@ class WorldModel(Study):
         return [MODEL]
 
     def cell_keys(self) -> list[Key]:
-        """Every policy of the tasks, seed by seed."""
+        """Every policy of the tasks, seed by seed, then of the ablations with one seed."""
         if self.small:
             return [(SMALL.name, policy, 0) for policy in SMALL.policies]
-        return [(name, policy, seed) for seed in SEEDS for name, task in TASKS.items() for policy in task.policies]
+        full: list[Key] = [
+            (name, policy, seed) for seed in SEEDS for name, task in TASKS.items() for policy in task.policies
+        ]
+        return full + [(name, policy, 0) for name, task in ABLATIONS.items() for policy in task.policies]
 
     def run(self, key: Key, folder: Path) -> Cell:
         """Evaluate one policy in the simulator and in the world model."""
