@@ -40,6 +40,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "ogbench": "Do offline learners reach their published success on OGBench?",
         "offline": "Which offline learner copes with data of mixed quality?",
         "pixels": "Can ReinFlow fine-tune from camera images?",
+        "mjlab_finetune": "Can ReinFlow fine-tune in mjlab?",
         "parts": "Do parts of text methods help on a robot?",
     },
     "Learning from scratch": {

@@ -100,5 +100,5 @@ class HARPG(MomentumGradient):
 
     def sampling_weights(self) -> Tensor:
         """Interpolate at a random point of the last step."""
-        q = torch.rand((), generator=self.generator).to(self.trace.weights)
+        q = torch.rand((), generator=self.generator, device=self.generator.device).to(self.trace.weights)
         return torch.lerp(self.trace.previous, self.trace.weights, q)

@@ -30,6 +30,7 @@ from robopolicy.contrib.control.hybrid_rollout import HybridRollout
 from robopolicy.contrib.control.props import concat_rows
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.batches import ReplaySampleSpec, Rollout, Transitions
+from robopolicy.device import random_order
 from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -95,7 +96,7 @@ class HNPG(PPO):
         for _ in range(config.q_epochs):
             self.q_target.load_state_dict(self.q.state_dict())
             target = self.bellman_target(offline)
-            order = torch.randperm(len(target), generator=self.generator).to(target.device)
+            order = random_order(len(target), self.generator)
             count = -(-len(online) // config.batch_size)
             parts = order.repeat(-(-count // len(order))).tensor_split(count)  # repeated if the dataset is small
             batches = minibatches(online, config.batch_size, self.generator)

@@ -137,7 +137,8 @@ class StockAC(TD3):
         """Append copies of `batch` at drawn stocks; every next stock follows from stock and reward."""
         own = self.stock(batch.obs)
         low, high = self.extremes(batch)
-        share = torch.rand(self.config.augmentations, len(batch), generator=self.generator).to(own.device)
+        shape = self.config.augmentations, len(batch)
+        share = torch.rand(shape, generator=self.generator, device=self.generator.device)
         stock = torch.cat([own, (low + share * (high - low)).flatten()])
         copies = 1 + self.config.augmentations
         joined = Transitions.concat([batch] * copies)

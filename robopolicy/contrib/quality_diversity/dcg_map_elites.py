@@ -133,6 +133,7 @@ class DCGMAPElites(TD3):
                 f"'{policy.name}'; pass {' '.join(missing)}, on a task with a behavior descriptor, e.g. task=arm."
             )
         super().__init__(config, policy, total_updates=total_updates)
+        self.generator = torch.Generator().manual_seed(config.seed)  # individuals are stored on the CPU
         self.population = Population(self.policy)
         size, behaviours = self.population.weight_dim, self.population.descriptor_dim
         self.archive = EliteArchive(
@@ -144,7 +145,7 @@ class DCGMAPElites(TD3):
         """The policy and new networks, at random descriptors."""
         config, count = self.config, self.config.ga_offspring + self.config.pg_offspring + self.config.actors
         weights = self.population.fresh(count, config.seed)
-        with torch.device("cpu"):  # device of the generator, independent of the network's
+        with torch.device("cpu"):  # independent of the network's device
             constants = torch.rand(count, self.population.descriptor_dim, generator=self.generator)
             asked = torch.zeros(count, dtype=torch.bool)
         return EvaluationBatch(torch.cat([weights, constants.to(weights.device)], 1), asked)

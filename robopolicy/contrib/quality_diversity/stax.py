@@ -102,6 +102,7 @@ class STAX(Algorithm):
         if DESCRIPTOR in policy.spec.observation:
             raise UserError("stax learns descriptors; remove the wrapper 'descriptor'.")
         self.config = config
+        self.generator = torch.Generator().manual_seed(config.seed)  # individuals are stored on the CPU
         self.policy: GaussianPolicy = policy
         self.population = Population(policy)
         with torch.random.fork_rng(), torch.device("cpu"):  # individuals are stored on the CPU
