@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from docs.algorithm_sections import (
     render_matrix,
     render_preparations,
 )
+from docs.evidence import EVIDENCE, TEXT, evidence, pointers
 from docs.markdown import cite, table
 from docs.measured import recipes_measured
 from robopolicy import plugins
@@ -33,11 +35,11 @@ SOURCE = FOLDER / "methods.toml"
 PAGES = FOLDER / "methods"
 THEME = re.compile(r"(?:robopolicy\.|tests/)contrib[./](\w+)[./]")  # in a symbol or a test id
 
-STATUSES = {
-    "works": "runs, tested against what the source claims or derives",
-    "experimental": "runs and is tested, but has not reproduced what the source claims",
+IMPLEMENTATIONS = {
+    "complete": "runs, tested against what the source derives",
+    "partial": "runs and is tested; the note names parts of the source that are left out",
     "reconstructed": "runs and is tested; the source leaves details open, which we filled in",
-    "nothing-to-run": "contains nothing that could be trained, tested or measured here",
+    "none": "contains nothing that could be trained, tested or measured here",
 }
 
 GENERATED = (
@@ -63,9 +65,11 @@ the basis of other sources or compared with them.
 """
 
 STATUS = """\
-## Status of a source
+## Implementation and evidence of a source
 
-Symbols are written `module:Name`. The test suite resolves every symbol and every test that a page names.
+The implementation is described by hand. The evidence is computed from committed results: verdicts over training seeds,
+corrected for the number of comparisons in a table ([benchmarks](../benchmarks.md)). Symbols are written `module:Name`.
+The test suite resolves every symbol, every test and every row of a benchmark that a page names.
 """
 
 VERBS = """\
@@ -74,7 +78,7 @@ VERBS = """\
 A policy implements the verbs that make sense for it (`robopolicy/policies/base.py`). A method needs few of them.
 """
 
-COLUMNS = ("paper", "title", "part", "status", "where")
+COLUMNS = ("paper", "title", "part", "implementation", "evidence", "where")
 
 
 @dataclass(frozen=True)
@@ -98,9 +102,14 @@ class Method:
     part: str  # one sentence: what it becomes in this project
     symbols: list[str]  # "module:Name"
     tests: list[str]  # pytest ids
-    benchmark: str  # name under `benchmarks/`, or empty
-    status: str  # key of `STATUSES`
+    benchmarks: list[str]  # its rows `BENCHMARK/ROW`; its recipes are rows of the study of texts without being named
+    implementation: str  # key of `IMPLEMENTATIONS`
     note: str  # doubts, deviations, or why there is nothing to run
+
+    def pointers(self, recipes: list[tuple[str, str]]) -> list[str]:
+        """All rows of benchmarks that measure it; `recipes` are name and source of every text recipe."""
+        own = [name for name, source in recipes if source == self.reference]
+        return pointers(self.benchmarks, own, _text_rows())
 
 
 @dataclass(frozen=True)
@@ -164,28 +173,38 @@ def render(tables: Tables) -> dict[Path, str]:
     algorithm_pages = {row.name: owner[row.family] for row in tables.algorithms}
     recipes = [(name, str(read_recipe(name).get("source", ""))) for name in recipe_names()]
     pages = {f"{page.file}.md": _page(page, tables, recipes) for page in tables.pages}
-    pages["README.md"] = _index(tables, algorithm_pages)
+    pages["README.md"] = _index(tables, algorithm_pages, recipes)
     pages["compatibility.md"] = render_matrix(algorithm_pages)
     return {PAGES / name: f"{GENERATED}{text}" for name, text in pages.items()}
 
 
-def _index(tables: Tables, algorithm_pages: dict[str, str]) -> str:
+def _index(tables: Tables, algorithm_pages: dict[str, str], recipes: list[tuple[str, str]]) -> str:
     rows = []
     for page in tables.pages:
         counts = [sum(row.family in page.families for row in group) for group in (tables.algorithms, tables.methods)]
         rows.append([f"[{page.title}]({page.file}.md)", page.summary, *map(str, counts)])
-    statuses = Counter(method.status for method in tables.methods)
-    summary = [[status, str(statuses[status]), meaning] for status, meaning in STATUSES.items()]
+    implementations = Counter(method.implementation for method in tables.methods)
+    found = Counter(evidence(method.pointers(recipes)) for method in tables.methods)
+    summaries = [
+        [[f"`{name}`", str(counts[name]), meaning] for name, meaning in meanings.items()]
+        for counts, meanings in ((implementations, IMPLEMENTATIONS), (found, EVIDENCE))
+    ]
     needs = [[f"`{verb.name}`", verb.shape, verb.use, verb.methods] for verb in tables.verbs]
     parts = [INDEX, render_chooser(tables.choices, algorithm_pages)]
     parts += [FAMILIES, table(["family", "content", "algorithms", "sources"], rows), SECTIONS, render_preparations()]
     parts += [VERBS, table(["verb", "result", "for", "methods"], needs)]
-    parts += [STATUS, table(["status", "rows", "meaning"], summary)]
+    parts += [
+        STATUS,
+        *(table([name, "rows", "meaning"], rows) for name, rows in zip(COLUMNS[3:5], summaries, strict=True)),
+    ]
     return "\n".join(parts)
 
 
 def _page(page: Page, tables: Tables, recipes: list[tuple[str, str]]) -> str:
-    parts = [f"# {page.title}\n", f"{page.summary} The [index](README.md) explains sections, commands and statuses.\n"]
+    parts = [
+        f"# {page.title}\n",
+        f"{page.summary} The [index](README.md) explains sections, commands, implementation and evidence.\n",
+    ]
     parts += [render_algorithm(row) for row in tables.algorithms if row.family in page.families]
     sources = [row for row in tables.methods if row.family in page.families]
     if sources:
@@ -203,10 +222,19 @@ def _row(method: Method, recipes: list[tuple[str, str]]) -> list[str]:
     """Cells of a source; `recipes` are name and source of every text recipe."""
     part = f"{method.part} *{method.note}*" if method.note else method.part
     where = [f"`{name}`" for name in (*method.symbols, *method.tests)]
-    if method.benchmark:
-        where.append(f"benchmark `{method.benchmark}`")
-    where += recipes_measured([name for name, source in recipes if source == method.reference])
-    return [cite(method.reference, "../"), method.title, part, method.status, "<br>".join(where)]
+    own = [name for name, source in recipes if source == method.reference]
+    places = method.pointers(recipes)
+    where += [f"benchmark `{place}`" for place in places] + recipes_measured(own)
+    state = [method.implementation, evidence(places)]
+    return [cite(method.reference, "../"), method.title, part, *state, "<br>".join(where)]
+
+
+@cache
+def _text_rows() -> list[str]:
+    """Rows of the study of text recipes."""
+    from benchmarks.studies import load_study
+
+    return load_study(TEXT).methods
 
 
 def outdated(pages: dict[Path, str]) -> list[Path]:

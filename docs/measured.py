@@ -14,15 +14,30 @@ RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 LABELS = ("method", "learner", "head")  # the column that says whose row it is; a table without one is about one alone
 
 
+SHOWN = ("task", "method", "measure", "seeds", "score [95 %]", "baseline", "difference [95 %]", "verdict", "published")
+
+
 def measured(benchmark: str, names: Sequence[str], results: Path = RESULTS) -> str:
     """The rows of `names` in the table of `benchmark` as Markdown; empty if it was not run or has none."""
-    record = _record(results / f"{benchmark}.json")
-    rows = [row for row in record.get("rows", []) if any(_is_of(row, name) for name in names)]
+    rows = rows_of(benchmark, names, results)
     if not rows:
         return ""
+    record = _record(results / f"{benchmark}.json")
     task = f" on {record['task']}" if "task" in record else ""
-    cells = [[_text(value) for value in row.values()] for row in rows]
-    return f"- **Our result**, by `python -m benchmarks.{benchmark}`{task}:\n\n{table(list(rows[0]), cells)}"
+    columns = [column for column in rows[0] if "entries" not in record or column in SHOWN]
+    cells = [[_text(row[column]) for column in columns] for row in rows]
+    return f"- **Our result**, by `python -m benchmarks.{benchmark}`{task}:\n\n{table(columns, cells)}"
+
+
+def rows_of(benchmark: str, names: Sequence[str], results: Path = RESULTS) -> list[dict[str, Any]]:
+    """The rows of `names` and their variants in the committed table of a benchmark."""
+    rows = _record(results / f"{benchmark}.json").get("rows", [])
+    return [row for row in rows if any(_is_of(row, name) for name in names)]
+
+
+def entries_of(benchmark: str, name: str, results: Path = RESULTS) -> list[dict[str, Any]]:
+    """The entries of `name` and its variants in the committed result of a study."""
+    return [entry for entry in _record(results / f"{benchmark}.json").get("entries", []) if _is_of(entry, name)]
 
 
 def recipes_measured(names: Sequence[str], results: Path = RESULTS) -> list[str]:

@@ -11,39 +11,23 @@ from pathlib import Path
 import pytest
 from source_tree import ROOT, parse
 
+from benchmarks.studies import STUDIES
 from docs.algorithm_sections import PREPARATIONS, AlgorithmRow
 from docs.compatibility import all_heads, allowed
-from docs.generate_methods import STATUSES, load, outdated, render
+from docs.evidence import evidence, exists, pointers
+from docs.generate_methods import IMPLEMENTATIONS, load, outdated, render
 from docs.measured import measured, recipes_measured
 from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.cli.main import parse as parse_command
 from robopolicy.plugins import themes
+from robopolicy.recipe_files import read_recipe, recipe_names
 from robopolicy.training.compose import compose_config
 
 TABLES = load()
 METHODS = TABLES.methods
 WHOLE = load(whole=True)
-RUNNING = {"works", "experimental", "reconstructed"}
-BENCHMARKS = {
-    "demo",
-    "pixels",
-    "sim_throughput",
-    "ppo_vs_sb3",
-    "sac_vs_sb3",
-    "finetune",
-    "few_step",
-    "composition",
-    "control",
-    "rsl_rl",
-    "worldmodel",
-    "latency",
-    "bridge",
-    "text",
-    "trl",
-    "offline",
-    "pendulum",
-}
+RECIPES = [(name, str(read_recipe(name).get("source", ""))) for name in recipe_names()]
 
 
 def test_every_source_has_one_row_in_order():
@@ -53,21 +37,73 @@ def test_every_source_has_one_row_in_order():
 def test_rows_are_filled_in():
     for method in METHODS:
         assert method.title and method.family and method.part.endswith("."), method.id
-        assert method.status in STATUSES, f"{method.id}: unknown status {method.status!r}"
-        assert method.benchmark in BENCHMARKS | {""}, f"{method.id}: unknown benchmark {method.benchmark!r}"
+        assert method.implementation in IMPLEMENTATIONS, f"{method.id}: unknown {method.implementation!r}"
 
 
-def test_status_says_what_the_row_can_show():
+def test_implementations_name_what_exists():
     for method in WHOLE.methods:
-        if method.status in RUNNING:
-            assert method.symbols and method.tests, f"{method.id} is {method.status!r}: name its symbols and tests"
+        if method.implementation == "none":
+            assert not method.symbols and not method.tests, f"{method.id} has no implementation but names what exists"
         else:
-            assert not method.symbols and not method.tests, f"{method.id} is {method.status!r} but names what exists"
-        if method.status == "works" and method.benchmark:
-            module = ROOT / "benchmarks" / method.benchmark
-            assert module.with_suffix(".py").is_file() or module.is_dir(), f"{method.id}: no benchmark {module.name}"
-        if method.status in ("nothing-to-run", "reconstructed"):
-            assert method.note, f"{method.id} is {method.status!r}: say why in its note"
+            assert method.symbols and method.tests, f"{method.id} is {method.implementation}: name symbols and tests"
+        if method.implementation != "complete":
+            assert method.note, f"{method.id} is {method.implementation}: say why in its note"
+
+
+def test_every_benchmark_of_a_source_has_a_row_of_that_source():
+    missing = [
+        f"{method.id}: {place}"
+        for method in METHODS
+        for place in method.pointers(RECIPES)
+        if not exists(place) and not themes_hidden(place)
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_every_benchmark_of_an_algorithm_has_a_row_of_that_algorithm():
+    missing = [
+        f"{row.name}: {benchmark}"
+        for row in TABLES.algorithms
+        for benchmark in row.benchmarks
+        if not any(exists(f"{benchmark}/{name}") for name in row.rows or [row.name])
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def themes_hidden(place: str) -> bool:
+    """Whether contrib is hidden, and with it perhaps the row."""
+    return not themes() and place.partition("/")[0] in STUDIES
+
+
+def test_a_pointer_without_a_row_is_found(tmp_path: Path):
+    (tmp_path / "offline.json").write_text(json.dumps({"rows": [{"method": "prdc"}]}))
+    assert exists("offline/prdc", tmp_path) and not exists("offline/cdsa", tmp_path)
+    assert exists("control/ppo", tmp_path) and not exists("control/cdsa", tmp_path)  # planned by the study, or not
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        (["ahead", "level", "behind", "ahead"], "ahead"),
+        (["behind", "level"], "behind"),
+        (["ahead", "behind"], "level"),
+        (["level", None], "level"),
+        (["too few seeds", "not applicable", None], "none"),
+        ([], "none"),
+    ],
+)
+def test_evidence_is_computed_from_verdicts(tmp_path: Path, verdicts: list[str | None], expected: str):
+    entries = [{"method": f"x-{i}" if i else "x", "verdict": v, "reproduced": None} for i, v in enumerate(verdicts)]
+    (tmp_path / "control.json").write_text(json.dumps({"entries": [*entries, {"method": "y", "verdict": "ahead"}]}))
+    assert evidence(["control/x", "missing/x"], tmp_path) == expected
+    if entries:
+        entries[0]["reproduced"] = True
+        (tmp_path / "again.json").write_text(json.dumps({"entries": entries}))
+        assert evidence(["again/x"], tmp_path) == "reproduced"
+
+
+def test_recipes_of_a_source_are_rows_of_the_study_of_texts():
+    assert pointers(["control/mdpo"], ["mdpo", "unknown"], ["grpo", "mdpo"]) == ["control/mdpo", "text/mdpo"]
 
 
 def test_symbols_import():
@@ -108,7 +144,6 @@ def test_algorithm_rows_are_filled_in():
         assert row.family and row.use.endswith(".") and row.avoid.endswith(".") and row.deviations.endswith("."), (
             row.name
         )
-        assert {*row.benchmarks} <= BENCHMARKS, f"{row.name}: unknown benchmark in {row.benchmarks}"
 
 
 def dataset_use(algorithm: str) -> tuple[bool, bool]:
