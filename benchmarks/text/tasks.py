@@ -26,7 +26,7 @@ class BenchTask:
 
 
 TASKS = {
-    "arithmetic": BenchTask("text/arithmetic", imitation=200, tokens=120_000),
+    "arithmetic": BenchTask("text/arithmetic", imitation=170, tokens=120_000),
     "calculator": BenchTask("text/calculator", imitation=90, tokens=80_000),
     "pits": BenchTask("text/pits", imitation=140, tokens=90_000),
 }

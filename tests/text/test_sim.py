@@ -131,7 +131,16 @@ def test_observations_contain_the_messages_of_both_sides():
 
 @pytest.mark.parametrize(
     ("expression", "value"),
-    [("3*5+7-1", 21), ("3+5*7*2", 73), ("9-2-3-1", 3), ("2-3*4+1", -9), ("2*3-4*5", -14), ("3+5+1", None), ("a", None)],
+    [
+        ("3*5+7-1", 21),
+        ("3+5*7*2", 73),
+        ("9-2-3-1", 3),
+        ("2-3*4+1", -9),
+        ("2*3-4*5", -14),
+        ("3+5", 8),
+        ("3+", None),
+        ("a", None),
+    ],
 )
 def test_expressions_are_evaluated_with_precedence(expression, value):
     found = value_of(expression)

@@ -19,7 +19,8 @@ BUILT_IN = {
     ),
     "arithmetic_hard": ("ArithmeticHard", "Add and subtract three to six numbers below 100."),
     "calculator": ("Calculator", "Add with a calculator tool, whose calls are counted."),
-    "countdown": ("Countdown", "Reach a number with four others, each used once: sparse success."),
+    "countdown": ("Countdown", "Add and subtract three numbers, each used once, to reach another."),
+    "countdown_hard": ("CountdownHard", "Reach a number with four digits, each used once: sparse success."),
     "grid": ("Grid", "Move to the goal of a small grid, one move per turn."),
     "panda": ("Panda", "Write a program of commands for a simulated Panda from an instruction."),
     "panda_turns": ("PandaTurns", "The same with one command per turn and a report of the hand after each."),
@@ -29,6 +30,7 @@ BUILT_IN = {
 
 MODULES = {
     "arithmetic_hard": "arithmetic",
+    "countdown_hard": "countdown",
     "panda_turns": "panda",
     "pits": "grid",
     "waypoints": "grid",

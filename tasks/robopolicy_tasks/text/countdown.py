@@ -1,16 +1,20 @@
-"""Countdown: reach a target with four numbers, each used once, by +, - and *, written as `3 5 7 2 24:`."""
+"""Countdown: reach a target with given numbers, each used once, written as `3 25 7 21:` with the answer `3+25-7`.
+
+`text/countdown` has three numbers up to 40, which are added and subtracted. `text/countdown_hard` has four digits, with
+products.
+"""
 
 from __future__ import annotations
 
 import re
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 
 from robopolicy.text.task import SingleTurn, TextTask
 
-COUNT = 4  # numbers of a problem
-FORM = re.compile(rf"\d+(?:[-+*]\d+){{{COUNT - 1}}}")
+FORM = re.compile(r"\d+(?:[-+*]\d+)+")
 PRODUCT = re.compile(r"([-+]?)(\d+(?:\*\d+)*)")
 
 
@@ -19,11 +23,14 @@ class Countdown(TextTask):
 
     name = "text/countdown"
     prompt_bytes, completion_bytes = 24, 12
-    response_pattern = rf"\d(?:[-+*]\d){{{COUNT - 1}}}"
+    response_pattern = r"\d{1,2}(?:[-+]\d{1,2}){2}"
+    count: ClassVar[int] = 3  # numbers
+    largest: ClassVar[int] = 40  # number
+    signs: ClassVar[str] = "+-"
 
     def episode(self, seed: int) -> SingleTurn:
-        """Draw four numbers from 1 to 9, and the value of a random expression of them as the target."""
-        numbers, solution = _problem(seed)
+        """Draw numbers, and the value of a random expression of them as the target."""
+        numbers, solution = self._problem(seed)
         found = value_of(solution)
         assert found is not None
         target = found[0]
@@ -41,21 +48,27 @@ class Countdown(TextTask):
         return " ".join([*sorted(numbers), target])
 
     def category(self, seed: int) -> int:
-        """Count the products of the known solution."""
-        return _problem(seed)[1].count("*")
+        """Count the signs of the known solution that are no plus."""
+        return len(re.findall(r"[-*]", self._problem(seed)[1]))
 
     def difficulty(self, seed: int) -> float:
-        """Return the number of products, which makes larger values."""
+        """Return the category."""
         return float(self.category(seed))
 
+    def _problem(self, seed: int) -> tuple[list[int], str]:
+        """Draw numbers and a solution with the numbers in their order."""
+        draw = np.random.default_rng(seed)
+        numbers = draw.integers(1, self.largest + 1, self.count).tolist()
+        signs = draw.choice(list(self.signs), self.count - 1).tolist()
+        return numbers, "".join(map("".join, zip(map(str, numbers), [*signs, ""], strict=True)))
 
-def _problem(seed: int) -> tuple[list[int], str]:
-    """Draw numbers and a solution."""
-    draw = np.random.default_rng(seed)
-    numbers = draw.integers(1, 10, COUNT).tolist()
-    shuffled = [str(numbers[place]) for place in draw.permutation(COUNT)]
-    signs = draw.choice(list("+-*"), COUNT - 1).tolist()
-    return numbers, "".join(map("".join, zip(shuffled, [*signs, ""], strict=True)))
+
+class CountdownHard(Countdown):
+    """Countdown with four digits and products."""
+
+    name = "text/countdown_hard"
+    response_pattern = r"\d(?:[-+*]\d){3}"
+    count, largest, signs = 4, 9, "+-*"
 
 
 def value_of(expression: str) -> tuple[int, list[int]] | None:
