@@ -61,7 +61,7 @@ LIGHT = (  # a denoiser of a third of the cost of the preset
     "model.blocks=4",
     "learner.autoencoder_updates=2500",
     "learner.updates=5000",
-    "evaluation.every=2500",
+    "evaluation.every=3750",
 )
 QUICK = (
     "learner.autoencoder_updates=600",

@@ -36,7 +36,7 @@ from robopolicy.worldmodel.base import VideoSource
 from robopolicy.worldmodel.latent import PRESETS, LatentWorldModel, LatentWorldModelConfig
 from robopolicy.worldmodel.learner import LearnerConfig, StagedVideoSource, WorldLearner
 from robopolicy.worldmodel.pretrained.learner import PretrainedLearner, PretrainedTrainConfig, build_pretrained
-from robopolicy.worldmodel.replays import calibrate_success, replay
+from robopolicy.worldmodel.replays import calibrate_success
 from robopolicy.worldmodel.videos import VideoDataset, infer_spec, split_episodes
 
 Config = TypeVar("Config", bound="ModelRunConfig")
@@ -262,7 +262,8 @@ class WorldTrainer(Trainer):
         )
         found, further = {}, ()
         if "success" in videos.episodes.arrays:
-            replays = calibrate_success(learner.model, replay(model, videos, tests.replays))
+            replays = calibrate_success(model, videos, tests.replays)
+            learner.model.success_bias.copy_(model.success_bias)
             found, further = {"replays": replays.to_dict()}, PredictedOutcomes.of(replays).reasons()
             self._log({f"eval/replays/{name}": rate for name, rate in replays.rates().items()})
         failures = failure_fraction(self.world.source.videos)

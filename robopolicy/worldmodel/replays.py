@@ -73,10 +73,12 @@ def replay(model: LatentVideoModel, videos: VideoDataset, episodes: int = 128) -
     return Replays(success, logits, seen, (squares / count).sqrt())
 
 
-def calibrate_success(model: LatentVideoModel, replays: Replays) -> Replays:
-    """Add the offset of `replays`, which `model` predicted, to its success head, and return what it then predicts."""
+def calibrate_success(model: LatentVideoModel, videos: VideoDataset, episodes: int = 128) -> Replays:
+    """Set the offset of the success head by replays of `videos`, and return the replays with that offset."""
+    model.success_bias.zero_()  # probabilities of an earlier offset may be saturated
+    replays = replay(model, videos, episodes)
     bias = replays.bias
-    model.success_bias.add_(bias)
+    model.success_bias.fill_(bias)
     return replace(replays, logits=replays.logits + bias, seen=replays.seen + bias)
 
 

@@ -55,27 +55,28 @@ def replays(recorded: list[bool], logits: list[float], seen: list[float]) -> Rep
     return Replays(torch.tensor(recorded), torch.tensor(logits), torch.tensor(seen), torch.zeros(1))
 
 
-def test_calibration_separates_recorded_and_replayed_outcomes(videos):
-    model = small_world(videos)
+def test_calibration_separates_recorded_and_replayed_outcomes():
     low, high = torch.tensor([0.2, 0.4]).logit().tolist()
-    found = calibrate_success(model, replays([True, True, False], [4.0, high, low], [5.0, 5.0, -9.0]))
-    assert float(model.success_bias) == pytest.approx(-float(torch.tensor(0.3).logit()))  # halfway in probability
-    assert found.rates() == pytest.approx({"recorded": 2 / 3, "detected": 2 / 3, "replayed": 2 / 3, "agreement": 1.0})
-    images, proprio = {"top": videos.images["top"][:1, None]}, videos.proprio[:1, None]
-    before = model.outcome_logits(model.encode({"top": videos.images["top"][:1]}), proprio[:, 0])[0, 0]
-    assert float(model.judge(images, proprio).success) == pytest.approx(
-        float((before.detach() + model.success_bias).sigmoid())
-    )
+    found = replays([True, True, False], [4.0, high, low], [5.0, 5.0, -9.0])
+    assert found.bias == pytest.approx(-float(torch.tensor(0.3).logit()), abs=1e-5)  # halfway in probability
 
 
-def test_calibration_does_not_follow_replays_that_lost_their_success(videos):
-    model = small_world(videos)
-    calibrate_success(model, replays([True, True, True, False], [-13.0, -12.0, 6.0, -9.0], [6.0, 6.0, 6.0, -9.0]))
-    assert abs(float(model.success_bias)) < 1  # two of three replays failed for other reasons
+def test_calibration_does_not_follow_replays_that_lost_their_success():
+    found = replays([True, True, True, False], [-13.0, -12.0, 6.0, -9.0], [6.0, 6.0, 6.0, -9.0])
+    assert abs(found.bias) < 1  # two of three replays failed for other reasons
 
 
-def test_one_kind_of_outcome_leaves_the_success_head_as_it_is(videos):
-    model = small_world(videos)
+def test_one_kind_of_outcome_gives_no_offset():
     for outcome in (True, False):
-        calibrate_success(model, replays([outcome] * 2, [-1.0, -2.0], [-1.0, 3.0]))
-    assert float(model.success_bias) == 0.0
+        assert replays([outcome] * 2, [-1.0, -2.0], [-1.0, 3.0]).bias == 0.0
+
+
+def test_calibration_sets_the_offset_of_the_success_head_whatever_it_was(videos, monkeypatch):
+    model = exact(videos, monkeypatch)
+    exact_logits = model.outcome_logits
+    monkeypatch.setattr(model, "outcome_logits", lambda latent, proprio: exact_logits(latent, proprio) - 3)
+    for before in (0.0, 20.0):
+        model.success_bias.fill_(before)
+        found = calibrate_success(model, videos)
+        assert found.rates()["agreement"] == 1.0 and found.rates()["detected"] == found.rates()["recorded"]
+        assert float(model.success_bias) == pytest.approx(-torch.tensor([-1.0, -5.0]).sigmoid().mean().logit().item())
