@@ -37,7 +37,7 @@ CLAIMS = {row: tuple(Claim(**claim) for claim in claims) for row, claims in cont
 class Pendulum(Study):
     """50 held-out episodes with deterministic actions, after steps of one pendulum with one gradient step each.
 
-    `sac-two` has two pendulums, an update per 20 steps, and smaller networks and batches; `sac-two-ray` has each
+    `sac-two` has two pendulums, an update per 80 steps, and smaller networks and batches; `sac-two-ray` has each
     pendulum in a Ray actor (`pip install 'robopolicy[ray]'`).
     """
 
