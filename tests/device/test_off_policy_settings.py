@@ -15,8 +15,8 @@ from robopolicy.policies.noise import RepeatedNoise
 
 simulated = pytest.importorskip("simulated", exc_type=ImportError)
 C51 = {"bins": 11, "histogram": "c51", "value_min": -2.0, "value_max": 2.0}
-ADDED = 30  # launches that C51 and the choice of members may add to a gradient step
-FLASH = 340  # mean launches of a gradient step of FlashSAC with an actor step in every second one; its code without
+ADDED = 31  # launches that C51 and the choice of members may add to a gradient step
+FLASH = 318  # mean launches of a gradient step of FlashSAC with an actor step in every second one; its code without
 # compilation launches 643 on the same sizes
 
 
