@@ -66,7 +66,8 @@ def settings(method: Method, task: ControlTask, seed: int) -> tuple[str, ...]:
     return (
         *(f"task={task.task}", f"policy={method.policy or family.policy}", f"algorithm={method.name}"),
         *("chunk.horizon=1", "chunk.action_horizon=1", f"budget.env_steps={family.env_steps}", f"seed={seed}"),
-        *(f"evaluation.episodes={CURVE_EPISODES}", f"evaluation.seed={CURVE_SEED}", "guards.restore_best=false"),
+        *(f"evaluation.episodes={CURVE_EPISODES}", f"evaluation.seed={CURVE_SEED}", "evaluation.max_fraction=0"),
+        "guards.restore_best=false",
         *(*family.settings, *method.settings),
     )
 

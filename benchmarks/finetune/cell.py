@@ -121,7 +121,12 @@ def _half_trained(task: BenchTask, seed: int) -> Path:
     return train_once(
         WORK / "source" / f"sac-{task.name}-{seed}",
         *(f"task={task.task}", "policy=squashed_gaussian", "algorithm=sac", *task.chunk, "sim.num_envs=8"),
-        *(f"budget.env_steps={task.source_steps}", "evaluation.episodes=10", f"seed={seed}"),
+        *(
+            f"budget.env_steps={task.source_steps}",
+            "evaluation.episodes=10",
+            "evaluation.max_fraction=0",
+            f"seed={seed}",
+        ),
     )
 
 

@@ -124,7 +124,7 @@ def lift(options: Options) -> Iterator[Row]:
     shutil.rmtree(demos, ignore_errors=True)
     command_line(["collect", "lift", "--episodes", "2" if options.quick else "50", "--out", str(demos)])
     tests = ["evaluation.backend=mujoco", f"evaluation.episodes={2 if options.quick else 200}"]
-    tests += ["evaluation.num_envs=100", "guards.restore_best=false"]
+    tests += ["evaluation.num_envs=100", "evaluation.max_fraction=0", "guards.restore_best=false"]
     small = ["policy.hidden=[8]", "budget.updates=1"] if options.quick else []
     base = ["experiment=few_demonstrations", "task=lift", f"dataset={demos}", *tests, *small]
     for record in training("lift_flow_bc", base, options, 80):

@@ -85,7 +85,7 @@ class ReplayConfig(Validated):
 class EvaluationConfig(Validated):
     """Periodic evaluation, by the same code as `robopolicy eval`."""
 
-    every: NonNegativeInt = 0  # updates between evaluations; 0 is a tenth of the budget
+    every: NonNegativeInt = 0  # updates between evaluations; 0 is a tenth of the budget, or more within max_fraction
     episodes: NonNegativeInt = 100  # episodes of the last evaluation, and at most of the others; 0 disables evaluation
     max_fraction: NonNegative = 0.2  # most control steps before the last evaluation per one of training; 0: no limit
     seed: NonNegativeInt = 10_000  # first episode seed; training episodes start at a million

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from robopolicy.algorithms.registry import ALGORITHMS
+from robopolicy.core.distributed import all_reduce_max
 from robopolicy.sim.contract import VectorSim
 from robopolicy.training.config import TrainConfig, section
 from robopolicy.training.guards import MIN_EPISODES
@@ -28,8 +29,9 @@ class Schedule:
         self.log_every = config.logging.every or max(1, total // 100)
         self._last_episodes = 0 if sim is None else config.evaluation.episodes
         self._episodes = self._last_episodes
-        if sim is not None and config.evaluation.max_fraction:
-            self._episodes = self._affordable_episodes(config, sim.spec.max_episode_steps)
+        episode_steps = all_reduce_max(0 if sim is None else sim.spec.max_episode_steps)  # process 0 evaluates
+        if episode_steps and config.evaluation.max_fraction:
+            self._limit_evaluations(config, episode_steps)
 
     def logs(self, update: int) -> bool:
         """Whether metrics are logged after `update`."""
@@ -55,11 +57,18 @@ class Schedule:
     def _due(self, every: int, update: int) -> bool:
         return update % every == 0 or update == self.total
 
-    def _affordable_episodes(self, config: TrainConfig, episode_steps: int) -> int:
-        """Return the episodes with which all evaluations before the last take `max_fraction` of the training."""
-        steps = config.evaluation.max_fraction * training_steps(config, self.total, episode_steps)
-        affordable = int(steps / (max(1, self.total // self.evaluate_every) * episode_steps))
-        return min(max(affordable, MIN_EPISODES), config.evaluation.episodes)
+    def _limit_evaluations(self, config: TrainConfig, episode_steps: int) -> None:
+        """Limit the evaluations before the last to `max_fraction` of the training.
+
+        First they have fewer episodes, then there are fewer of them, unless `evaluation.every` is set.
+        """
+        settings = config.evaluation
+        affordable = int(settings.max_fraction * training_steps(config, self.total, episode_steps) / episode_steps)
+        least = min(MIN_EPISODES, settings.episodes)
+        if not settings.every and affordable < least * (self.total // self.evaluate_every):
+            self.evaluate_every = -(-self.total // max(affordable // least, 1))
+        episodes = affordable // max(self.total // self.evaluate_every, 1)
+        self._episodes = min(max(episodes, least), self._last_episodes)
 
 
 def training_steps(config: TrainConfig, updates: int, episode_steps: int) -> int:

@@ -33,8 +33,8 @@ def test_evaluations_before_the_last_take_a_fifth_of_the_control_steps():
 @pytest.mark.parametrize(
     "settings, updates, expected",
     [
-        ((), 100, 10),  # never fewer, if `evaluation.episodes` has as many
-        (("evaluation.episodes=4",), 100, 4),
+        (("evaluation.every=10",), 100, 10),  # never fewer, if `evaluation.episodes` has as many
+        (("evaluation.every=10", "evaluation.episodes=4"), 100, 4),
         (("evaluation.max_fraction=0",), 100, 100),
         ((), 100_000, 100),
         (("evaluation.episodes=300",), 20_000, 256),
@@ -46,9 +46,18 @@ def test_episodes_shrink_within_limits(settings, updates, expected):
 
 
 def test_the_last_evaluation_has_all_episodes():
-    found = schedule(*PPO_RUN)
+    found = schedule(*PPO_RUN, "evaluation.every=10")
     assert (found.episodes(10), found.episodes(100), found.grows) == (10, 100, True)
     assert not schedule(*PPO_RUN, "evaluation.max_fraction=0").grows
+
+
+@pytest.mark.parametrize("updates, every", [(100, 100), (320, 80), (500, 84), (1000, 100)])
+def test_short_runs_are_evaluated_less_often(updates, every):
+    """An update has 32 control steps, and an evaluation of 10 episodes 500, of which a fifth is affordable."""
+    found = schedule(*PPO_RUN, updates=updates)
+    assert (found.evaluate_every, found.episodes(every - 1)) == (every, max(10, found.episodes(every - 1)))
+    assert found.episodes(1) * 50 * (updates // every - 1) <= 0.2 * 32 * updates
+    assert schedule(*PPO_RUN, "evaluation.every=7", updates=updates).evaluate_every == 7
 
 
 def test_rarer_evaluations_have_more_episodes():
@@ -92,6 +101,7 @@ def test_short_runs_do_not_spend_their_time_on_evaluation(tmp_path: Path, monkey
         return result
 
     monkeypatch.setattr(loop, "evaluate", counted)
-    words = [*PPO_RUN, "policy.hidden=[8]", "budget.env_steps=30000", f"out={tmp_path}", "name=run"]
+    words = [*PPO_RUN, "policy.hidden=[8]", "algorithm.num_steps=64", "algorithm.epochs=1", "sim.num_envs=16"]
+    words += ["budget.env_steps=30000", f"out={tmp_path}", "name=run"]
     assert main(["train", *words]) == 0
     assert len(steps) >= 10 and sum(steps[:10]) <= 0.2 * 30_000 and sum(steps) < 0.5 * 30_000
