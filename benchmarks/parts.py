@@ -31,7 +31,6 @@ import yaml
 from benchmarks.common import finished_cells, print_result, write_result
 from benchmarks.finetune.cell import base_policy, demonstrations, held_out
 from benchmarks.finetune.methods import FLOW
-from benchmarks.finetune.runner import make_shared
 from benchmarks.finetune.tasks import TASKS
 from benchmarks.parallel import run_cells
 from benchmarks.study import train_to_end
@@ -172,10 +171,6 @@ def _name(key: Key) -> str:
     return f"parts/{key[0].replace(' ', '_')}-lift-{key[1]}"
 
 
-def _prepare(keys: Sequence[Key], jobs: int) -> None:
-    make_shared([(TASK.name, seed, (FLOW,)) for seed in dict.fromkeys(seed for _, seed in keys)], jobs=jobs)
-
-
 def main() -> None:
     """Run every missing cell, then print and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -192,7 +187,6 @@ def main() -> None:
         progress=_progress,
         jobs=arguments.jobs,
         keep=not arguments.quick,
-        prepare=partial(_prepare, jobs=arguments.jobs),
     )
     if not arguments.quick:  # the table shows all finished cells
         cells = finished_cells(_name((part, seed)) for seed in range(100) for part in PARTS)

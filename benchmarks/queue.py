@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.studies import STUDIES, load_study
 from benchmarks.study import WORK, finished, jobs, run_jobs, selected
 from robopolicy.errors import UserError
-from robopolicy.training.queue import Job, QueueFolder, duration, estimate
+from robopolicy.training.queue import Job, QueueFolder, remaining
 
 
 def main() -> int:
@@ -53,18 +53,17 @@ def main() -> int:
         parser.error(str(error))
 
 
-def _print(chosen: Sequence[Job], workspace: QueueFolder, parallel: int) -> None:
+def _print(chosen: Sequence[Job], place: QueueFolder, parallel: int) -> None:
     """Print one line per unfinished cell, and the totals."""
-    states = {job.name: workspace.state(job) for job in chosen}
+    states = {job.name: place.state(job) for job in chosen}
     for job in sorted(chosen, key=lambda job: job.priority):
         state = states[job.name]
         if state != "done":
-            error = f": {workspace.failure(job)}" if state == "failed" else ""
+            error = f": {place.failure(job)}" if state == "failed" else ""
             print(f"{state:>11}  {job.name}{error}")
     unfinished = [job for job in chosen if states[job.name] not in ("done", "failed")]
-    left = estimate(unfinished, workspace)
     totals = ", ".join(f"{count} {state}" for state, count in sorted(Counter(states.values()).items()))
-    print(f"{totals}; " + ("no estimate" if left is None else f"about {duration(left / parallel)} left"))
+    print("; ".join(filter(None, (totals, remaining(unfinished, place, parallel)))))
 
 
 if __name__ == "__main__":

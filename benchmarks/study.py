@@ -66,7 +66,7 @@ class Published:
     source: str  # key in `docs/references.bib`
     low: float | None = None  # published interval
     high: float | None = None
-    margin: float | None = None  # how far below it counts as reproduction; None: 10 % of the value
+    margin: float | None = None  # how far below counts as reproduction; None: 10 % of a value without an interval
 
     @property
     def interval(self) -> Interval:
@@ -77,8 +77,8 @@ class Published:
     @property
     def reached_at(self) -> float:
         """Lowest score that counts as reproduction."""
-        margin = 0.1 * abs(self.value) if self.margin is None else self.margin
-        return (self.value if self.low is None else self.low) - margin
+        default = 0.1 * abs(self.value) if self.low is None else 0.0
+        return (self.value if self.low is None else self.low) - (default if self.margin is None else self.margin)
 
 
 class Study(ABC):

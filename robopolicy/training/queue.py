@@ -107,13 +107,13 @@ class QueueFolder:
             stream.write(json.dumps({"name": job.name, "group": job.group, "seconds": round(seconds, 1)}) + "\n")
 
     def durations(self) -> dict[str, list[float]]:
-        """Durations of finished jobs by group, by first part of the name, and of all under the empty name."""
+        """Durations of finished jobs by group and by first part of the name."""
         found: dict[str, list[float]] = {}
         with suppress(OSError):
             for line in (self.root / DURATIONS).read_text(encoding="utf-8").splitlines():
                 with suppress(ValueError, KeyError):
                     row = json.loads(line)
-                    for key in {row["group"], row["name"].partition("/")[0], ""}:
+                    for key in {row["group"], row["name"].partition("/")[0]}:
                         found.setdefault(key, []).append(float(row["seconds"]))
         return found
 
@@ -237,9 +237,7 @@ class _Queue:
         finished = self.total - len(self.waiting) - len(self.running) - len(gone)
         parts = [f"{finished} of {self.total} done"]
         parts += [f"{len(self.result.failed)} failed"] if self.result.failed else []
-        left = estimate([*self.waiting, *self.running], self.place)
-        parts += [f"about {duration(left / self.parallel)} left"] if left else []
-        return ", ".join(parts)
+        return ", ".join(filter(None, [*parts, remaining([*self.waiting, *self.running], self.place, self.parallel)]))
 
     def _stop(self, number: int) -> None:
         self.signals += 1
@@ -253,19 +251,30 @@ class _Queue:
                 _kill_group(process)
 
 
-def estimate(jobs: Sequence[Job], place: QueueFolder) -> float | None:
-    """Expected seconds of `jobs`, one at a time: measured or stated, else of similar jobs; None if unknown."""
+def estimate(jobs: Sequence[Job], place: QueueFolder) -> tuple[float, int]:
+    """Expected seconds of `jobs`, one at a time, and the number of jobs without an estimate, which are left out.
+
+    Durations are measured or stated, else of jobs whose names have the same first part.
+    """
     known = place.durations()
-    total = 0.0
+    total, unknown = 0.0, 0
     for job in jobs:
         alike = known.get(job.group)
         if alike is None and job.seconds is None:
-            alike = known.get(job.name.partition("/")[0]) or known.get("")
+            alike = known.get(job.name.partition("/")[0])
         seconds = median(alike) if alike else job.seconds
-        if seconds is None:
-            return None
-        total += seconds
-    return total
+        total += seconds or 0.0
+        unknown += seconds is None
+    return total, unknown
+
+
+def remaining(jobs: Sequence[Job], place: QueueFolder, parallel: int) -> str:
+    """Estimate for the end of `jobs` in words; empty without jobs."""
+    if not jobs:
+        return ""
+    total, unknown = estimate(jobs, place)
+    parts = [f"about {duration(total / parallel)} left"] if unknown < len(jobs) else []
+    return " and ".join([*parts, *([f"{unknown} of unknown length"] if unknown else [])])
 
 
 def duration(seconds: float) -> str:

@@ -200,3 +200,9 @@ def test_committed_cells_of_every_study_make_a_table(name):
     table = tabulate(studies.load_study(name), cells)
     assert table.entries and len({tuple(row) for row in table.rows()}) == 1  # all rows have the same columns
     assert table.null is None or table.null.table <= 0.05
+
+
+def test_published_scores_are_reached_within_their_interval_or_a_margin():
+    assert Published(100.0, "x").reached_at == 90.0 and Published(-100.0, "x").reached_at == -110.0
+    assert Published(0.9, "x", 0.85, 0.95).reached_at == 0.85
+    assert Published(0.9, "x", 0.85, 0.95, margin=0.1).reached_at == pytest.approx(0.75)

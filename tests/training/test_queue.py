@@ -14,7 +14,7 @@ import pytest
 import queued_cells as cells
 
 from robopolicy.errors import UserError
-from robopolicy.training.queue import QueueFolder, duration, estimate, locked, run_queue
+from robopolicy.training.queue import QueueFolder, duration, estimate, locked, remaining, run_queue
 
 # A queue in a process of its own, which the test can kill.
 PROGRAM = """
@@ -50,7 +50,7 @@ def test_jobs_run_by_priority_and_only_if_their_result_is_missing(tmp_path):
     report = run_queue(jobs, tmp_path / "work", report=lines.append)
     assert cells.order(tmp_path) == ["b/2", "c", "b/1", "a/1"]
     assert report.done == ["c", "b/1", "a/1"] and report.exit_code == 0
-    assert "4 of 4 done" in lines[-1] and "left" in lines[3]
+    assert "4 of 4 done" in lines[-1] and "of unknown length" in lines[1]
     assert not (tmp_path / "work/a/1").exists()  # folders of finished jobs are removed
 
 
@@ -136,12 +136,14 @@ def test_a_lock_of_a_dead_process_is_free(tmp_path):
 def test_estimates_use_the_durations_of_finished_jobs(tmp_path):
     workspace = QueueFolder(tmp_path)
     jobs = {name: cells.job(tmp_path, name) for name in ("control/ppo-0", "control/sac-0", "text/grpo-0")}
-    assert estimate(list(jobs.values()), workspace) is None
+    assert estimate(list(jobs.values()), workspace) == (0.0, 3)
     workspace.record(jobs["control/ppo-0"], 10.0)
     workspace.record(cells.job(tmp_path, "control/ppo-1"), 30.0)
-    assert estimate([cells.job(tmp_path, "control/ppo-7")], workspace) == 20.0
-    assert estimate([jobs["control/sac-0"]], workspace) == 20.0 == estimate([jobs["text/grpo-0"]], workspace)
-    assert estimate([cells.job(tmp_path, "text/grpo-0", seconds=5.0), jobs["control/ppo-0"]], workspace) == 25.0
+    assert estimate([cells.job(tmp_path, "control/ppo-7")], workspace) == (20.0, 0)
+    assert estimate([jobs["control/sac-0"]], workspace) == (20.0, 0)  # of the same study
+    assert estimate([cells.job(tmp_path, "text/grpo-0", seconds=5.0), jobs["control/ppo-0"]], workspace) == (25.0, 0)
+    assert remaining(list(jobs.values()), workspace, 2) == "about 20 s left and 1 of unknown length"
+    assert remaining([jobs["text/grpo-0"]], workspace, 1) == "1 of unknown length" and remaining([], workspace, 1) == ""
     assert [duration(s) for s in (50, 900, 9000, 50_000, 500_000)] == ["50 s", "15 min", "2.5 h", "14 h", "6 days"]
 
 
