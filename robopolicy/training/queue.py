@@ -83,9 +83,10 @@ class QueueFolder:
         """State of a job; interrupted jobs continue from what their folder contains."""
         if job.is_done():
             return "done"
-        with locked(self.lock_file(job), wait=False) as free:
-            if not free:
-                return "running"
+        if self.lock_file(job).exists():
+            with locked(self.lock_file(job), wait=False) as free:
+                if not free:
+                    return "running"
         if (self.folder(job) / FAILURE).exists():
             return "failed"
         return "interrupted" if self.folder(job).exists() else "missing"
@@ -191,6 +192,8 @@ class _Queue:
             self.waiting.append(job)
 
     def run(self) -> QueueReport:
+        if not self.waiting:
+            self.report(f"Nothing to run: {self._progress()}.")
         with handle_shutdown(self._stop):
             while self.running or (self.waiting and not self.signals):
                 while self.waiting and len(self.running) < self.parallel and not self.signals:

@@ -52,6 +52,8 @@ def test_jobs_run_by_priority_and_only_if_their_result_is_missing(tmp_path):
     assert report.done == ["c", "b/1", "a/1"] and report.exit_code == 0
     assert "4 of 4 done" in lines[-1] and "of unknown length" in lines[1]
     assert not (tmp_path / "work/a/1").exists()  # folders of finished jobs are removed
+    run_queue(jobs, tmp_path / "work", report=lines.append)
+    assert lines[-1] == "Nothing to run: 4 of 4 done."
 
 
 def test_a_failed_job_is_recorded_and_stops_nothing(tmp_path):
