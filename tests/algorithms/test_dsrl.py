@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,71 +9,23 @@ from typing import Any
 import pytest
 import torch
 from chunk_bandit import Known
+from dsrl_bandit import ACTOR, BOUND, GAIN, GOAL, LINEAR, POINT_MASS, Kind, bandit, flow, linear, make, value
 from torch import Tensor, nn
 
-from robopolicy.algorithms.dsrl_na import DSRLNA, DSRLNAConfig, distill_loss
-from robopolicy.algorithms.dsrl_sac import DSRLSAC, DSRLSACConfig
+from robopolicy.algorithms.dsrl_na import DSRLNA, distill_loss
+from robopolicy.algorithms.dsrl_sac import DSRLSAC
 from robopolicy.critics.q import CriticConfig, QEnsemble
-from robopolicy.data.replay import Replay, Transitions
+from robopolicy.data.replay import Replay
 from robopolicy.errors import UserError
-from robopolicy.policies.base import Observation, Policy, PolicySpec
+from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.wrappers.black_box import CallablePolicy
-from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
+from robopolicy.policies.wrappers.latent import LatentPolicy, NoiseSpace
 from robopolicy.rollout.off_policy import ReplaySampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
-
-Kind = type[DSRLNA | DSRLSAC]
-
-# The closed-form case: one decision, base P(s, w) = s + GAIN w, value -|a - GOAL|^2.
-LINEAR = PolicySpec({"state": (2,)}, action_dim=2)
-GAIN, GOAL, BOUND = torch.tensor([1.0, -0.5]), torch.tensor([0.8, 0.3]), 1.5
-SMALL = CriticConfig(hidden=(64, 64), activation="silu", layer_norm=False)
-ACTOR = replace(STEERING_ACTOR, hidden=(64, 64), normalization="identity")
-POINT_MASS = PolicySpec({"state": (6,)}, 2, horizon=4, action_horizon=4)
-
-
-def linear(obs: Observation, noise: Tensor) -> Tensor:
-    return obs["state"] + GAIN * noise
-
-
-def value(chunk: Tensor) -> Tensor:
-    return -(chunk[:, 0] - GOAL).square().sum(-1)
-
-
-def make(kind: Kind, base: Policy, **overrides: Any) -> Any:
-    torch.manual_seed(0)
-    settings: dict[str, Any] = {"noise_space": NoiseSpace(bound=BOUND), "actor": ACTOR, "critic": SMALL}
-    settings |= {"batch_size": 128, "lr": 3e-3, "critic_lr": 3e-3} | overrides
-    config = (DSRLNAConfig if kind is DSRLNA else DSRLSACConfig)(**settings)
-    return kind(config, base, total_updates=100)  # type: ignore[call-arg]
-
-
-def bandit(rows: int, seed: int, base: Callable[[Observation, Tensor], Tensor] = linear) -> Transitions:
-    """One-step episodes with actions decoded from random noise."""
-    generator = torch.Generator().manual_seed(seed)
-    obs = {"state": 2 * torch.rand(rows, 1, 2, generator=generator) - 1}
-    w = BOUND * (2 * torch.rand(rows, 1, 2, generator=generator) - 1)
-    chunk = base(obs, w)
-    reward, ones = value(chunk), torch.ones(rows)
-    return Transitions(
-        obs=obs,
-        chunk=chunk,
-        mask=ones[:, None],
-        rewards=reward[:, None],
-        steps=ones.long(),
-        discount=torch.zeros(rows),
-        reward=reward,
-        next_obs=obs,
-        returns=reward,
-        record={"noise": w},
-        online=ones.bool(),
-        weight=ones,
-        index=torch.arange(rows),
-    )
 
 
 class ExactQ(nn.Module):
@@ -88,14 +39,6 @@ def point_mass(algorithm: Any, num_envs: int = 8, reward: str = "shaped") -> Rep
     task = make_sim("toy/point_mass", SimOptions(num_envs=num_envs, reward=reward))
     sim = ChunkedSim(task, action_horizon=algorithm.policy.spec.action_horizon)
     return ReplaySampler(sim, Replay(20_000, num_envs), seed=0)
-
-
-def flow(**config: Any) -> FlowPolicy:
-    torch.manual_seed(0)
-    policy = FlowPolicy(FlowConfig(**({"hidden": (32, 32), "steps": 2} | config)), POINT_MASS)
-    bounds = {"state": 6, "action": 2}
-    policy.fit_normalizer({key: {"min": [-1.0] * n, "max": [1.0] * n} for key, n in bounds.items()})
-    return policy
 
 
 def states(algorithm: Any) -> dict[str, Tensor]:
@@ -143,51 +86,6 @@ def test_every_noise_critic_member_regresses_on_the_same_action_critic_member() 
     torch.testing.assert_close(info["distill_error"], expected.mean().sqrt())
     for other in (wanted.flip(0), wanted.amin(0), wanted.mean(0)):
         assert not torch.isclose(expected.mean(1).sum(), (found - other).square().mean(1).sum())
-
-
-@pytest.mark.parametrize(("actor_value", "expected"), [("min", -2.0), ("mean", -1.0)])
-def test_the_actor_maximises_the_minimum_or_the_mean_of_the_members(actor_value: str, expected: float) -> None:
-    """The entropy has no weight, so the loss is minus the value of critics 0 and -2."""
-    algorithm = make(DSRLNA, CallablePolicy.wrap("linear", linear, LINEAR), actor_value=actor_value, temperature=1e-9)
-
-    class Constant(Known):
-        def min_q(self, obs: Observation, chunk: Tensor) -> Tensor:
-            return self(obs, chunk).amin(0)
-
-        encoder = algorithm.noise_critic.encoder
-
-    algorithm.noise_critic = Constant(lambda s, a: 0 * a.sum(-1), lambda s, a: 0 * a.sum(-1) - 2)
-    algorithm.distill_step = lambda obs: {}
-    metrics = algorithm.update(bandit(32, 0))
-    assert metrics["actor/loss"] == pytest.approx(-expected, abs=1e-5)
-
-
-@pytest.mark.parametrize("clip_noise", [True, False])
-def test_noise_of_the_distillation_is_clipped_only_on_request(clip_noise: bool) -> None:
-    algorithm = make(DSRLNA, CallablePolicy.wrap("linear", linear, LINEAR), clip_noise=clip_noise)
-    drawn: list[Tensor] = []
-    output = algorithm.noise_critic.output
-    algorithm.noise_critic.output = lambda features, w: (drawn.append(w), output(features, w))[1]
-    algorithm.distill_step(bandit(512, 0).obs)
-    assert bool((drawn[0].abs() > BOUND).any()) != clip_noise
-
-
-def test_a_trained_base_is_the_average_of_a_policy_that_imitates() -> None:
-    base = flow(normalization="identity")
-    algorithm = make(DSRLNA, base, train_base=True, tau=0.1)
-    before = {key: item.clone() for key, item in algorithm.policy.base.named_parameters()}
-    rows = 128
-    obs = {"state": torch.rand(rows, 1, 6)}
-    data = replace(bandit(rows, 0), obs=obs, next_obs=obs, chunk=torch.rand(rows, 4, 2), mask=torch.ones(rows, 4))
-    algorithm.update(data)
-    assert algorithm.clone is not None
-    clone = dict(algorithm.clone.named_parameters())
-    for key, item in algorithm.policy.base.named_parameters():
-        assert not item.requires_grad and not torch.equal(clone[key], before[key])
-        torch.testing.assert_close(item, before[key] + 0.1 * (clone[key] - before[key]))
-    other = make(DSRLNA, base, train_base=True, tau=0.1)
-    other.load_state_dict(algorithm.state_dict())
-    torch.testing.assert_close(other.clone.state_dict(), algorithm.clone.state_dict())
 
 
 def share_of_gaussian(low: float, high: float) -> float:
@@ -279,8 +177,8 @@ def test_actor_and_critics_share_the_normalisation_of_clouds_and_sets_with_the_b
     algorithm = make(kind, base)
     noise_critic = getattr(algorithm, "noise_critic", algorithm.critic)
     for encoder in (algorithm.policy.actor.encoder, algorithm.critic.encoder, noise_critic.encoder):
-        for key, value in base.encoder.named_buffers():
-            assert torch.equal(encoder.get_buffer(key), value), key
+        for key, buffer in base.encoder.named_buffers():
+            assert torch.equal(encoder.get_buffer(key), buffer), key
 
 
 @kinds

@@ -121,7 +121,8 @@ def divergence(learner: Any, rollout: Rollout) -> float:
     old = copy.deepcopy(learner.policy)
     metrics = learner.update(rollout)
     assert metrics["actor/epochs"] == learner.config.epochs
-    learner.policy.load_state_dict(learner.policy.state_dict() | dict(old.named_buffers()))
+    buffers = {key: value for key, value in old.state_dict().items() if key in dict(old.named_buffers())}
+    learner.policy.load_state_dict(learner.policy.state_dict() | buffers)
     with torch.no_grad():
         new_mean, new_log_std = learner.policy.distribution(obs)
         old_mean, old_log_std = old.distribution(obs)
