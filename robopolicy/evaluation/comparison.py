@@ -211,7 +211,7 @@ def judge(
     Ahead and behind hold together with probability 1 - `alpha` over the table. Level means that no difference was
     found, not that there is none.
     """
-    found = {key: _without_test(*pair) for key, pair in pairs.items()}
+    found = {key: _without_test(*pair, paired) for key, pair in pairs.items()}
     compared = {key: compare(*pair, paired=paired) for key, pair in pairs.items() if found[key] is None}
     adjusted = holm([comparison.p_value for comparison in compared.values()])
     for (key, comparison), p in zip(compared.items(), adjusted, strict=True):
@@ -266,13 +266,14 @@ def _split(names: Sequence[int], runs: SeedRuns, seeds: int, rng: np.random.Gene
     return first, second
 
 
-def _without_test(method: SeedRuns, baseline: SeedRuns) -> TableVerdict | None:
-    """A verdict that needs no comparison, or None."""
+def _without_test(method: SeedRuns, baseline: SeedRuns, paired: bool) -> TableVerdict | None:
+    """A verdict without a test, or None."""
     if method.reason:
         return TableVerdict("not applicable", reason=method.reason)
     if 2 * method.diverged >= len(method.outcomes) > 0:
         return TableVerdict("diverged", reason=f"{method.diverged} of {len(method.outcomes)} runs diverged")
     fewest = min(len(method.outcomes), len(baseline.outcomes))
     if fewest < MIN_SEEDS:
-        return TableVerdict("too few seeds", reason=f"{fewest} of {MIN_SEEDS} seeds")
+        comparison = compare(method, baseline, paired=paired) if fewest > 1 else None
+        return TableVerdict("too few seeds", comparison, reason=f"{fewest} of {MIN_SEEDS} seeds")
     return None
