@@ -10,7 +10,7 @@ import torch
 from chunk_bandit import SMALL, batch, first_actions, gaussian
 from torch import Tensor, nn
 
-from robopolicy.algorithms.common.off_policy import cosine_decay
+from robopolicy.algorithms.common.algorithm import cosine_decay
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.algorithms.td3 import TD3, TD3Config
 from robopolicy.critics.q import C51, CriticConfig

@@ -12,6 +12,7 @@ changes more overrides `update`.
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -174,3 +175,16 @@ def frozen_copy(module: Any) -> Any:
     """Copy a module in evaluation mode without gradients."""
     frozen: nn.Module = copy.deepcopy(module)
     return frozen.eval().requires_grad_(False)
+
+
+def cosine_decay(progress: float, final: float) -> float:
+    """Factor from 1 at progress 0 to `final` at progress 1 and later."""
+    return final + (1 - final) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+
+
+def decay_learning_rates(algorithm: Algorithm, final: float) -> None:
+    """Set the learning rates of all optimisers to `cosine_decay` times their initial value."""
+    factor = cosine_decay(algorithm.progress, final)
+    for item in algorithm.checkpoint_items().values():
+        for group in item.param_groups if isinstance(item, torch.optim.Optimizer) else ():
+            group["lr"] = factor * group.setdefault("initial_lr", group["lr"])

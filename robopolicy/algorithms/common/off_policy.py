@@ -8,7 +8,6 @@ Hooks for algorithms of other packages: `critic_loss`, `make_critic`, `attach_da
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from robopolicy.algorithms.common.algorithm import (
     Checkpointable,
     Metrics,
     Observer,
+    decay_learning_rates,
     frozen_copy,
     make_metrics,
 )
@@ -261,14 +261,8 @@ class OffPolicy(Algorithm):
         self._target_update.copy_buffers()
         self.updates += 1
         if self.config.lr_final_fraction < 1:
-            self._decay_learning_rates()
+            decay_learning_rates(self, self.config.lr_final_fraction)
         return make_metrics(stats.means())
-
-    def _decay_learning_rates(self) -> None:
-        factor = cosine_decay(self.progress, self.config.lr_final_fraction)
-        for item in self.checkpoint_items().values():
-            for group in item.param_groups if isinstance(item, torch.optim.Optimizer) else ():
-                group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
 
     def observers(self) -> tuple[Observer, ...]:
         """Networks with running normalisers to update."""
@@ -327,11 +321,6 @@ def make_adam(network: nn.Module, lr: float, weight_decay: float = 0.0) -> torch
     )
     keep_unit_norm(optimizer, network)
     return optimizer
-
-
-def cosine_decay(progress: float, final: float) -> float:
-    """Factor from 1 at progress 0 to `final` at progress 1 and later."""
-    return final + (1 - final) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
 
 
 def optimizer_step(
