@@ -29,7 +29,6 @@ from robopolicy.atomic import write_text
 from robopolicy.cli.main import main as robopolicy
 
 TASK = "manipulation/lift"
-EXPERIMENT = "lift"
 DEMONSTRATIONS = 7
 EPISODES = 200  # held-out seeds
 HELD_OUT = 50_000  # first held-out seed; training evaluates from seed 10000 and collects from seed 1000000
@@ -50,8 +49,9 @@ def improve(out: Path, seed: int, settings: Sequence[str], video: int) -> None:
     common = [f"out={out}", f"seed={seed}", *settings]
     count, first = str(DEMONSTRATIONS), str(100_000 + 1_000 * seed)
     run("collect", TASK, "--episodes", count, "--seed", first, "--out", str(out / "demonstrations"))
-    run("train", f"experiment={EXPERIMENT}_flow_bc", f"dataset={out / 'demonstrations'}", "name=base", *common)
-    run("train", f"experiment={EXPERIMENT}_reinflow", f"init_from={best[0]}", "name=finetuned", *common)
+    start = ("experiment=few_demonstrations", f"task={TASK}", f"dataset={out / 'demonstrations'}")
+    run("train", *start, "name=base", *common)
+    run("train", "experiment=fine_tune", f"init_from={best[0]}", "name=finetuned", *common)
     run(
         *("eval", *best, "--episodes", str(EPISODES), "--seed", str(HELD_OUT)),
         *("--num-envs", "32", "--video", str(video), "--out", str(out / "evaluation")),
