@@ -1,7 +1,7 @@
 """Training with `sim.overlap=1` against alternating simulation and learning: wall time per update, and returns.
 
     python -m benchmarks.overlap --quick      # few turns of PPO, nothing written
-    python -m benchmarks.overlap --returns    # train the missing seeds, 20 CPU minutes; also on a busy machine
+    python -m benchmarks.overlap --returns    # train the missing seeds, 1 CPU hour; also on a busy machine
     python -m benchmarks.overlap              # measure the times on an idle machine, 5 minutes, and write the table
 
 Both runs of a case have the same settings and take equal numbers of control steps per update. They take turns in one
@@ -45,7 +45,7 @@ CHEETAH = ("experiment=from_scratch", "task=half_cheetah")
 SAC = (*CHEETAH, "policy=squashed_gaussian", "algorithm=sac", "replay.learning_starts=1000")
 CASES = {
     "ppo": Case("PPO, 16 environments", CHEETAH, 4, 100_000),
-    "sac": Case("SAC, 4 environments, 4 gradient steps", SAC, 40, 10_000),
+    "sac": Case("SAC, 4 environments, 4 gradient steps", SAC, 40, 20_000),
     "sac_64": Case("SAC, 64 environments, 4 gradient steps", (*SAC, "sim.num_envs=64", "algorithm.utd=0.0625"), 40),
 }
 

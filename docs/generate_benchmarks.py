@@ -63,6 +63,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Speed and deployment": {
         "sim_throughput": "How fast is the native simulator?",
         "replay": "How fast is the replay buffer compared with Stable-Baselines3's?",
+        "overlap": "How much time does simulation during learning save on the CPU?",
         "latency": "How fast are exported bundles?",
         "safety_filter": "How long does a tick of the safety filter take?",
         "compiling": "What do `torch.compile` and bfloat16 change?",
