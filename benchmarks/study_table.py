@@ -212,7 +212,7 @@ def _normalised(study: Study, score: Score) -> float:
 
 
 def _measures(group: tuple[str, str], members: Sequence[Score], contrasts: dict[Part, Contrast]) -> list[str]:
-    """Measures of a row: those of its contrasts, or the first one of a baseline."""
+    """Measures of a row: the ones of its contrasts, or the first one of a baseline."""
     named = [key[2] for key in contrasts if key[:2] == group]
     return named or [next(iter(members[0].measures))]
 

@@ -38,7 +38,7 @@ class OGBench(Study):
     priority = 15
     paired = False
     precision: str = "bfloat16"
-    updates: int = 0  # of the smoke test; 0: those of the method
+    updates: int = 0  # of the smoke test; 0: as many as the method has
 
     @property
     def tasks(self) -> list[str]:

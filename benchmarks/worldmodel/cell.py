@@ -91,7 +91,7 @@ def world(task: BenchTask, seed: int) -> Path:
 
 
 def store(task: BenchTask, seed: int) -> PolicyStore:
-    """The ranked policies; ablations rank those of their base."""
+    """The ranked policies; ablations rank the policies of their base."""
     folder = WORK / f"{task.base or task.name}-{seed}"
     return PolicyStore(folder, task.task, task.camera, task.size, task.policies, seed)
 

@@ -1,4 +1,4 @@
-"""SeedComparison of training methods, with the training seed as the unit.
+"""Comparison of training methods, with the training seed as the unit.
 
 Episodes of one trained policy share its training, so they are no independent evidence about a method. Every interval
 and test here counts training seeds:
