@@ -34,6 +34,7 @@ OPTIONAL = (
     ("websockets", "websockets", "remote policies", "pip install 'robopolicy[remote]'"),
     ("tensorboard", "tensorboard", "logging.tensorboard=true", "pip install 'robopolicy[tensorboard]'"),
     ("wandb", "wandb", "logging.wandb=true", "pip install 'robopolicy[wandb]'"),
+    ("trackio", "trackio", "logging.trackio=true", "pip install 'robopolicy[trackio]'"),
     ("diffusers", "diffusers", "schedulers of diffusers", "pip install 'robopolicy[diffusers]'"),
     ("lerobot", "lerobot", "policies of LeRobot (Python 3.12)", "pip install 'robopolicy[lerobot]'"),
 )

@@ -101,7 +101,8 @@ class LoggingConfig(Validated):
     every: NonNegativeInt = 0  # updates between rows; 0 is a hundredth of the budget
     tensorboard: bool = False  # also write TensorBoard events
     wandb: bool = False  # also write to Weights & Biases, offline unless WANDB_MODE is set
-    project: str = "robopolicy"  # project in Weights & Biases
+    trackio: bool = False  # also write to Trackio, locally unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL is set
+    project: str = "robopolicy"  # project in Weights & Biases and Trackio
 
 
 @dataclass(frozen=True)

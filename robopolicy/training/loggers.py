@@ -1,4 +1,4 @@
-"""Loggers: JSON lines and CSV always, TensorBoard and Weights & Biases on request.
+"""Metrics of a run in JSON lines and CSV, and on the terminal.
 
 One row per logged update, keyed by `update`. A resumed run first drops the rows written after its last resume point, so
 an uninterrupted run writes the same files.
@@ -7,9 +7,7 @@ an uninterrupted run writes the same files.
 from __future__ import annotations
 
 import csv
-import importlib
 import json
-import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,8 +21,6 @@ from robopolicy.atomic import atomic_file, write_text
 from robopolicy.errors import UserError
 from robopolicy.evaluation.intervals import PairedDifference
 from robopolicy.files import parse_json
-from robopolicy.schema import to_dict
-from robopolicy.training.config import TrainConfig
 
 Row = Mapping[str, float | int]
 
@@ -98,47 +94,6 @@ class CsvLogger:
             writer.writerows(self._rows)
 
 
-class TensorBoardLogger:
-    """TensorBoard event files under `folder`."""
-
-    def __init__(self, folder: Path, resume_at: int = 0) -> None:
-        module = _optional("torch.utils.tensorboard", "tensorboard")
-        self._writer = module.SummaryWriter(str(folder), purge_step=resume_at + 1 if resume_at else 0)
-
-    def log(self, update: int, row: Row) -> None:
-        """Write every scalar under its own tag."""
-        for key, value in row.items():
-            self._writer.add_scalar(key, value, update)
-
-    def close(self) -> None:
-        """Flush and close."""
-        self._writer.close()
-
-
-class WandbLogger:
-    """Weights & Biases; offline unless WANDB_MODE is set, so that a run requires no login or network."""
-
-    def __init__(self, folder: Path, *, project: str, name: str, config: Mapping[str, Any]) -> None:
-        module = _optional("wandb", "wandb")
-        self._run = module.init(
-            dir=str(folder),
-            project=project,
-            name=name,
-            id=name,
-            resume="allow",
-            config=dict(config),
-            mode=os.environ.get("WANDB_MODE", "offline"),
-        )
-
-    def log(self, update: int, row: Row) -> None:
-        """Log the row at its update."""
-        self._run.log(dict(row), step=update)
-
-    def close(self) -> None:
-        """Finish the run."""
-        self._run.finish()
-
-
 def read_jsonl(file: Path) -> list[dict[str, Any]]:
     """Read the rows of a JSON-lines file; an incomplete last line is dropped."""
     rows: list[dict[str, Any]] = []
@@ -153,27 +108,9 @@ def read_jsonl(file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _optional(module: str, package: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UserError(
-            f"Logging to {package} needs a package that is not installed; run: pip install 'robopolicy[{package}]'."
-        ) from error
-
-
-def make_loggers(config: TrainConfig, folder: Path, resume_at: int) -> list[Logger]:
-    """Create the loggers of a run, which drop the rows after update `resume_at`."""
-    loggers: list[Logger] = [
-        JsonlLogger(folder / "metrics.jsonl", resume_at),
-        CsvLogger(folder / "metrics.csv", resume_at),
-    ]
-    if config.logging.tensorboard:
-        loggers.append(TensorBoardLogger(folder / "tensorboard", resume_at))
-    if config.logging.wandb:
-        settings = {"project": config.logging.project, "name": config.name, "config": to_dict(config)}
-        loggers.append(WandbLogger(folder, **settings))
-    return loggers
+def make_loggers(folder: Path, resume_at: int) -> list[Logger]:
+    """Create the loggers of every run, which drop the rows after update `resume_at`."""
+    return [JsonlLogger(folder / "metrics.jsonl", resume_at), CsvLogger(folder / "metrics.csv", resume_at)]
 
 
 # Metrics on the terminal and their short names.

@@ -37,6 +37,7 @@ from robopolicy.training.guards import Summary, TrainingDiverged, check_metrics,
 from robopolicy.training.loggers import RunConsole, describe_evaluation, describe_vs_base, make_loggers
 from robopolicy.training.resume import load_random_state, lock_run, random_state, restore, run_exists_error
 from robopolicy.training.schedule import Schedule
+from robopolicy.training.trackers import make_trackers
 from robopolicy.versions import versions
 
 Report = dict[str, Any]
@@ -127,7 +128,9 @@ class Trainer:
         self.schedule = Schedule(self.config, self.total, parts.eval_sim)
         self.writes = rank() == 0
         self._lock = lock_run(folder) if self.writes else None  # before the loggers, which truncate files of the run
-        self.loggers = make_loggers(self.config, folder, resume_at) if self.writes else []
+        self.loggers = (
+            [*make_loggers(folder, resume_at), *make_trackers(self.config, folder, resume_at)] if self.writes else []
+        )
         console = None if self.writes else Console(quiet=True)
         self.console = RunConsole(self.config.name, self.total, resume_at, console)
 

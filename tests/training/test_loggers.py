@@ -2,14 +2,12 @@
 
 import csv
 import io
-import os
-import sys
 
 import pytest
 from rich.console import Console
 
 from robopolicy.errors import UserError
-from robopolicy.training.loggers import CsvLogger, JsonlLogger, RunConsole, TensorBoardLogger, WandbLogger, read_jsonl
+from robopolicy.training.loggers import CsvLogger, JsonlLogger, RunConsole, read_jsonl
 
 
 def table(file):
@@ -67,44 +65,6 @@ def test_damaged_lines_in_the_middle_are_named(tmp_path):
     (tmp_path / "m.jsonl").write_text('{"update": 1}\nnonsense\n{"update": 2}\n')
     with pytest.raises(UserError, match="line 2"):
         read_jsonl(tmp_path / "m.jsonl")
-
-
-@pytest.mark.parametrize(
-    "make, module, extra",
-    [
-        (lambda path: TensorBoardLogger(path), "torch.utils.tensorboard", "tensorboard"),
-        (lambda path: WandbLogger(path, project="p", name="n", config={}), "wandb", "wandb"),
-    ],
-)
-def test_missing_packages_name_their_extra(tmp_path, monkeypatch, make, module, extra):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=rf"pip install 'robopolicy\[{extra}\]'"):
-        make(tmp_path)
-
-
-def test_tensorboard_events_are_written(tmp_path):
-    pytest.importorskip("tensorboard")
-    logger = TensorBoardLogger(tmp_path)
-    logger.log(1, {"loss": 0.5})
-    logger.close()
-    assert [file for file in tmp_path.iterdir() if file.name.startswith("events") and file.stat().st_size]
-
-
-def test_wandb_is_offline_unless_the_environment_sets_a_mode(tmp_path, monkeypatch):
-    calls = []
-
-    class Wandb:
-        @staticmethod
-        def init(**settings):
-            calls.append(settings)
-
-    monkeypatch.setitem(sys.modules, "wandb", Wandb)
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    WandbLogger(tmp_path, project="p", name="n", config={"a": 1})
-    monkeypatch.setitem(os.environ, "WANDB_MODE", "online")
-    WandbLogger(tmp_path, project="p", name="n", config={})
-    assert [call["mode"] for call in calls] == ["offline", "online"]
-    assert calls[0]["config"] == {"a": 1}
 
 
 def test_plain_output_is_one_line_per_row():
