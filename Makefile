@@ -109,7 +109,7 @@ $(VENV)/.setup-dev: $(VENV)/.setup
 	@# rsl-rl-lib asks for torchvision and never imports it; one for another build of torch breaks what does.
 	@$(BIN)/python -c 'import torchvision' 2>/dev/null || $(BIN)/python -m pip uninstall -q -y torchvision
 	$(BIN)/python tests/helpers/simulated/build.py  # the simulated device, where there is a compiler
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps metaworld==3.1.1 robosuite==1.5.2  # their metadata ask for an older MuJoCo or numpy than they need
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps metaworld==3.1.1 robosuite==1.5.2 openpi-client==0.1.2  # their metadata ask for an older MuJoCo or numpy than they need
 	@touch $@
 
 $(VENV)/.setup-lerobot: $(VENV)/.setup

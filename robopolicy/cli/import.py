@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import add_overwrite_option, check_numbers
+from robopolicy.cli.options import add_overwrite_option, check_numbers, renames
 
 if TYPE_CHECKING:
     from robopolicy.policies.base import Policy
@@ -19,6 +19,7 @@ examples:
   robopolicy import onnx hopper.onnx --task hopper --rename state=obs --rename chunk=actions --out runs/hopper_onnx
   robopolicy import lerobot lerobot/diffusion_pusht --task push_t --out runs/pusht
   robopolicy import remote ws://127.0.0.1:8765 --task lift --action-horizon 4 --out runs/pi0
+  robopolicy import openpi ws://127.0.0.1:8000 --task lift --rename state=observation/state --out runs/pi05
   robopolicy import sb3 hopper_sac.zip --task hopper --out runs/hopper_sb3
   robopolicy import rsl_rl logs/model_1500.pt --task hopper --rename state=policy --out runs/hopper_rsl
   robopolicy eval runs/pi0 --episodes 100
@@ -34,13 +35,13 @@ def add_parser(subparsers: Any) -> None:
         "checkpoint of a remote endpoint calls it at every decision; files are copied.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("kind", metavar="KIND", help="lerobot | onnx | remote | rsl_rl | sb3")
+    parser.add_argument("kind", metavar="KIND", help="lerobot | onnx | openpi | remote | rsl_rl | sb3")
     parser.add_argument("source", metavar="SOURCE", help="file or address")
     parser.add_argument("--task", required=True, help="task of the policy, see 'robopolicy list tasks'")
     parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
     text = "NAME in the source of an observation KEY, of 'noise' or of 'chunk'; may be repeated"
     parser.add_argument("--rename", action="append", default=[], metavar="KEY=NAME", help=text)
-    text = "lerobot: instruction of a language-conditioned policy; may be repeated"
+    text = "lerobot, openpi: instruction of a language-conditioned policy; lerobot: may be repeated"
     parser.add_argument("--instruction", action="append", default=[], metavar="TEXT", help=text)
     parser.add_argument("--config", default="", metavar="FILE", help="rsl_rl: agent.yaml of the run")
     parser.add_argument("--action-horizon", type=int, help="actions executed per chunk (default: the policy's own)")
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     with closing(open_sim(entry, sim_options(args, [], 1), [])) as sim:
         shapes = {key: tuple(spec.shape) for key, spec in sim.spec.observation.items()}
     source = ImportSource(
-        args.source, shapes, _pairs(args.rename), args.config, args.action_horizon or 0, tuple(args.instruction)
+        args.source, shapes, renames(args.rename), args.config, args.action_horizon or 0, tuple(args.instruction)
     )
     policy = open_policy(args.kind, source)
     policy_entries = [PolicyEntry(args.source, lambda: policy, policy.spec)]
@@ -97,13 +98,3 @@ def _fit_normalizer(policy: Policy, sim: VectorSim) -> None:
 
     if unfitted_normalizers(policy):
         policy.fit_normalizer({"action": {"min": sim.spec.action_low, "max": sim.spec.action_high}})
-
-
-def _pairs(texts: list[str]) -> dict[str, str]:
-    from robopolicy.errors import UserError
-
-    pairs = [text.partition("=") for text in texts]
-    for text, (key, _, name) in zip(texts, pairs, strict=True):
-        if not key or not name:
-            raise UserError(f"--rename takes KEY=NAME, e.g. state=obs, found '{text}'.")
-    return {key: name for key, _, name in pairs}

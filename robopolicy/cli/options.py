@@ -137,6 +137,15 @@ def check_numbers(args: argparse.Namespace, *, positive: Sequence[str], non_nega
             check_count(f"--{name.replace('_', '-')}", getattr(args, name), least)
 
 
+def renames(texts: Sequence[str]) -> dict[str, str]:
+    """Read the values KEY=NAME of `--rename`; anything else raises a UserError."""
+    pairs = [text.partition("=") for text in texts]
+    for text, (key, _, name) in zip(texts, pairs, strict=True):
+        if not key or not name:
+            raise UserError(f"--rename takes KEY=NAME, e.g. state=obs, found '{text}'.")
+    return {key: name for key, _, name in pairs}
+
+
 def reject_unused(args: argparse.Namespace, why: str, *options: str) -> None:
     """Raise a UserError if one of the `options` was passed; `why` is the reason for the message ("without --video")."""
     for option in options:

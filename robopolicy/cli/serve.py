@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import check_numbers
+from robopolicy.cli.options import check_numbers, reject_unused, renames
 
 if TYPE_CHECKING:
     from robopolicy.deploy.batching import BatchedPolicy
@@ -15,6 +15,7 @@ EXAMPLES = """\
 examples:
   robopolicy serve runs/lift_reinflow/checkpoints/best
   robopolicy serve runs/lift_reinflow/checkpoints/best --port 9000 --max-batch 16 --batch-delay-ms 5
+  robopolicy serve bundles/lift --openpi 8000 --rename image.front=observation/image
   robopolicy import remote ws://127.0.0.1:8765 --task lift --out runs/served
   robopolicy serve bundles/lift --host 0.0.0.0 --tls-cert server.pem --tls-key server.key
 clients must send the token, which both sides read from the environment:
@@ -34,6 +35,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("policy", type=Path, metavar="CKPT_OR_BUNDLE", help="checkpoint folder, or bundle of 'export'")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8765, help="port; 0 uses a free one (default: 8765)")
+    text = "also serve clients of openpi, on this port; 0 uses a free one"
+    parser.add_argument("--openpi", type=int, metavar="PORT", help=text)
+    text = "NAME of an observation KEY in requests of openpi (default: observation/state for state, observation/front "
+    text += "for image.front); may be repeated"
+    parser.add_argument("--rename", action="append", default=[], metavar="KEY=NAME", help=text)
     text = "environment variable with the token (default: ROBOPOLICY_TOKEN)"
     parser.add_argument("--token-env", default="ROBOPOLICY_TOKEN", metavar="NAME", help=text)
     parser.add_argument("--tls-cert", type=Path, metavar="PEM", help="certificate: serve wss:// instead of ws://")
@@ -58,12 +64,16 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.tokens import is_loopback
 
     check_numbers(args, positive=("max_batch", "max_clients", "max_message_mib"), non_negative=())
+    if args.openpi is None:
+        reject_unused(args, "without --openpi", "--rename")
     token = os.environ.get(args.token_env, "")
     if "--token-env" in args.given and not token:
         raise UserError(f"The variable {args.token_env} of --token-env contains no token.")
     config = ServerConfig(
         host=args.host,
         port=args.port,
+        openpi_port=args.openpi,
+        openpi_names=renames(args.rename),
         token=token,
         tls_cert=args.tls_cert,
         tls_key=args.tls_key,
@@ -78,6 +88,8 @@ def run(args: argparse.Namespace) -> int:
 
     def ready(server: ChunkServer) -> None:
         print(f"serving {args.policy} at {server.url}: chunks of {spec.horizon} actions of {spec.action_dim} numbers")
+        if server.openpi_url:
+            print(f"openpi at {server.openpi_url}")
         if not is_loopback(config.host) and config.tls_cert is None:
             print("note: without TLS the token is sent unencrypted; pass --tls-cert and --tls-key")
         print("Ctrl-C stops", flush=True)

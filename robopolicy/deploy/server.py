@@ -18,16 +18,17 @@ import math
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from robopolicy.deploy.batching import BatchedPolicy, Batcher, check_request
+from robopolicy.deploy.openpi import HEALTH_PATH, OpenpiSession, request_names
 from robopolicy.deploy.statistics import ServerStatistics
 from robopolicy.deploy.wire import MAX_MESSAGE_BYTES, Greeting, Reply, Request, WireError, decode
 from robopolicy.errors import UserError
@@ -48,6 +49,8 @@ class ServerConfig:
 
     host: str = "127.0.0.1"  # listening address; addresses beyond loopback require a token
     port: int = 8765  # 0 for a free port
+    openpi_port: int | None = None  # port for clients of openpi; 0 for a free one, None for none
+    openpi_names: Mapping[str, str] = field(default_factory=dict[str, str])  # our observation -> name in its requests
     token: str = field(default="", repr=False)  # required token; "" for none
     tls_cert: Path | None = None  # PEM file with the certificate and its chain; None for plain ws://
     tls_key: Path | None = None  # PEM file with the private key
@@ -67,8 +70,9 @@ class ServerConfig:
             raise UserError("A token must consist of ASCII letters, digits and punctuation, without spaces.")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UserError("TLS needs both a certificate and its key; pass --tls-cert and --tls-key.")
-        if not 0 <= self.port < 2**16:
-            raise UserError(f"A port must lie in [0, 65535], got {self.port}.")
+        for port in (self.port, self.openpi_port or 0):
+            if not 0 <= port < 2**16:
+                raise UserError(f"A port must lie in [0, 65535], got {port}.")
         if min(self.max_batch, self.max_clients) < 1 or not 1024 <= self.max_bytes <= MAX_MESSAGE_BYTES:
             raise UserError(
                 f"A server needs max_batch >= 1, max_clients >= 1 and max_bytes in [1024, {MAX_MESSAGE_BYTES}], got "
@@ -80,15 +84,58 @@ class ServerConfig:
             raise UserError(text)
 
 
+class Session(Protocol):
+    """Messages of one client in its protocol."""
+
+    number: int  # number of the last request
+
+    def greeting(self) -> bytes:
+        """Return the first message."""
+        ...
+
+    def read(self, data: bytes | str) -> Request | None:
+        """Decode a request; None if there is nothing to compute. Raises `WireError` or `UserError`."""
+        ...
+
+    def write(self, reply: Reply) -> bytes | str:
+        """Encode the reply to the last request."""
+        ...
+
+
+class WireSession:
+    """Messages in the format of `wire.py`."""
+
+    def __init__(self, greeting: Greeting) -> None:
+        self._greeting = greeting
+        self.number = 0
+
+    def greeting(self) -> bytes:
+        """Return the greeting."""
+        return self._greeting.pack()
+
+    def read(self, data: bytes | str) -> Request:
+        """Decode a request."""
+        self.number = 0
+        fields = decode(data)
+        found = fields.get("number")
+        self.number = found if type(found) is int and 0 <= found < 2**63 else 0
+        return Request.read(fields)
+
+    def write(self, reply: Reply) -> bytes:
+        """Encode a reply."""
+        return reply.pack()
+
+
 class ChunkServer:
-    """Server of one policy."""
+    """Server of one policy for our clients and, on another port, clients of openpi."""
 
     def __init__(self, served: BatchedPolicy, config: ServerConfig, log: Log = lambda _: None) -> None:
         """Load the certificate and test the policy; raises `UserError` if either fails."""
-        self.config, self.url = config, ""
+        self.config, self.url, self.openpi_url = config, "", ""
         self.stopped_cleanly = True  # False after `run` if the policy still computes
         self.statistics = ServerStatistics()
         self._greeting, self._log = replace(served.greeting, max_rows=max(config.max_batch, MIN_ROWS)), log
+        self._names = request_names(served.greeting.spec, config.openpi_names)
         self._tls = _tls(config)
         times = {rows: _seconds(served, rows) for rows in {1, min(4, config.max_batch)}}
         self._batcher = Batcher(served, self.statistics, max_batch=config.max_batch, window=config.window, times=times)
@@ -105,14 +152,43 @@ class ChunkServer:
         Raises:
             UserError: The address cannot be opened.
         """
-        websockets = require("websockets.asyncio.server", "remote")
         require("msgpack", "remote")  # raises an error for a missing package now
-        silent = logging.getLogger("robopolicy.server")
-        silent.disabled = True  # failed handshakes are counted, without a traceback
-        config = self.config
+        logging.getLogger("robopolicy.server").disabled = True  # failed handshakes are counted, without a traceback
+        config, greeting = self.config, self._greeting
+        first, self.url = await self._listen(config.port, self._admit, lambda: WireSession(greeting))
+        listening = [first]
+        if config.openpi_port is not None:
+            second, self.openpi_url = await self._listen(
+                config.openpi_port, self._admit_openpi, lambda: OpenpiSession(greeting, self._names)
+            )
+            listening.append(second)
+        reports = asyncio.create_task(self._report())
+        try:
+            ready()
+            await self._stopping.wait()
+        finally:
+            reports.cancel()
+            for each in listening:
+                each.close(close_connections=False)
+            until = time.monotonic() + _DRAIN_TIMEOUT
+            while self._working and time.monotonic() < until:
+                await asyncio.sleep(0.01)
+            clients = [connection for each in listening for connection in each.connections]
+            await asyncio.gather(*(connection.close(1001, "the server stops") for connection in clients))
+            with suppress(TimeoutError):  # the tasks of clients hang with a policy
+                await asyncio.wait_for(asyncio.gather(*(each.wait_closed() for each in listening)), 1.0)
+            self.stopped_cleanly = self._batcher.close()
+
+    def stop(self) -> None:
+        """End `run`; call it in the event loop of `run`."""
+        self._stopping.set()
+
+    async def _listen(self, port: int, admit: Any, session: Callable[[], Session]) -> tuple[Any, str]:
+        """Listen on a port; return the server of websockets and its address."""
+        websockets, config = require("websockets.asyncio.server", "remote"), self.config
         options: dict[str, Any] = {
             "origins": [None],  # browsers always send an origin and are rejected
-            "process_request": self._admit,
+            "process_request": admit,
             "ssl": self._tls,
             "compression": None,
             "max_size": min(config.max_bytes, _request_bytes(self._greeting)),
@@ -121,40 +197,30 @@ class ChunkServer:
             "ping_interval": config.ping,
             "ping_timeout": config.ping,
             "close_timeout": 1,
-            "logger": silent,
+            "logger": logging.getLogger("robopolicy.server"),
             **({"ssl_handshake_timeout": config.open_timeout} if self._tls else {}),
         }
         try:
-            listening = await websockets.serve(self._client, config.host, config.port, **options)
+            server = await websockets.serve(
+                lambda connection: self._client(connection, session()), config.host, port, **options
+            )
         except OSError as error:
             reason = error.strerror or str(error)
-            text = f"Cannot listen on {config.host}:{config.port} ({reason}); pass another address or port."
+            text = f"Cannot listen on {config.host}:{port} ({reason}); pass another address or port."
             raise UserError(text) from error
         scheme, host = "wss" if self._tls else "ws", f"[{config.host}]" if ":" in config.host else config.host
-        self.url = f"{scheme}://{host}:{next(iter(listening.sockets)).getsockname()[1]}"
-        reports = asyncio.create_task(self._report())
-        try:
-            ready()
-            await self._stopping.wait()
-        finally:
-            reports.cancel()
-            listening.close(close_connections=False)
-            until = time.monotonic() + _DRAIN_TIMEOUT
-            while self._working and time.monotonic() < until:
-                await asyncio.sleep(0.01)
-            await asyncio.gather(*(connection.close(1001, "the server stops") for connection in listening.connections))
-            with suppress(TimeoutError):  # the tasks of clients hang with a policy
-                await asyncio.wait_for(listening.wait_closed(), 1.0)
-            self.stopped_cleanly = self._batcher.close()
+        return server, f"{scheme}://{host}:{next(iter(server.sockets)).getsockname()[1]}"
 
-    def stop(self) -> None:
-        """End `run`; call it in the event loop of `run`."""
-        self._stopping.set()
+    def _admit_openpi(self, connection: Any, request: Any) -> Any:
+        """Answer a health check; otherwise as `_admit`."""
+        if request.path == HEALTH_PATH:
+            return connection.respond(HTTPStatus.OK, "OK\n")
+        return self._admit(connection, request, "Api-Key")
 
-    def _admit(self, connection: Any, request: Any) -> Any:
+    def _admit(self, connection: Any, request: Any, scheme: str = "Bearer") -> Any:
         """Return None to accept a client, else an error response."""
         tokens = request.headers.get_all("Authorization")
-        expected = f"Bearer {self.config.token}".encode()
+        expected = f"{scheme} {self.config.token}".encode()
         if self.config.token and not (
             len(tokens) == 1 and hmac.compare_digest(tokens[0].encode("utf-8", "surrogateescape"), expected)
         ):
@@ -165,16 +231,16 @@ class ChunkServer:
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "Too many clients.\n")
         return None
 
-    async def _client(self, connection: Any) -> None:
+    async def _client(self, connection: Any, session: Session) -> None:
         closed = require("websockets.exceptions", "remote").ConnectionClosed
         seed = next(self._seeds)
         self.statistics.clients += 1
         try:
-            await connection.send(self._greeting.pack())
+            await connection.send(session.greeting())
             async for data in connection:
                 self._working += 1
                 try:
-                    await connection.send((await self._reply(data, seed)).pack())
+                    await connection.send(await self._answer(data, session, seed))
                 finally:
                     self._working -= 1
                 if self._stopping.is_set():
@@ -184,25 +250,25 @@ class ChunkServer:
         finally:
             self.statistics.clients -= 1
 
-    async def _reply(self, data: bytes | str, seed: int) -> Reply:
-        start, number, deadline = time.monotonic(), 0, None
+    async def _answer(self, data: bytes | str, session: Session, seed: int) -> bytes | str:
+        start, deadline = time.monotonic(), None
         try:
-            fields = decode(data)
-            found = fields.get("number")
-            number = found if type(found) is int and 0 <= found < 2**63 else 0
-            request = Request.read(fields)
+            request = session.read(data)
+            if request is None:
+                return session.write(Reply(session.number))
             if request.stats:
-                return Reply(number, stats=self.statistics.to_dict())
+                return session.write(Reply(session.number, stats=self.statistics.to_dict()))
             deadline = request.deadline
             chunk = await asyncio.wrap_future(self._batcher.submit(check_request(request, self._greeting, seed)))
-            reply = Reply(number, chunk, time.monotonic() - start)
+            reply = Reply(session.number, chunk, time.monotonic() - start)
         except (WireError, UserError) as error:
-            reply = Reply(number, error=_line(str(error)), seconds=time.monotonic() - start)
+            reply = Reply(session.number, error=_line(str(error)), seconds=time.monotonic() - start)
         except Exception as error:
-            reply = Reply(number, error=_line(f"{type(error).__name__}: {error}"), seconds=time.monotonic() - start)
+            text = _line(f"{type(error).__name__}: {error}")
+            reply = Reply(session.number, error=text, seconds=time.monotonic() - start)
             self._log(f"the policy failed: {reply.error}")
         self.statistics.record_reply(reply.seconds, deadline, failed=bool(reply.error))
-        return reply
+        return session.write(reply)
 
     async def _report(self) -> None:
         while self.config.log_every:

@@ -18,7 +18,7 @@ handshake contains the token, which only loopback addresses do not need.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from dataclasses import fields as fields_of
 from itertools import count
@@ -61,12 +61,12 @@ class Greeting:
         """Decode a message; raises `WireError` for invalid messages and other protocols."""
         fields = decode(data)
         if fields.get("protocol") != PROTOCOL:
-            raise WireError(f"expected a greeting of protocol {PROTOCOL}, found {_brief(fields.get('protocol'))}")
+            raise WireError(f"expected a greeting of protocol {PROTOCOL}, found {brief(fields.get('protocol'))}")
         spec = _entry(fields, "spec", dict)
         try:
             described = PolicySpec.from_dict(spec)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise WireError(f"expected a policy specification, found {_brief(spec)}") from error
+            raise WireError(f"expected a policy specification, found {brief(spec)}") from error
         counts = {key: _entry(fields, key, int) for key in ("network_calls", "max_rows")}
         for key, number in counts.items():
             if number < 1:
@@ -141,8 +141,20 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 def decode(data: bytes | str) -> dict[str, Any]:
     """Decode a message, with new arrays; raises `WireError` if `data` is invalid or too large."""
+    message = unpack(data, _from_map)
+    if not isinstance(message, dict):
+        raise WireError(f"expected a map, found {brief(message)}")
+    return message
+
+
+def unpack(data: bytes | str, convert: Callable[[dict[Any, Any]], Any]) -> Any:
+    """Decode MessagePack of bounded size; `convert` replaces every map, the inner ones first.
+
+    Raises:
+        WireError: `data` is text, is not MessagePack, or exceeds a limit.
+    """
     if not isinstance(data, bytes):
-        raise WireError(f"expected a binary message, found the text {_brief(data)}")
+        raise WireError(f"expected a binary message, found the text {brief(data)}")
     if len(data) > MAX_MESSAGE_BYTES:
         raise WireError(f"expected at most {MAX_MESSAGE_BYTES} bytes, found {len(data)}")
     msgpack, parts = require("msgpack", "remote"), count()
@@ -150,18 +162,26 @@ def decode(data: bytes | str) -> dict[str, Any]:
     def counted(part: Any) -> Any:
         if next(parts) >= MAX_PARTS:
             raise WireError(f"expected at most {MAX_PARTS} lists and maps, found more")
-        return _from_map(part) if isinstance(part, dict) else part
+        return convert(part) if isinstance(part, dict) else part
 
     limits = {"max_array_len": MAX_ENTRIES, "max_map_len": MAX_ENTRIES, "max_ext_len": 0}
     try:
-        message = msgpack.unpackb(data, object_hook=counted, list_hook=counted, strict_map_key=True, **limits)
+        return msgpack.unpackb(data, object_hook=counted, list_hook=counted, strict_map_key=True, **limits)
     except WireError:
         raise
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
-        raise WireError(f"expected MessagePack, found {_brief(data)}") from error
-    if not isinstance(message, dict):
-        raise WireError(f"expected a map, found {_brief(message)}")
-    return message
+        raise WireError(f"expected MessagePack, found {brief(data)}") from error
+
+
+def array_from(dtype: str, shape: Any, data: Any) -> NDArray[Any]:
+    """Copy the array of an accepted `dtype` out of a message; raises `WireError` if shape and bytes do not fit."""
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape) or len(shape) > 16:
+        raise WireError(f"expected the shape of an array, found {brief(shape)}")
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if not isinstance(data, bytes) or len(data) != size:
+        found = len(data) if isinstance(data, bytes) else brief(data)
+        raise WireError(f"expected {size} bytes for an array of shape {tuple(shape)}, found {found}")
+    return np.frombuffer(data, dtype).reshape(shape).copy()
 
 
 def _as_map(value: Any) -> dict[str, Any]:
@@ -176,16 +196,9 @@ def _as_map(value: Any) -> dict[str, Any]:
 def _from_map(fields: dict[Any, Any]) -> Any:
     if fields.keys() != {"dtype", "shape", "data"}:
         return fields
-    dtype, shape, data = fields["dtype"], fields["shape"], fields["data"]
-    if dtype not in DTYPES:
-        raise WireError(f"expected an array of one of {', '.join(DTYPES)}, found {_brief(dtype)}")
-    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape) or len(shape) > 16:
-        raise WireError(f"expected the shape of an array, found {_brief(shape)}")
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    if not isinstance(data, bytes) or len(data) != size:
-        found = len(data) if isinstance(data, bytes) else _brief(data)
-        raise WireError(f"expected {size} bytes for an array of shape {tuple(shape)}, found {found}")
-    return np.frombuffer(data, dtype).reshape(shape).copy()
+    if fields["dtype"] not in DTYPES:
+        raise WireError(f"expected an array of one of {', '.join(DTYPES)}, found {brief(fields['dtype'])}")
+    return array_from(**fields)
 
 
 def _fields(message: Any) -> dict[str, Any]:
@@ -197,7 +210,7 @@ def _entry(fields: Mapping[str, Any], key: str, kind: type) -> Any:
     if kind is float and type(value) is int:
         value = float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise WireError(f"expected '{key}' of type {kind.__name__}, found {_brief(value)}")
+        raise WireError(f"expected '{key}' of type {kind.__name__}, found {brief(value)}")
     return value
 
 
@@ -209,10 +222,11 @@ def _optional(fields: Mapping[str, Any], key: str, kind: type) -> Any:
 
 def _array(value: Any, key: str) -> NDArray[Any]:
     if not isinstance(value, np.ndarray):
-        raise WireError(f"expected an array '{key}', found {_brief(value)}")
+        raise WireError(f"expected an array '{key}', found {brief(value)}")
     return value
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
+    """Shorten the representation of a value, for messages."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

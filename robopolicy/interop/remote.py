@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from torch import Tensor
 
 from robopolicy.constraints import NonNegative, NonNegativeInt
 from robopolicy.deploy.batching import Batch, Streams
-from robopolicy.deploy.client import Connection, reason_of
+from robopolicy.deploy.client import Connection
+from robopolicy.deploy.websocket import reason_of
 from robopolicy.deploy.wire import Greeting
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy, PolicySpec
@@ -50,7 +51,7 @@ class RemotePolicy(BlackBoxPolicy):
     def __init__(self, config: RemoteConfig, spec: PolicySpec) -> None:
         """Check the address without connecting; a UserError is raised if it is invalid."""
         super().__init__(config, spec)
-        self._line = _Shared(Connection(config.url, config.timeout, self._check))
+        self._line = SharedConnection(Connection(config.url, config.timeout, self._check))
 
     @property
     def label(self) -> str:
@@ -91,14 +92,17 @@ class RemotePolicy(BlackBoxPolicy):
             )
 
 
-class _Shared:
+AnyConnection = TypeVar("AnyConnection")
+
+
+class SharedConnection(Generic[AnyConnection]):
     """Connection that copies of a policy share, with a lock for threads."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: AnyConnection) -> None:
         self.connection = connection
         self.lock = threading.Lock()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedConnection[AnyConnection]:
         return self
 
 

@@ -65,6 +65,25 @@ def _onnx(source: ImportSource) -> Policy:
     )
 
 
+def _openpi(source: ImportSource) -> Policy:
+    from robopolicy.interop.openpi import open_openpi
+
+    _refuse(source, "config")
+    if len(source.instructions) > 1:
+        raise UserError("A request of openpi has one instruction; pass --instruction once.")
+    rename = dict(source.rename)
+    actions = rename.pop("chunk", "")
+    return open_openpi(
+        source.address,
+        source.observation,
+        rename=rename,
+        actions=actions.split(",") if actions else (),
+        prompt="".join(source.instructions),
+        action_horizon=source.action_horizon,
+        action_normalization="minmax",
+    )
+
+
 def _remote(source: ImportSource) -> Policy:
     from robopolicy.interop.remote import open_remote
 
@@ -100,6 +119,7 @@ def _refuse(source: ImportSource, *names: str) -> None:
 KINDS: dict[str, Callable[[ImportSource], Policy]] = {
     "lerobot": _lerobot,
     "onnx": _onnx,
+    "openpi": _openpi,
     "remote": _remote,
     "rsl_rl": _rsl_rl,
     "sb3": _sb3,

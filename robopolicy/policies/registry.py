@@ -31,6 +31,7 @@ POLICIES: Registry[type[Policy]] = Registry(
         "mixture": "robopolicy.policies.heads.mixture:MixturePolicy",
         "module": "robopolicy.interop.sources:ModulePolicy",
         "onnx": "robopolicy.interop.onnx:OnnxPolicy",
+        "openpi": "robopolicy.interop.openpi:OpenpiPolicy",
         "optimized": "robopolicy.policies.wrappers.action_optimized:ActionOptimizedPolicy",
         "remote": "robopolicy.interop.remote:RemotePolicy",
         "selected": "robopolicy.policies.wrappers.best_of_n:BestOfNPolicy",

@@ -1,0 +1,210 @@
+"""Policies on servers of openpi or vLLM-Omni, as black boxes; `robopolicy.deploy.openpi` has the protocol.
+
+    policy = open_openpi("ws://127.0.0.1:8000", {"state": (8,)}, rename={"state": "observation/state"}, prompt="fold")
+
+A server describes neither its observations nor its chunks, so that names come from the user and sizes from the reply to
+a first request. Ours describes both, and takes noise if its policy does. Every row of a batch is one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robopolicy.constraints import NonNegative, NonNegativeInt
+from robopolicy.deploy.openpi import NAME_PREFIX, OpenpiConnection
+from robopolicy.deploy.websocket import reason_of
+from robopolicy.errors import UserError
+from robopolicy.interop.remote import SharedConnection
+from robopolicy.policies.base import Observation, PolicySpec
+from robopolicy.policies.wrappers.black_box import BlackBoxPolicy, RetryConfig
+from robopolicy.spec import IMAGE_PREFIX
+
+IMAGE_SIZE = 224  # rows and columns of pictures, to which clients of openpi resize theirs
+
+
+@dataclass(frozen=True)
+class OpenpiConfig(RetryConfig):
+    """Address, names and timeouts; created by `open_openpi`."""
+
+    noise: bool = False  # whether the server takes noise
+    timeout: NonNegative = 30.0
+    retries: NonNegativeInt = 2
+    url: str = ""  # ws://HOST:PORT | wss://...
+    names: dict[str, str] = field(default_factory=dict)  # our observation -> entry of requests
+    prompt: str = ""  # instruction
+    actions: tuple[str, ...] = ("actions",)  # entries of a reply with actions, in the order of their columns
+
+
+class OpenpiPolicy(BlackBoxPolicy):
+    """Policy behind openpi's protocol; verbs `act` and, for servers that take noise, `decode`."""
+
+    name: ClassVar[str] = "openpi"
+    config_class = OpenpiConfig
+    config: OpenpiConfig
+
+    def __init__(self, config: OpenpiConfig, spec: PolicySpec) -> None:
+        """Check the address without connecting; a UserError is raised if it is invalid."""
+        super().__init__(config, spec)
+        self._line = SharedConnection(OpenpiConnection(config.url, config.timeout))
+
+    @property
+    def label(self) -> str:
+        """Name for messages."""
+        return f"The endpoint {self.config.url}"
+
+    def call(self, obs: Observation, noise: Tensor | None) -> Any:
+        """Send a request per row and wait for the chunks."""
+        arrays = {key: value.cpu().numpy() for key, value in obs.items()}
+        if noise is not None:
+            arrays["noise"] = noise.cpu().numpy()
+        rows = len(next(iter(arrays.values())))
+        with self._line.lock:
+            return np.stack([self.request({key: value[row] for key, value in arrays.items()}) for row in range(rows)])
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another."""
+        self._line.connection.close()
+
+    def request(self, row: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """Return the chunk `(H, A)` for one row `{key: (To, ...)}`, and `noise` `(H, A)` if the server takes it."""
+        names = {**self.config.names, "noise": "noise"}
+        request: dict[str, Any] = {names[key]: self._value(key, value) for key, value in row.items()}
+        if self.config.prompt:
+            request["prompt"] = self.config.prompt
+        return actions_of(self._line.connection.infer(request), self.config.actions, self.label)
+
+    def _value(self, key: str, value: NDArray[Any]) -> NDArray[Any]:
+        """An observation `(To, ...)` as an entry of a request, without a history of one step."""
+        if key.startswith(IMAGE_PREFIX):
+            value = np.moveaxis(value, -3, -1)
+        return value[0] if key != "noise" and self.spec.obs_horizon == 1 else value
+
+
+def open_openpi(
+    url: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    rename: Mapping[str, str] | None = None,
+    actions: Sequence[str] = (),
+    prompt: str = "",
+    action_horizon: int = 0,
+    **settings: Any,
+) -> OpenpiPolicy:
+    """Ask the server at `url` for one chunk and wrap it.
+
+    Args:
+        url: `ws://HOST:PORT`, with a path for vLLM-Omni, or `wss://...`.
+        shapes: Observations of the task without cameras, by our names.
+        rename: Our observation -> entry of requests; not needed for servers of this package.
+        actions: Entries of a reply with actions; () for `actions`, or the `action_keys` of the metadata.
+        prompt: Instruction.
+        action_horizon: Actions executed per chunk; 0 for those of the metadata, or all.
+        settings: Further fields of `OpenpiConfig`.
+
+    Raises:
+        UserError: The server is unreachable or gives no chunk, or a name is missing or unknown.
+    """
+    config = OpenpiConfig(url=url, prompt=prompt, **settings)
+    connection = OpenpiConnection(url, config.timeout)
+    try:
+        metadata = connection.open()
+    except OSError as error:
+        reason = reason_of(error)
+        raise UserError(f"The endpoint {url} cannot be reached ({reason}); start it, or check the address.") from error
+    finally:
+        connection.close()
+    ours = metadata.get("protocol") == "openpi"
+    found, names = _declared(metadata, rename or {}, url) if ours else _renamed(metadata, shapes, rename or {}, url)
+    keys = tuple(actions) or tuple(map(str, metadata.get("action_keys") or ())) or config.actions
+    config = replace(config, names=names, actions=keys, noise=ours and metadata.get("noise") is True)
+    history = _size(metadata, "obs_horizon", 1) if ours else 1
+    horizon, dim = _first_chunk(config, PolicySpec(found, 1, obs_horizon=history)).shape
+    executed = action_horizon or (_size(metadata, "action_horizon", horizon) if ours else horizon)
+    if executed > horizon:
+        raise UserError(f"The endpoint {url} returns chunks of {horizon} actions, so {executed} cannot be executed.")
+    return OpenpiPolicy(config, PolicySpec(found, dim, horizon, executed, history))
+
+
+def actions_of(reply: Any, keys: Sequence[str], label: str) -> NDArray[np.float32]:
+    """Chunk `(H, A)` of a reply: a bare array, or the entries `keys` next to each other.
+
+    Raises:
+        UserError: An entry is missing, is no array `(H, A)`, or has another length than the first.
+    """
+    if isinstance(reply, dict):
+        missing = next((key for key in keys if key not in reply), None)
+        if missing is not None:
+            text = f"{label} returned no '{missing}' but {', '.join(map(str, reply))}"
+            raise UserError(f"{text}; name its actions by --rename chunk=NAME,...")
+        parts = [reply[key] for key in keys]
+    else:
+        parts = [reply]
+    if not all(isinstance(part, np.ndarray) and part.ndim == 2 and part.size for part in parts):
+        found = ", ".join(str(getattr(part, "shape", type(part).__name__)) for part in parts)
+        raise UserError(f"{label} returned {found} instead of actions of shape (H, A).")
+    if len({len(part) for part in parts}) > 1:
+        raise UserError(f"{label} returned actions of different lengths {[len(part) for part in parts]}.")
+    return np.concatenate(parts, 1).astype(np.float32)
+
+
+Observations = tuple[dict[str, tuple[int, ...]], dict[str, str]]
+"""Shape and name in requests of every observation that the server gets, by our names."""
+
+
+def _declared(metadata: Mapping[str, Any], rename: Mapping[str, str], url: str) -> Observations:
+    """Observations that a server of this package declares."""
+    try:
+        declared = PolicySpec.from_dict({"observation": metadata.get("observation"), "action_dim": 1}).observation
+    except (TypeError, ValueError) as error:
+        raise UserError(f"The endpoint {url} declares no observations: {error}") from error
+    ours = {name: key for key, name in rename.items()}
+    if unknown := set(ours) - set(declared):
+        raise UserError(f"The endpoint {url} takes {', '.join(declared)}, not '{min(unknown)}'.")
+    found, names = dict[str, tuple[int, ...]](), dict[str, str]()
+    for name, shape in declared.items():
+        picture = len(shape) == 3
+        key = ours.get(name) or (IMAGE_PREFIX if picture else "") + name.removeprefix(NAME_PREFIX)
+        found[key], names[key] = (shape[2], *shape[:2]) if picture else shape, name
+    return found, names
+
+
+def _renamed(
+    metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], rename: Mapping[str, str], url: str
+) -> Observations:
+    """Observations that the user names, with pictures of the size in the metadata."""
+    if not rename:
+        text = "does not name its observations; pass e.g. --rename state=observation/state"
+        raise UserError(f"The endpoint {url} {text}.")
+    sides = metadata.get("image_resolution")
+    known = isinstance(sides, list) and len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)
+    rows, columns = sides if known and sides else (IMAGE_SIZE, IMAGE_SIZE)
+    for key in rename:
+        if key not in shapes and not key.startswith(IMAGE_PREFIX):
+            raise UserError(f"The task has no observation '{key}' but {', '.join(shapes)}; cameras are image.CAMERA.")
+    return {key: (3, rows, columns) if key.startswith(IMAGE_PREFIX) else shapes[key] for key in rename}, dict(rename)
+
+
+def _size(metadata: Mapping[str, Any], key: str, default: int) -> int:
+    value = metadata.get(key, default)
+    return value if type(value) is int and value > 0 else default
+
+
+def _first_chunk(config: OpenpiConfig, spec: PolicySpec) -> NDArray[np.float32]:
+    """Chunk for observations of zeros."""
+    policy = OpenpiPolicy(replace(config, noise=False), spec)
+    zeros = {
+        key: np.zeros((spec.obs_horizon, *shape), np.uint8 if key.startswith(IMAGE_PREFIX) else np.float32)
+        for key, shape in spec.observation.items()
+    }
+    try:
+        return policy.request(zeros)
+    except OSError as error:
+        raise UserError(f"The endpoint {config.url} gave no chunk ({reason_of(error)}).") from error
+    finally:
+        policy.close()
