@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from benchmarks.common import load_cell, print_result, save_cell, write_result
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.deploy.bundle import Bundle, open_bundle
-from robopolicy.deploy.export import TaskMetadata, export_bundle
+from robopolicy.deploy.export import export_bundle
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.nets.recurrent import RecurrentConfig
 from robopolicy.policies.base import Policy, PolicySpec
@@ -45,7 +45,7 @@ from robopolicy.policies.registry import POLICIES
 from robopolicy.policies.wrappers.best_of_n import make_best_of_n
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.policies.wrappers.latent import STEERING_ACTOR, LatentPolicy, NoiseSpace
-from robopolicy.spec import IMAGE_PREFIX
+from robopolicy.spec import IMAGE_PREFIX, TaskMetadata
 from robopolicy.training.checkpoint import save_checkpoint
 
 SPEC = PolicySpec({"state": (32,)}, action_dim=7, horizon=8, action_horizon=8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 IMAGE_PREFIX = "image."  # of image observations (3, h, w), uint8
@@ -65,6 +65,19 @@ class PolicySpec:
             raise ValueError(f"observation must map names to shapes, found {str(shapes)[:80]}.")
         fields = {"action_horizon" if key == "execute" else key: value for key, value in data.items()}
         return cls(**{**fields, "observation": {str(key): tuple(shape) for key, shape in shapes.items()}})
+
+
+@dataclass(frozen=True)
+class TaskMetadata:
+    """Names, units and bounds of observations and actions of a task; what is unknown is empty or None."""
+
+    task: str
+    control_dt: float | None = None  # [s]
+    action_names: tuple[str, ...] = ()
+    action_low: tuple[float, ...] = ()
+    action_high: tuple[float, ...] = ()
+    observation_names: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    instructions: tuple[str, ...] = ()  # texts of the demonstrations, e.g. "pick the block"
 
 
 def _is_shape(value: Any) -> bool:

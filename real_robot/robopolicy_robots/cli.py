@@ -20,6 +20,7 @@ examples:
   robopolicy deploy --robot my_panda.yaml --policy bundles/lift --task manipulation/lift --transport auto --check
   robopolicy deploy --robot my_panda.yaml --policy bundles/lift --task manipulation/lift --transport auto --dry-run
   robopolicy deploy --robot my_panda.yaml --policy bundles/lift --task manipulation/lift --dry-run --browser
+  robopolicy deploy --robot my_arm.yaml --policy runs/my_arm_flow_bc_seed0/checkpoints/best --task none --check
 
 my_panda.yaml is a copy of robopolicy_robots/robots/franka_panda.yaml with the topic of the cube:
   sources:
@@ -41,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
     shipped = ", ".join(robot_names())
     parser.add_argument("--robot", required=True, help=f"YAML file, or name of a shipped robot: {shipped}")
     parser.add_argument("--policy", required=True, help="folder of a bundle or a checkpoint, or ws://HOST:PORT")
-    parser.add_argument("--task", required=True, help="task that the policy was trained on, e.g. manipulation/lift")
+    parser.add_argument("--task", required=True, help="task of the policy; none: joints and cameras of the robot alone")
     add_options(parser)
     parser.add_argument("--episodes", type=int, default=1, help="episodes of a simulated robot (default: 1)")
     parser.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")

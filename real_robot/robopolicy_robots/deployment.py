@@ -26,19 +26,17 @@ from robopolicy.deploy.safety.watchdog import EStop
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.intervals import wilson
 from robopolicy.files import check_new_file, next_free_path
-from robopolicy.sim.backends.mujoco.task import MujocoTask
-from robopolicy.sim.registry import get_task
+from robopolicy.sim.registry import NO_TASK
 from robopolicy.spec import HIDDEN_STATE
 from robopolicy_robots.check import PreflightContext, check, show
 from robopolicy_robots.connection import connect, to_argv
+from robopolicy_robots.embodiment import Embodiment
 from robopolicy_robots.filter_log import RecordedFilter
 from robopolicy_robots.loop import ControlLoop, LoopOptions
 from robopolicy_robots.metrics import RunMetrics
-from robopolicy_robots.mujoco_topics import prefix_of
 from robopolicy_robots.policy_runner import PolicyRunner
 from robopolicy_robots.policy_source import (
     NonClosing,
-    PolicyRequirements,
     SyncRunner,
     compatibility_errors,
     open_source,
@@ -47,10 +45,10 @@ from robopolicy_robots.policy_source import (
 from robopolicy_robots.rate import set_realtime_priority
 from robopolicy_robots.recorder import RecordedTransport, Recorder
 from robopolicy_robots.robot import CAMERA, RobotSpec, load_robot
+from robopolicy_robots.setup import Setup, images_of, joint_setup, task_setup
 from robopolicy_robots.simulated.client import START_TIMEOUT, SimulatedTime, Simulation, simulated
 from robopolicy_robots.simulated.node import build, node_parser, task_of
 from robopolicy_robots.states import State, Tick
-from robopolicy_robots.task_embodiment import TaskEmbodiment
 from robopolicy_robots.transports.base import check_transport
 from robopolicy_robots.tui import RunDisplay, open_view
 
@@ -82,17 +80,8 @@ def deploy(args: argparse.Namespace) -> int:
     robot = replace(robot, **changed)
     args.transport = args.transport or robot.transport
     _check(args, robot)
-    task = task_of(args.task)
-    embodiment = TaskEmbodiment(task, prefix_of(task.model, robot.names))
-    for key in embodiment.sources:
-        robot.source(key)  # raises an error for a missing source before anything starts
-    requirements = PolicyRequirements(
-        get_task(args.task).name,
-        {key: tensor.shape for key, tensor in task.observation.items()},
-        task.action_low,
-        task.action_high,
-        embodiment.control_dt,
-    )
+    # Raises an error for a missing source before anything starts.
+    setup = None if args.task == NO_TASK else task_setup(args.task, task_of(args.task), robot)
     report = _report_path(args)
     if args.priority is not None:
         set_realtime_priority(args.priority)
@@ -106,14 +95,16 @@ def deploy(args: argparse.Namespace) -> int:
                 f"--chunk-blending rtc needs a policy that continues a prefix, and {args.policy} does not; pass a "
                 "bundle of 'robopolicy export --rtc' or a server of such a bundle, or choose another blending."
             )
-        for camera in _images(source):
+        setup, images = setup or joint_setup(source, robot), images_of(source)
+        for camera in images:
             robot.source(CAMERA + camera)
         if robot.simulated and args.transport != "loopback":
             connect(args, robot).close()  # raises transport errors before a process starts
         if args.check:
-            return _run_checks(args, robot, task, source, requirements)
-        if errors := compatibility_errors(source, requirements):
-            raise UserError(f"The policy {args.policy} does not fit {requirements.task}: {'; '.join(errors)}.")
+            return _run_checks(args, robot, setup, source)
+        if errors := compatibility_errors(source, setup.requirements):
+            fitted = robot.name if args.task == NO_TASK else setup.requirements.task
+            raise UserError(f"The policy {args.policy} does not fit {fitted}: {'; '.join(errors)}.")
         gate = _gate(args, source)
         if robot.simulated and not args.use_running_sim:
             stack.enter_context(_simulation(args, robot, source))
@@ -121,9 +112,8 @@ def deploy(args: argparse.Namespace) -> int:
         view = stack.enter_context(open_view(args.no_tui, RunMetrics(robot, args.task), args.browser))
         episodes: list[EpisodeRecord] = []
         for number in range(args.episodes if robot.simulated else 1):
-            embodiment = TaskEmbodiment(task, prefix_of(task.model, robot.names), _images(source))
             seed = args.seed + number
-            episode = _run_episode(args, robot, embodiment, source, recorder, view, gate, estop, seed)
+            episode = _run_episode(args, robot, setup.make(images), source, recorder, view, gate, estop, seed)
             episodes.append(episode)
             view.episode_finished(episode, len(episodes), args.episodes)
             if not episode.done:
@@ -148,6 +138,8 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
         reject_unused(args, "without --ood-data", "--ood-action")
     if args.check:
         reject_unused(args, "with --check, which does not move the robot", *RUN_OPTIONS)
+    if robot.simulated and args.task == NO_TASK:
+        raise UserError(f"The simulated robot {robot.name} needs a task; pass e.g. --task manipulation/lift.")
     if not robot.simulated:
         reject_unused(args, f"on {robot.name}, which is a real robot", "--seed")
     if not robot.simulated and args.episodes > 1:
@@ -180,9 +172,7 @@ def _report_path(args: argparse.Namespace) -> Path:
     return report
 
 
-def _run_checks(
-    args: argparse.Namespace, robot: RobotSpec, task: MujocoTask, source: ChunkPolicy, requirements: PolicyRequirements
-) -> int:
+def _run_checks(args: argparse.Namespace, robot: RobotSpec, setup: Setup, source: ChunkPolicy) -> int:
     """Run the preflight checks and return the exit code."""
     with ExitStack() as stack:
         if robot.simulated and not args.use_running_sim:
@@ -191,11 +181,10 @@ def _run_checks(
         simulation = Simulation(transport) if robot.simulated else None
         if simulation is not None:
             simulation.reset(args.seed)
-        embodiment, reconnect = (
-            TaskEmbodiment(task, prefix_of(task.model, robot.names), _images(source)),
-            lambda: connect(args, robot),
+        embodiment = setup.make(images_of(source))
+        context = PreflightContext(
+            robot, transport, embodiment, source, setup.requirements, lambda: connect(args, robot), simulation
         )
-        context = PreflightContext(robot, transport, embodiment, source, requirements, reconnect, simulation)
         return show(check(context), f"{robot.name}, {args.task}, {args.transport}")
 
 
@@ -210,18 +199,12 @@ def _gate(args: argparse.Namespace, source: ChunkPolicy) -> OODDetector | None:
     return gate
 
 
-def _images(source: ChunkPolicy) -> dict[str, tuple[int, int]]:
-    """Cameras of a policy and their image sizes."""
-    shapes = source.spec.observation.items()
-    return {key.removeprefix(CAMERA): (shape[1], shape[2]) for key, shape in shapes if key.startswith(CAMERA)}
-
-
 @contextmanager
 def _simulation(args: argparse.Namespace, robot: RobotSpec, source: ChunkPolicy) -> Iterator[None]:
     """Run a simulated robot in its own process, or in a thread for the transport loopback."""
     argv = ["--robot", args.robot, "--task", args.task, *to_argv(args)]
     argv += ["--lockstep", "--rate", f"{robot.rate:.17g}"] if args.lockstep else []
-    argv += ["--cameras", *_images(source)]
+    argv += ["--cameras", *images_of(source)]
     if args.transport != "loopback":
         with simulated(argv):
             yield
@@ -246,7 +229,7 @@ def _simulation(args: argparse.Namespace, robot: RobotSpec, source: ChunkPolicy)
 def _run_episode(
     args: argparse.Namespace,
     robot: RobotSpec,
-    embodiment: TaskEmbodiment,
+    embodiment: Embodiment,
     source: ChunkPolicy,
     recorder: Recorder | None,
     view: RunDisplay,

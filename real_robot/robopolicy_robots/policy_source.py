@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from robopolicy.deploy.bundle import MANIFEST, open_bundle
 from robopolicy.deploy.contract import ChunkPolicy, Observed
 from robopolicy.errors import UserError
-from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX
+from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX, TaskMetadata
 from robopolicy_robots.policy_runner import InferenceResult, infer
 
 
@@ -29,7 +29,7 @@ class PolicyRequirements:
 
 
 def compatibility_errors(source: ChunkPolicy, requirements: PolicyRequirements) -> list[str]:
-    """Incompatibilities of a policy with a task; for bundles, training metadata is also compared."""
+    """Incompatibilities of a policy with a task, also of the metadata of its training where it has them."""
     spec = source.spec
     errors: list[str] = []
     own = {key: tuple(shape) for key, shape in spec.observation.items() if key != HIDDEN_STATE}
@@ -39,19 +39,24 @@ def compatibility_errors(source: ChunkPolicy, requirements: PolicyRequirements) 
             errors.append(f"it expects '{key}' of shape {shape}, the task provides {found or 'nothing'}")
     if spec.action_dim != len(requirements.low):
         errors.append(f"it has {spec.action_dim} actions and the task {len(requirements.low)}")
-    manifest: Any = getattr(source, "manifest", None)
-    if manifest is None:
+    metadata = metadata_of(source)
+    if metadata is None:
         return errors
-    if manifest.task != requirements.task:
-        errors.append(f"it was trained on {manifest.task}")
-    if manifest.control_dt is not None and abs(manifest.control_dt - requirements.control_dt) > 1e-9:
+    if metadata.task != requirements.task:
+        errors.append(f"it was trained on {metadata.task}")
+    if metadata.control_dt is not None and abs(metadata.control_dt - requirements.control_dt) > 1e-9:
         errors.append(
-            f"its actions last {1e3 * manifest.control_dt:g} ms, the task's {1e3 * requirements.control_dt:g} ms"
+            f"its actions last {1e3 * metadata.control_dt:g} ms, the task's {1e3 * requirements.control_dt:g} ms"
         )
-    bounds = (manifest.action_low, requirements.low), (manifest.action_high, requirements.high)
+    bounds = (metadata.action_low, requirements.low), (metadata.action_high, requirements.high)
     if any(len(theirs) and not (len(theirs) == len(ours) and np.allclose(theirs, ours)) for theirs, ours in bounds):
         errors.append("its actions have other bounds")
     return errors
+
+
+def metadata_of(source: ChunkPolicy) -> TaskMetadata | None:
+    """Metadata of the task that a policy was trained on, where the policy has them."""
+    return getattr(source, "task_metadata", None)
 
 
 def open_source(name: str, device: str = "cpu") -> ChunkPolicy:
@@ -73,8 +78,8 @@ def open_source(name: str, device: str = "cpu") -> ChunkPolicy:
     from robopolicy.interop.sources import CheckpointChunkPolicy
     from robopolicy.training.checkpoint import load_policy
 
-    policy, _ = load_policy(name, device)
-    return CheckpointChunkPolicy(policy)
+    policy, manifest = load_policy(name, device)
+    return CheckpointChunkPolicy(policy, task_metadata=manifest.task_metadata)
 
 
 def start_episode(source: ChunkPolicy, seed: int) -> None:

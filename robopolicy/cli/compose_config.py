@@ -15,6 +15,7 @@ from yaml import YAMLError
 
 from robopolicy.cli.progress import progress_bars
 from robopolicy.critics.q import QEnsemble
+from robopolicy.data.compatibility import check_dataset_for_policy
 from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Policy
@@ -26,7 +27,6 @@ from robopolicy.policies.wrappers.best_of_n import make_best_of_n
 from robopolicy.policies.wrappers.composed import compose
 from robopolicy.policies.wrappers.learned_gate import make_learned_gate
 from robopolicy.schema import from_dict, to_dict
-from robopolicy.training.build import check_dataset_for_policy
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.fit_selector import fit_selector
 

@@ -37,6 +37,7 @@ examples:
   robopolicy eval runs/lift_reinflow/checkpoints/best --latency 0 50 150 --chunk-blending ensemble
   robopolicy eval runs/push_bc/checkpoints/best --plan-with runs/push_world/checkpoints/best --candidates 8
   robopolicy eval runs/text_grpo/checkpoints/last --samples 16
+  robopolicy eval runs/my_arm_flow_bc_seed0/checkpoints/best --dataset data/my_arm_test
 """
 
 ACTION_REPEATS = "Score by control steps per decision"
@@ -55,6 +56,8 @@ def add_parser(subparsers: Any) -> None:
     text = "checkpoint folder, 'expert' or 'random'"
     parser.add_argument("policies", nargs="+", metavar="CKPT", help=text)
     add_rollout_options(parser)
+    text = "compare the actions with those of this dataset, without a simulator"
+    parser.add_argument("--dataset", type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--episodes", type=int, default=100, help="episodes per policy (default: 100)")
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
     parser.add_argument("--out", type=Path, help="report folder (default: the next free one of runs/eval, runs/eval_2)")
@@ -80,6 +83,10 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate and write the report; return 0."""
+    if args.dataset is not None:
+        from robopolicy.cli.eval_dataset import eval_dataset
+
+        return eval_dataset(args)
     from robopolicy.atomic import atomic_folder
     from robopolicy.cli.policy_args import load_policy_entries, with_planning
     from robopolicy.errors import UserError

@@ -39,9 +39,10 @@ def run(args: argparse.Namespace) -> int:
     """Write the bundle; return 0."""
     from robopolicy.deploy.bundle import GRAPH, TOLERANCE
     from robopolicy.deploy.bundle import MANIFEST as BUNDLE
-    from robopolicy.deploy.export import TaskMetadata, export_bundle
+    from robopolicy.deploy.export import export_bundle, read_task_metadata
     from robopolicy.files import check_new_folder
     from robopolicy.schema import to_dict
+    from robopolicy.spec import TaskMetadata
     from robopolicy.training.checkpoint import golden_observations, load_policy
     from robopolicy.training.manifest import MANIFEST
     from robopolicy.versions import sha256
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     policy, checkpoint = load_policy(args.checkpoint)
     unknown = ""
     try:
-        facts = TaskMetadata.of(checkpoint.task)
+        facts = checkpoint.task_metadata or read_task_metadata(checkpoint.task)
     except UserError as error:
         facts, unknown = TaskMetadata(checkpoint.task), str(error)
     manifest = export_bundle(

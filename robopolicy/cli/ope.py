@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     behaviour = _behavior_policy(args, entry, policy_entries)
     keys = {key for policy_entry in policy_entries if policy_entry.spec for key in policy_entry.spec.observation}
     episodes = read_lerobot(args.logs, images=any(key.startswith("image.") for key in keys))
+    _check_logs(args, episodes, policy_entries, entry)
     fqe = FQEConfig(steps=args.steps)
     config = OPEConfig(gamma=args.gamma, deterministic=not args.stochastic, fqe=fqe, seed=args.seed)
     found: dict[str, Estimates] = {}
@@ -101,6 +102,24 @@ def run(args: argparse.Namespace) -> int:
     if portfolios is not None:
         print(f"SharpeRatio@k of the policies and the logs' behaviour:\n{aligned(*portfolios)}")
     return 0
+
+
+def _check_logs(
+    args: argparse.Namespace, episodes: Episodes, policy_entries: list[PolicyEntry], entry: TaskEntry
+) -> None:
+    """Compare the logs with the policies, and with the simulator if the policies are run in it."""
+    from contextlib import closing
+
+    from robopolicy.cli.policy_args import open_sim, sim_options
+    from robopolicy.data.compatibility import check_dataset, check_dataset_for_policy, warn_of_other_task
+
+    for policy_entry in policy_entries:
+        assert policy_entry.spec is not None
+        check_dataset_for_policy(episodes, policy_entry.spec, f"dataset {args.logs}")
+    if not args.play:
+        return warn_of_other_task(episodes, entry.name, str(args.logs))
+    with closing(open_sim(entry, sim_options(args, policy_entries, 1, args.device), policy_entries)) as sim:
+        check_dataset(episodes, sim.spec, str(args.logs))
 
 
 def _behavior_policy(args: argparse.Namespace, entry: TaskEntry, policy_entries: list[PolicyEntry]) -> Policy | None:

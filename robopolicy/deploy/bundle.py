@@ -32,7 +32,7 @@ from robopolicy.deploy.graph import CHUNK, NEXT_MEMORY, NOISE, PREFIX, PREFIX_WE
 from robopolicy.errors import UserError
 from robopolicy.rng import episode_rng
 from robopolicy.schema import from_dict, to_dict
-from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX, PolicySpec
+from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX, PolicySpec, TaskMetadata
 from robopolicy.versions import sha256
 
 SCHEMA = 1  # version of the layout, to increase with every incompatible change
@@ -108,6 +108,13 @@ class Bundle:
     def takes_prefix(self) -> bool:
         """Whether `chunk` accepts a prefix."""
         return self.manifest.takes_prefix
+
+    @property
+    def task_metadata(self) -> TaskMetadata:
+        """Names, rate and bounds of the task that the policy was trained on."""
+        found = self.manifest
+        bounds = found.action_low, found.action_high
+        return TaskMetadata(found.task, found.control_dt, found.action_names, *bounds, found.observation_names)
 
     def reset(self, seed: int | None = None) -> None:
         """Begin an episode: reset the hidden state and the noise, with a new `seed` if given."""

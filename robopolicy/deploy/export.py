@@ -12,9 +12,8 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,40 +44,28 @@ from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.real_time_chunking import act_with_prefix
 from robopolicy.policies.wrappers.black_box import BlackBoxPolicy
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.spec import IMAGE_PREFIX
+from robopolicy.spec import IMAGE_PREFIX, TaskMetadata
 from robopolicy.versions import versions
 
 PACKAGES = ("robopolicy", "torch", "onnx", "onnxruntime", "numpy")
 OPSET = 20
 
 
-@dataclass(frozen=True)
-class TaskMetadata:
-    """Names, units and bounds of observations and actions of a task."""
-
-    task: str
-    control_dt: float | None = None  # [s]
-    action_names: tuple[str, ...] = ()
-    action_low: tuple[float, ...] = ()
-    action_high: tuple[float, ...] = ()
-    observation_names: Mapping[str, list[str]] = field(default_factory=dict[str, list[str]])
-
-    @classmethod
-    def of(cls, task: str) -> TaskMetadata:
-        """Read the metadata of a registered task; raises `UserError` if it is not available."""
-        sim = make_sim(task, SimOptions(num_envs=1))
-        try:
-            spec = sim.spec
-        finally:
-            sim.close()
-        return cls(
-            spec.task,
-            spec.control_dt,
-            spec.action_names,
-            tuple(spec.action_low.tolist()),
-            tuple(spec.action_high.tolist()),
-            {key: list(entry.names) for key, entry in spec.observation.items() if entry.names},
-        )
+def read_task_metadata(task: str) -> TaskMetadata:
+    """Read the metadata of a registered task from its simulator; raises `UserError` if it is not available."""
+    sim = make_sim(task, SimOptions(num_envs=1))
+    try:
+        spec = sim.spec
+    finally:
+        sim.close()
+    return TaskMetadata(
+        spec.task,
+        spec.control_dt,
+        spec.action_names,
+        tuple(spec.action_low.tolist()),
+        tuple(spec.action_high.tolist()),
+        {key: list(entry.names) for key, entry in spec.observation.items() if entry.names},
+    )
 
 
 class Decision:

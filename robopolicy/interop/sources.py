@@ -18,7 +18,7 @@ from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.wrappers.black_box import BlackBoxConfig, BlackBoxPolicy
-from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX
+from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX, TaskMetadata
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,11 @@ class CheckpointChunkPolicy:
 
     takes_prefix = False
 
-    def __init__(self, policy: Policy, *, deterministic: bool = True) -> None:
+    def __init__(
+        self, policy: Policy, *, deterministic: bool = True, task_metadata: TaskMetadata | None = None
+    ) -> None:
         """Put the policy into evaluation mode; `deterministic` disables exploration noise."""
-        self.policy = policy.eval()
+        self.policy, self.task_metadata = policy.eval(), task_metadata
         self.deterministic = deterministic
         self._device = policy.device
         self._hidden: Tensor | None = None

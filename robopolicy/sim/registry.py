@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from robopolicy.sim.contract import Observation, VectorSim
     from robopolicy.sim.wrappers.registry import WrapperSpec
 
+NO_TASK = "none"  # task that exists only as a dataset, without a simulator
 REWARDS = ("sparse", "shaped")
 SUCCESS_STEPS = ("any", "last")  # steps of an episode whose success may count; the protocol of Fetch counts the last
 
@@ -235,7 +236,9 @@ def check_cameras(sim: VectorSim, options: SimOptions) -> VectorSim:
 
 
 def get_task(name: str) -> TaskEntry:
-    """Look up a task by its id, or by a unique last part such as "lift"."""
+    """Look up a task by its id, or by a unique last part such as "lift"; `none` is a dataset without a simulator."""
+    if name == NO_TASK:
+        return TaskEntry(NO_TASK, _no_simulator, "A dataset, without a simulator.", backends=())
     names = task_names()
     if name in _RENAMED:
         raise UserError(f"Task {name} is now {_RENAMED[name]}")
@@ -249,6 +252,13 @@ def get_task(name: str) -> TaskEntry:
     if len(matches) != 1:
         raise unknown_name("task", name, names)
     return _TASKS[matches[0]] if matches[0] in _TASKS else _contributed_task(matches[0])
+
+
+def _no_simulator(options: SimOptions) -> VectorSim:
+    raise UserError(
+        f"Task {NO_TASK} is a dataset and has no simulator; compare policies with recorded actions by 'robopolicy eval "
+        "CKPT --dataset FOLDER', or estimate returns by 'robopolicy ope'."
+    )
 
 
 def task_ring(name: str) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import random
-import warnings
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,17 +14,25 @@ from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.core.distributed import rank, world_size
 from robopolicy.critics.value import ValueNet
-from robopolicy.data.episodes import Episodes, is_cloud, is_image
+from robopolicy.data.compatibility import (
+    check_dataset,
+    check_dataset_for_policy,
+    recorded_metadata,
+    recorded_spec,
+)
+from robopolicy.data.episodes import Episodes
 from robopolicy.data.formats import read_dataset
+from robopolicy.data.selection import split_indices
 from robopolicy.device import device_name, usable_device
 from robopolicy.errors import UserError
-from robopolicy.policies.base import Policy, PolicySpec
+from robopolicy.evaluation.action_error import HeldOut
+from robopolicy.policies.base import Policy
 from robopolicy.policies.heads.explicit import ExplicitPolicy
 from robopolicy.policies.registry import POLICIES
 from robopolicy.schema import fill_defaults, to_dict
 from robopolicy.sim.contract import SimSpec, VectorSim
-from robopolicy.sim.registry import WorldOptions, get_task, observation_options, task_names
-from robopolicy.spec import HIDDEN_STATE
+from robopolicy.sim.registry import NO_TASK, WorldOptions, get_task, observation_options
+from robopolicy.spec import HIDDEN_STATE, PolicySpec, TaskMetadata
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.sft import TextLearner
 from robopolicy.training.config import ChunkConfig, TaskConfig, TrainConfig, section
@@ -37,8 +43,6 @@ from robopolicy.training.manifest import read_manifest
 from robopolicy.training.overlap import check_overlap
 from robopolicy.training.remote_replay import check_workers
 from robopolicy.training.world_sims import is_world
-
-OUT_OF_BOUNDS_WARN = 0.05  # fraction of actions outside the bounds above which a dataset causes a warning
 
 
 @dataclass
@@ -51,6 +55,8 @@ class RunComponents:
     source: DataSource
     eval_sim: VectorSim | None
     total_updates: int
+    held_out: HeldOut | None = None  # episodes for the action error, with the task `none`
+    task_metadata: TaskMetadata | None = None  # of the dataset, with the task `none`
 
     def close(self) -> None:
         """Stop the simulators."""
@@ -74,6 +80,8 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
     if config.worldmodel != WorldOptions() and not any(map(is_world, (config.sim.backend, config.evaluation.backend))):
         raise UserError("Settings of worldmodel.* need a world model; set sim.backend=worldmodel:FOLDER.")
     task = config.task.name
+    if task == NO_TASK:
+        _check_recorded(config)
     if config.init_from:
         manifest = read_manifest(Path(config.init_from))
         spec = manifest.policy_spec
@@ -92,15 +100,44 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
     check_distributed(config)
     check_overlap(config)
     check_workers(config)
-    if config.dataset:
-        task = task or load_episodes(config.dataset, "", config.task.reward).tasks[0]
+    if config.dataset and not task:
+        task = _recorded_task(config)
     if not task:
         raise UserError("No task is given; pass e.g. task=lift ('robopolicy list tasks' prints all).")
     task = get_task(task).name
     config = _shorten_rollouts(replace(config, chunk=resolve_chunk(config, task)))
     _check_text(task, str(config.policy["name"]), algorithm)
-    name = config.name or f"{task.rsplit('/', 1)[-1]}_{config.policy['name']}_{algorithm}_seed{config.seed}"
+    subject = Path(config.dataset).stem if task == NO_TASK else task.rsplit("/", 1)[-1]
+    name = config.name or f"{subject}_{config.policy['name']}_{algorithm}_seed{config.seed}"
     return replace(config, task=replace(config.task, name=task), name=name)
+
+
+def _recorded_task(config: TrainConfig) -> str:
+    """Return the registered task on which the dataset was recorded."""
+    task = load_episodes(config.dataset, "", config.task.reward).tasks[0]
+    try:
+        return get_task(task).name
+    except UserError as error:
+        raise UserError(
+            f"Dataset {config.dataset} was recorded on '{task}', which is no registered task; pass task={NO_TASK} to "
+            "learn from the dataset alone, or task=NAME."
+        ) from error
+
+
+def _check_recorded(config: TrainConfig) -> None:
+    """Raise a UserError for settings that do not fit a task that exists only as a dataset."""
+    name, task, replay = str(config.algorithm["name"]), config.task, config.replay
+    if not config.dataset:
+        raise UserError(f"task={NO_TASK} learns from a dataset alone; pass dataset=FOLDER.")
+    if task.cameras or task.point_clouds or task.wrappers:
+        raise UserError(f"task={NO_TASK} has the observations of its dataset; choose among them by task.obs_keys.")
+    source = ALGORITHMS[name].data_source
+    if source == "replay" and not 0 < config.budget.updates <= replay.offline_updates:
+        raise UserError(
+            f"task={NO_TASK} has no simulator; let '{name}' learn offline by budget.updates=N replay.offline_updates=N."
+        )
+    if source not in ("replay", "dataset"):
+        raise UserError(f"Algorithm '{name}' needs a simulator, which task={NO_TASK} lacks; choose e.g. algorithm=bc.")
 
 
 def resolve_chunk(config: TrainConfig, task: str) -> ChunkConfig:
@@ -191,34 +228,57 @@ def build(config: TrainConfig, start: Path | None = None) -> RunComponents:
     data_source = ALGORITHMS[name].data_source
     episodes = load_episodes(config.dataset, config.task.name, config.task.reward) if config.dataset else None
     load_episodes.cache_clear()
-    evaluates = config.evaluation.episodes > 0 and rank() == 0
+    recorded = config.task.name == NO_TASK
+    evaluates = config.evaluation.episodes > 0 and rank() == 0 and not recorded
     needs_simulator = _needs_simulator(config, data_source)
     # Initial weights are equal in all processes, independent of the draws of their simulators.
     with torch.random.fork_rng([device] if device.type != "cpu" else [], device_type=device.type):
         eval_sim = eval_simulator(config) if evaluates else None
         num_envs = 1 if config.sim.num_workers else config.sim.num_envs // world_size()
         train_sim = simulator(config, num_envs) if needs_simulator else None
-    sim = _spec(config, train_sim or eval_sim, data_source)
-    if episodes is not None and sim is not None:
-        _check_dataset(episodes, sim, config.dataset)
+        sim = _spec(config, train_sim or eval_sim, episodes)
+    held_out, metadata = None, None
+    if episodes is not None and recorded:
+        metadata = recorded_metadata(episodes)
+        episodes, held_out = _hold_out(episodes, config)
+    elif episodes is not None:
+        check_dataset(episodes, sim, config.dataset)
     policy, algorithm, updates = build_learner(config, episodes, sim, device, start)
     if rank():  # weights are equal in all processes, and the noise of losses is not
         torch.manual_seed(config.seed + SEEDS_PER_RANK * rank())
     if episodes is not None:
         check_dataset_for_policy(episodes, policy.spec, f"dataset {config.dataset}")
-    if sim is not None:
-        _check_critics(algorithm, sim)
-        algorithm.attach_symmetry(sim.mirror)
+    _check_critics(algorithm, sim)
+    algorithm.attach_symmetry(sim.mirror)
     source = make_source(config, policy.spec, algorithm, settings, episodes, train_sim, device)
-    return RunComponents(config, policy, algorithm, source, eval_sim, updates)
+    return RunComponents(config, policy, algorithm, source, eval_sim, updates, held_out, metadata)
 
 
-def _spec(config: TrainConfig, sim: VectorSim | None, data_source: str) -> SimSpec | None:
-    """Return the specification of the task; replay needs its action bounds even without a simulator."""
-    if sim is None and data_source == "replay":
+def _spec(config: TrainConfig, sim: VectorSim | None, episodes: Episodes | None) -> SimSpec:
+    """Return the specification of the task; a run without a simulator opens one for it."""
+    if config.task.name == NO_TASK:
+        assert episodes is not None
+        return recorded_spec(episodes)
+    if sim is None:
         sim = simulator(config, 1)
         sim.close()
-    return None if sim is None else sim.spec
+    return sim.spec
+
+
+def _hold_out(episodes: Episodes, config: TrainConfig) -> tuple[Episodes, HeldOut | None]:
+    """Split a dataset into episodes to train on and at most `evaluation.episodes` to evaluate on, if possible two."""
+    settings, count = config.evaluation, episodes.num_episodes
+    if not settings.episodes:
+        return episodes, None
+    if count < 2:
+        raise UserError(
+            f"Dataset {config.dataset} has one episode, so none can be held out; set evaluation.episodes=0 to train "
+            "without evaluation."
+        )
+    size = min(max(round(settings.held_out * count), 2 if count > 3 else 1), settings.episodes)
+    train, held_out = split_indices(count, size, settings.seed)
+    spread = episodes.arrays["action"].astype(np.float64).std(0)
+    return episodes.subset(train), HeldOut(episodes.subset(held_out), spread)
 
 
 def _check_critics(algorithm: Algorithm, sim: SimSpec) -> None:
@@ -230,55 +290,3 @@ def _check_critics(algorithm: Algorithm, sim: SimSpec) -> None:
             found = available.get(key, "no such key")
             if found != tuple(shape):
                 raise UserError(f"The critic requires '{key}' of shape {tuple(shape)}; {sim.task} has {found}.")
-
-
-def _check_dataset(episodes: Episodes, sim: SimSpec, path: str) -> None:
-    expected = {key: tuple(spec.shape) for key, spec in sim.observation.items()} | {"action": (sim.action_dim,)}
-    for key, shape in expected.items():
-        if key not in episodes.arrays:
-            raise UserError(f"Dataset {path} lacks '{key}', which {sim.task} requires; collect it again with that key.")
-        found = tuple(episodes.arrays[key].shape[1:])
-        if found != shape:
-            hint = "choose the task it was recorded on"
-            if is_image(key):
-                hint = f"set task.image_size={found[-1]}"
-            elif is_cloud(key):
-                hint = f"set task.points={found[0]}"
-            raise UserError(f"'{key}' of dataset {path} has shape {found}, but {sim.task} has {shape}; {hint}.")
-    # Integer frame rates round the control step.
-    # Whole-number frame rates round the control step a little.
-    if not math.isclose(episodes.control_dt, sim.control_dt, rel_tol=0.05):
-        raise UserError(
-            f"Dataset {path} was recorded every {episodes.control_dt:g} s, but {sim.task} acts every "
-            f"{sim.control_dt:g} s; collect it again."
-        )
-    _warn_about_mismatch(episodes, sim, path)
-
-
-def _warn_about_mismatch(episodes: Episodes, sim: SimSpec, path: str) -> None:
-    """Warn if the data are from another task or exceed the action bounds; a mixture may be intended."""
-    known = set(task_names())
-    others = sorted({task for task in episodes.tasks if task in known and task != sim.task})
-    if others and sim.task not in episodes.tasks:
-        warnings.warn(f"Dataset {path} was recorded on {others[0]}, and this run uses {sim.task}.", stacklevel=2)
-    action = episodes.arrays["action"]
-    low, high = sim.action_low.cpu().numpy(), sim.action_high.cpu().numpy()
-    margin = 0.01 * (high - low)
-    beyond = ((action < low - margin) | (action > high + margin)).any(-1).mean()
-    if beyond > OUT_OF_BOUNDS_WARN:
-        warnings.warn(
-            f"{beyond:.0%} of the actions of dataset {path} exceed the bounds of {sim.task}; check its task.",
-            stacklevel=2,
-        )
-
-
-def check_dataset_for_policy(episodes: Episodes, policy: PolicySpec, what: str) -> None:
-    """Raise a UserError if `episodes`, named `what` in the message, lack a key of the policy or differ in shape."""
-    expected = {**policy.observation, "action": (policy.action_dim,)}
-    for key, shape in expected.items():
-        found = tuple(episodes.arrays[key].shape[1:]) if key in episodes.arrays else None
-        if found != tuple(shape):
-            raise UserError(
-                f"The policy requires '{key}' of shape {tuple(shape)}, but {what} has "
-                f"{found or 'no such key'}; pass a dataset of the task of the policy."
-            )

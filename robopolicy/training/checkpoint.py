@@ -32,7 +32,7 @@ from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.registry import POLICIES
 from robopolicy.policies.wrappers.black_box import BlackBoxPolicy
 from robopolicy.schema import fill_defaults, from_dict, to_dict
-from robopolicy.spec import HIDDEN_STATE, PolicySpec
+from robopolicy.spec import HIDDEN_STATE, PolicySpec, TaskMetadata
 from robopolicy.training.manifest import (
     MANIFEST,
     Listing,
@@ -74,6 +74,7 @@ def save_checkpoint(
     *,
     task: str,
     obs_sample: Observation,
+    task_metadata: TaskMetadata | None = None,
     training: Mapping[str, Any] | None = None,
     training_state: Mapping[str, Any] | None = None,
     parents: Sequence[Parent] = (),
@@ -85,6 +86,7 @@ def save_checkpoint(
         policy: Policy to save: weights, buffers and configuration.
         task: Registered task id.
         obs_sample: Policy observations `{key: (B, To, ...)}`; the first few become the golden input.
+        task_metadata: Names, rate and instructions of a task without a simulator.
         training: Summary in plain JSON values.
         training_state: Nested state for exact resume (see `save_tree`).
         parents: Records of the checkpoints it was composed of (see `record_parent`).
@@ -101,7 +103,7 @@ def save_checkpoint(
     with atomic_folder(folder) as temporary:
         _write_tensors(temporary, weights, training_state)
         save_file(golden, temporary / GOLDEN)
-        manifest = describe(policy, task, training or {}, file_hashes(temporary), parents)
+        manifest = describe(policy, task, training or {}, file_hashes(temporary), parents, task_metadata)
         write_manifest(temporary, manifest)
     return manifest
 
@@ -323,7 +325,8 @@ class _Replay(PerRowGenerator):
 
 @torch.no_grad()
 def _record_golden(policy: Policy, obs_sample: Observation) -> dict[str, Tensor]:
-    obs = {key: value[:GOLDEN_ROWS].to(policy.device) for key, value in obs_sample.items()}
+    seen = {key: value for key, value in obs_sample.items() if key in policy.spec.observation}
+    obs = {key: value[:GOLDEN_ROWS].to(policy.device) for key, value in seen.items()}
     rows = int(next(iter(obs.values())).shape[0])
     recorder = _Recorder(rows)
     with evaluation_mode(policy):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from robopolicy.algorithms.registry import ALGORITHMS
-from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, PositiveInt, Range, Validated
+from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, OpenFraction, PositiveInt, Range, Validated
 from robopolicy.device import GPUConfig
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.registry import POLICIES
@@ -26,7 +26,7 @@ FINAL_OBS = ("auto", "exact", "previous")
 class TaskConfig(Validated):
     """Task."""
 
-    name: str = ""  # registered task; empty: the task of the checkpoint or the dataset
+    name: str = ""  # registered task, or none: the dataset alone; empty: the task of the checkpoint or the dataset
     reward: str = "sparse"  # sparse | shaped, where the task has both
     cameras: tuple[str, ...] = ()  # cameras of the policy's images
     image_size: PositiveInt = 64  # pixels, square
@@ -91,6 +91,7 @@ class EvaluationConfig(Validated):
     seed: NonNegativeInt = 10_000  # first episode seed; training episodes start at a million
     num_envs: PositiveInt = 32  # parallel environments; does not change the result
     success_step: str = "any"  # steps of an episode whose success counts: any | last (protocol of Fetch)
+    held_out: OpenFraction = 0.1  # of the episodes of the dataset, not trained on, to evaluate with task=none
     backend: str = ""  # simulator; empty: the training backend, or the task's own if that is a world model
 
 

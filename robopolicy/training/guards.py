@@ -71,7 +71,9 @@ def named_tensors(tree: Any, where: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def score(summary: Summary) -> float:
-    """Return the success rate, or the mean return for tasks without a success criterion."""
+    """Return the success rate, or the mean return; without a simulator, the negative action error."""
+    if "action_error" in summary:
+        return -float(summary["action_error"])
     return float(summary["return_mean"] if summary["success"] is None else summary["success"])
 
 
@@ -82,19 +84,21 @@ def is_better(new: Summary, best: Summary | None) -> bool:
     """
     if best is None:
         return True
-    first, second = ((-_excess_divergence(item), score(item), item["return_mean"]) for item in (new, best))
+    first, second = ((-_excess_divergence(item), score(item), item.get("return_mean", 0.0)) for item in (new, best))
     return first > second
 
 
 def _excess_divergence(summary: Summary) -> float:
     """Return the fraction of diverged episodes beyond `MAX_DIVERGED`; 0 for tasks with a success criterion."""
-    if summary["success"] is not None:
+    if summary.get("success") is not None:
         return 0.0
     return max(summary.get("diverged", 0) / summary["n"] - MAX_DIVERGED, 0.0)
 
 
 def has_collapsed(new: Summary, best: Summary) -> bool:
-    """Whether the interval of `new` is entirely below the interval of `best`."""
+    """Whether the interval of `new` is entirely below the interval of `best`; False without a simulator."""
+    if "action_error" in new:
+        return False
     if new["success"] is None and min(new["n"], best["n"]) < MIN_EPISODES:
         return False
     low, high = ("return_low", "return_high") if new["success"] is None else ("low", "high")

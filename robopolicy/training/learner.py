@@ -39,7 +39,7 @@ def build_learner(
     Args:
         config: Result of `resolve_config`.
         episodes: Dataset, or None.
-        sim: Specification of the task; None without a simulator.
+        sim: Specification of the task; None for a checkpoint that is not compared with its task.
         device: Device of policy and algorithm.
         start: As in `build`.
 
@@ -62,6 +62,7 @@ def build_learner(
         if sim is not None:
             check_compatible(policy.spec, sim)
     else:
+        assert sim is not None
         policy = _new_policy(config, episodes, sim, device, bounds=data_source != "dataset")
     if sim is not None and ALGORITHMS[name].requires_action_bounds:
         _check_bounds(policy, sim, name)
@@ -115,25 +116,20 @@ def max_warmup_steps(config: TrainConfig, learning_starts: int, num_steps: int) 
 
 
 def _new_policy(
-    config: TrainConfig, episodes: Episodes | None, sim: SimSpec | None, device: torch.device, *, bounds: bool
+    config: TrainConfig, episodes: Episodes | None, sim: SimSpec, device: torch.device, *, bounds: bool
 ) -> Policy:
     """Build a policy with normalisers fitted to the dataset; with `bounds`, to the action bounds of the simulator."""
-    if sim is not None:
-        observation, action_dim = {key: spec.shape for key, spec in sim.observation.items()}, sim.action_dim
-    else:
-        assert episodes is not None
-        observation = {key: tuple(episodes.arrays[key].shape[1:]) for key in episodes.observation_keys}
-        action_dim = int(episodes.arrays["action"].shape[1])
+    observation = {key: spec.shape for key, spec in sim.observation.items()}
     for key in config.task.obs_keys:
         if key not in observation:
             raise unknown_name("observation", key, observation, "in task.obs_keys")
     observation = {key: shape for key, shape in observation.items() if key in (config.task.obs_keys or observation)}
     chunk = config.chunk
-    spec = PolicySpec(observation, action_dim, chunk.horizon, chunk.action_horizon, chunk.obs_horizon)
+    spec = PolicySpec(observation, sim.action_dim, chunk.horizon, chunk.action_horizon, chunk.obs_horizon)
     name, policy_config = section("policy", config.policy)
     with torch.device(device):
         policy = make_policy(name, policy_config, spec)
-    limits = _bounds(sim) if bounds and sim is not None else {}  # exploration exceeds the range of the data
+    limits = _bounds(sim) if bounds else {}  # exploration exceeds the range of the data
     if episodes is not None:
         learned = episodes.with_executed_actions() if bounds else episodes  # imitation learns the commanded actions
         policy.fit_normalizer({**dataset_statistics(learned), **limits})

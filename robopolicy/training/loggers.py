@@ -176,10 +176,14 @@ class RunConsole:
 
 
 def describe_evaluation(summary: Mapping[str, Any]) -> str:
-    """Format an evaluation: success with its interval, or the return."""
+    """Format an evaluation: success with its interval, the return, or the action error without a simulator."""
     count = f"{summary['n']} episode{'' if summary['n'] == 1 else 's'}"
     if diverged := summary.get("diverged", 0):
         count += f", of which {diverged} ended because the simulation diverged"
+    if "action_error" in summary:
+        return (
+            f"action error {summary['action_error']:.3g} standard deviations over {count.replace(' ', ' held-out ', 1)}"
+        )
     if summary["success"] is None:
         return f"return {summary['return_mean']:.4g} over {count}"
     low, high = summary["low"], summary["high"]

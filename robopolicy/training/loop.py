@@ -113,8 +113,7 @@ class Trainer:
     def __init__(self, parts: RunComponents, folder: Path, resume_at: int = 0) -> None:
         self.parts, self.config, self.folder = parts, parts.config, folder
         self.algorithm, self.source = parts.algorithm, parts.source
-        self.total = parts.total_updates
-        self.update = resume_at
+        self.total, self.update = parts.total_updates, resume_at
         self.best: Summary | None = None
         self.base: Summary | None = None
         self.latest: Summary | None = None
@@ -131,8 +130,7 @@ class Trainer:
         self.loggers = (
             [*make_loggers(folder, resume_at), *make_trackers(self.config, folder, resume_at)] if self.writes else []
         )
-        console = None if self.writes else Console(quiet=True)
-        self.console = RunConsole(self.config.name, self.total, resume_at, console)
+        self.console = RunConsole(self.config.name, self.total, resume_at, None if self.writes else Console(quiet=True))
 
     def train(self) -> Report:
         """Train to the end of the budget and return the content of `report.json`.
@@ -227,6 +225,8 @@ class Trainer:
 
     def _evaluate_policy(self, policy: Policy) -> Summary | None:
         """Evaluate `policy` on the evaluation episodes of this run; None if the run has no evaluation."""
+        if self.parts.held_out is not None and self.writes:
+            return self.parts.held_out.error(policy).summary()
         if self.parts.eval_sim is None:
             return None
         episodes, seed = self.schedule.episodes(self.update), self.config.evaluation.seed
@@ -237,7 +237,7 @@ class Trainer:
         self.latest = summary = self._evaluate_policy(self.algorithm.inference_policy())
         collapsed = False
         if summary is not None:
-            self._log({f"eval/{key}": value for key, value in summary.items() if value is not None})
+            self._log({f"eval/{key}": value for key, value in summary.items() if isinstance(value, int | float)})
             if self.update == self.total and self.schedule.grows and self.best is not None:
                 best = load_policy(self._checkpoint("best"), self.parts.policy.device)[0]
                 self.best |= self._evaluate_policy(best) or {}  # on as many episodes
@@ -266,8 +266,8 @@ class Trainer:
     @property
     def _is_rl(self) -> bool:
         """Whether a lower success rate is a failure; it is expected in imitation and constrained learning."""
-        imitates = self.algorithm.data_source == "dataset"
-        return self.config.guards.restore_best and not (imitates or self.algorithm.constrained)
+        expected = self.algorithm.data_source == "dataset" or self.algorithm.constrained
+        return self.config.guards.restore_best and self.parts.held_out is None and not expected
 
     def _compare_with_base(self) -> bool:
         """Compare the best checkpoint with the initial policy on held-out episodes and keep the better one."""
@@ -314,6 +314,7 @@ class Trainer:
             self._checkpoint(name),
             policy or self.algorithm.inference_policy(),
             task=self.config.task.name,
+            task_metadata=self.parts.task_metadata,
             obs_sample=self.source.observations(),
             training={**self._summary(), "evaluation": self.latest},
             training_state=state,

@@ -21,11 +21,13 @@ from robopolicy.plugins import Registry
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.migration import migrate
 from robopolicy.schema import from_dict, to_dict
+from robopolicy.spec import TaskMetadata
 from robopolicy.training.migration import migrate_manifest
 from robopolicy.versions import sha256, versions
 
 SCHEMA = 1  # increased with every change that older readers would misinterpret
 MANIFEST = "manifest.json"
+OPTIONAL: dict[str, Any] = {"parents": [], "task_metadata": None}  # entries that are omitted if empty
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Manifest:
     commit: str | None  # git commit of the source tree, if any
     files: dict[str, str]  # relative path -> sha256
     parents: tuple[Parent, ...] = ()  # checkpoints it was composed of; omitted in the file if empty
+    task_metadata: TaskMetadata | None = None  # of a task without a simulator; omitted in the file if None
 
     @property
     def policy_spec(self) -> PolicySpec:
@@ -85,6 +88,7 @@ def describe(
     training: Mapping[str, Any],
     files: Mapping[str, str],
     parents: Sequence[Parent] = (),
+    task_metadata: TaskMetadata | None = None,
 ) -> Manifest:
     """Create the manifest of `policy` in its present state."""
     return Manifest(
@@ -99,12 +103,13 @@ def describe(
         commit=git_commit(),
         files=dict(files),
         parents=tuple(parents),
+        task_metadata=task_metadata,
     )
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `manifest.json`."""
-    content = {key: value for key, value in to_dict(manifest).items() if key != "parents" or value}
+    content = {key: value for key, value in to_dict(manifest).items() if key not in OPTIONAL or value}
     (folder / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -115,7 +120,7 @@ def read_manifest(folder: Path) -> Manifest:
         UserError: The folder is not a checkpoint, or its manifest is damaged, of a newer schema, or invalid.
     """
     data = migrate_manifest(manifest_content(folder, SCHEMA, "policy"))
-    manifest = from_dict(Manifest, {"parents": [], **data}, str(folder / MANIFEST))
+    manifest = from_dict(Manifest, {**OPTIONAL, **data}, str(folder / MANIFEST))
     try:
         _ = manifest.policy_spec
     except (TypeError, ValueError) as error:

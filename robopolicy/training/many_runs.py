@@ -22,6 +22,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from robopolicy.algorithms.registry import ALGORITHMS
+from robopolicy.data.compatibility import recorded_spec
 from robopolicy.device import usable_device
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.comparison import binary_outcomes, seed_interval
@@ -55,10 +56,10 @@ def dry_run(config: TrainConfig) -> None:
     if issubclass(ALGORITHMS[str(config.algorithm["name"])], TextLearner):
         return
     episodes = load_episodes(config.dataset, config.task.name, config.task.reward) if config.dataset else None
-    sim = None if config.init_from or episodes is not None else dummy_spec(config.task)
+    sim = dummy_spec(config.task) if episodes is None else recorded_spec(episodes)
     try:
         with torch.random.fork_rng(devices=[]):
-            build_learner(config, episodes, sim, device)
+            build_learner(config, episodes, None if config.init_from else sim, device)
     except Exception:  # components may raise any exception for unexpected inputs
         build(config).close()
 

@@ -184,8 +184,10 @@ def test_a_dataset_that_does_not_fit_the_starting_checkpoint_is_refused(tmp_path
     start = tmp_path / "run" / "checkpoints" / "last"
     assert main(["train", *PPO, "budget.updates=1", "evaluation.episodes=0", f"out={tmp_path}", "name=run"]) == 0
     data = dataset(tmp_path / "data", state=5)
-    settings = [f"init_from={start}", f"dataset={data}", "budget.updates=1", "evaluation.episodes=0"]
-    assert "The policy requires 'state' of shape (6,)" in refused("train", *settings, f"out={tmp_path}")
+    settings = [f"init_from={start}", f"dataset={data}", "budget.updates=1", "evaluation.episodes=0", f"out={tmp_path}"]
+    assert "has shape (5,), but toy/point_mass has (6,)" in refused("train", *settings)
+    line = refused("train", *settings, "task=none", "algorithm=bc")
+    assert "The policy expects observation 'state' of shape (6,), but none provides (5,)" in line
 
 
 def test_datasets_with_non_finite_numbers_are_refused(tmp_path, refused):
@@ -200,7 +202,9 @@ def test_datasets_with_non_finite_numbers_are_refused(tmp_path, refused):
 
 def test_datasets_of_unknown_tasks_are_refused(tmp_path, refused):
     data = dataset(tmp_path / "data", task="fold the towel")
-    assert "Unknown task 'fold the towel'" in refused("train", "budget.updates=1", f"dataset={data}")
+    assert "recorded on 'fold the towel', which is no registered task" in refused(
+        "train", "budget.updates=1", f"dataset={data}"
+    )
 
 
 def test_an_unwritable_folder_is_refused(tmp_path, refused):

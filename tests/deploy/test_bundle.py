@@ -18,7 +18,7 @@ from tiny_policies import observed, small
 
 from robopolicy.cli.main import main
 from robopolicy.deploy.bundle import Bundle, hash_files, open_bundle, prefix_weights, read_manifest, write_manifest
-from robopolicy.deploy.export import TaskMetadata, export_bundle
+from robopolicy.deploy.export import export_bundle, read_task_metadata
 from robopolicy.errors import UserError
 
 OBS = {"goal": np.zeros((2, 2), np.float32), "state": np.ones((2, 3))}
@@ -28,7 +28,7 @@ OBS = {"goal": np.zeros((2, 2), np.float32), "state": np.ones((2, 3))}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bundles") / "flow"
     policy = small("flow", steps=3)
-    export_bundle(policy, path, task_metadata=TaskMetadata.of("toy/point_mass"), obs=observed(policy), rtc=True)
+    export_bundle(policy, path, task_metadata=read_task_metadata("toy/point_mass"), obs=observed(policy), rtc=True)
     return path
 
 

@@ -11,10 +11,11 @@ from export_rules import check_plays_what_evaluation_plays, translations_read_on
 from tiny_policies import EXPORTED, REFUSED, observed, small
 
 from robopolicy.deploy.bundle import TOLERANCE
-from robopolicy.deploy.export import TaskMetadata, export_bundle
+from robopolicy.deploy.export import export_bundle
 from robopolicy.errors import UserError
 from robopolicy.interop.onnx import open_onnx
 from robopolicy.policies.noise import PerRowGenerator
+from robopolicy.spec import TaskMetadata
 
 pytestmark = pytest.mark.usefixtures(translations_read_once.__name__)
 SLOW = pytest.mark.slow

@@ -13,9 +13,10 @@ from tiny_policies import observed
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from robopolicy.deploy.bundle import TOLERANCE, open_bundle
-from robopolicy.deploy.export import TaskMetadata, export_bundle
+from robopolicy.deploy.export import export_bundle
 from robopolicy.policies.base import Policy
 from robopolicy.policies.noise import PerRowGenerator
+from robopolicy.spec import TaskMetadata
 
 
 @pytest.fixture(scope="module")

@@ -296,7 +296,8 @@ def test_an_exported_tree_has_the_same_memory_as_in_torch(tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     from robopolicy.deploy.bundle import open_bundle
-    from robopolicy.deploy.export import TaskMetadata, export_bundle
+    from robopolicy.deploy.export import export_bundle
+    from robopolicy.spec import TaskMetadata
 
     tree = {"kind": "sequence", "resume": True, "children": [{**GO, "until": "norm(state) > 1"}, {**STOP, "limit": 2}]}
     policy = make_tree_policy(read_tree(tree), {}, SPEC)

@@ -1,0 +1,88 @@
+"""Embodiment and requirements of a deployment: of a MuJoCo task, or of a robot alone for a policy of recorded data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from robopolicy.deploy.contract import ChunkPolicy
+from robopolicy.errors import UserError
+from robopolicy.sim.backends.mujoco.task import MujocoTask
+from robopolicy.sim.registry import NO_TASK, get_task
+from robopolicy_robots.embodiment import Embodiment, JointEmbodiment
+from robopolicy_robots.mujoco_topics import prefix_of
+from robopolicy_robots.policy_source import PolicyRequirements, metadata_of
+from robopolicy_robots.robot import CAMERA, RobotSpec
+from robopolicy_robots.task_embodiment import TaskEmbodiment
+
+Sizes = Mapping[str, tuple[int, int]]  # camera: (height, width)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Connection between a policy and a robot."""
+
+    requirements: PolicyRequirements
+    make: Callable[[Sizes], Embodiment]  # embodiment for the cameras of a policy
+
+
+def task_setup(name: str, task: MujocoTask, robot: RobotSpec) -> Setup:
+    """Return the setup of a registered task; raises `UserError` if the robot has no topic for a source."""
+    prefix = prefix_of(task.model, robot.names)
+    embodiment = TaskEmbodiment(task, prefix)
+    for key in embodiment.sources:
+        robot.source(key)
+    requirements = PolicyRequirements(
+        get_task(name).name,
+        {key: tensor.shape for key, tensor in task.observation.items()},
+        task.action_low,
+        task.action_high,
+        embodiment.control_dt,
+    )
+    return Setup(requirements, lambda images: TaskEmbodiment(task, prefix, images))
+
+
+def joint_setup(source: ChunkPolicy, robot: RobotSpec) -> Setup:
+    """Return the setup of a policy that was trained with `task=none`: joint positions and cameras to joint targets.
+
+    `state` holds the positions of the robot's joints in its order, or positions and velocities.
+
+    Raises:
+        UserError: The rate of the actions is unknown, or the names of states or actions differ from the joints.
+    """
+    metadata, joints = metadata_of(source), robot.names
+    if metadata is None or metadata.control_dt is None:
+        raise UserError(
+            f"--task {NO_TASK} needs the rate of the actions, which only checkpoints and bundles of task={NO_TASK} "
+            "have; pass one of them, or a task."
+        )
+    _check_joints("actions", metadata.action_names, robot)
+    _check_joints("state", metadata.observation_names.get("state", ())[: len(joints)], robot)
+    velocities = source.spec.observation.get("state") == (2 * len(joints),)
+    observation, limits, dt = {"state": (len(joints) * (1 + velocities),)}, robot.limits, metadata.control_dt
+    requirements = PolicyRequirements(NO_TASK, observation, limits.position_low, limits.position_high, dt)
+    return Setup(requirements, lambda images: JointEmbodiment(joints, dt, images, velocities=velocities))
+
+
+def _check_joints(what: str, names: tuple[str, ...] | list[str], robot: RobotSpec) -> None:
+    """Compare names such as `elbow [rad]` with the joints of a robot."""
+    if not names:
+        return
+    found = [re.fullmatch(r"(.*?)(?: \[(.*)\])?", name, re.DOTALL) for name in names]
+    plain = [match[1] if match else name for match, name in zip(found, names, strict=True)]
+    if plain != list(robot.names):
+        raise UserError(
+            f"The {what} of the policy are {', '.join(plain)}, and the joints of {robot.name} are "
+            f"{', '.join(robot.names)}; list the joints in that order, or rename the entries of the dataset."
+        )
+    units = {joint.name: joint.unit for joint in robot.joints}
+    for match, name in zip(found, plain, strict=True):
+        if match and match[2] and match[2] != units[name]:
+            raise UserError(f"'{name}' of the policy is in {match[2]}, and {robot.name} takes {units[name]}.")
+
+
+def images_of(source: ChunkPolicy) -> dict[str, tuple[int, int]]:
+    """Cameras of a policy and their image sizes."""
+    shapes = source.spec.observation.items()
+    return {key.removeprefix(CAMERA): (shape[1], shape[2]) for key, shape in shapes if key.startswith(CAMERA)}
