@@ -8,7 +8,17 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 IMAGE_PREFIX = "image."  # of image observations (3, h, w), uint8
-STEP_KEYS = ("action", "executed", "reward", "terminated", "bootstrap", "success", "closing")  # no observations
+STEP_KEYS = (
+    "action",
+    "executed",
+    "policy_action",
+    "intervention",
+    "reward",
+    "terminated",
+    "bootstrap",
+    "success",
+    "closing",
+)  # no observations
 HIDDEN_STATE = "memory"  # key of the hidden state of a recurrent policy after the previous decision; initially zero
 MAX_CHUNK, MAX_INPUT = 2**17, 2**26  # numbers; a damaged manifest must not exhaust the memory
 MAX_HORIZON = 4096  # actions of a chunk, or observations of an input; attention grows with its square

@@ -32,6 +32,12 @@ class Command:
 
 _PRODUCT = {  # in the order of the help
     "collect": Command("robopolicy.cli.collect", "record demonstrations of a scripted expert or a policy"),
+    "teleop": Command(
+        "robopolicy.cli.teleop",
+        "move a task by hand and record demonstrations",
+        loads_policies=False,
+        registries=("robopolicy.teleop.devices:DEVICES",),
+    ),
     "data": Command("robopolicy.cli.data", "describe a dataset and its quality", False, False),
     "import": Command("robopolicy.cli.import", "write a policy of another library as a checkpoint", True, False),
     "train": Command("robopolicy.cli.train", "train a policy from demonstrations or by RL, or resume a run"),

@@ -31,6 +31,8 @@ OPTIONAL = (
     ("stable-baselines3", "stable_baselines3", "baselines and SB3's checker", "pip install 'robopolicy[sb3]'"),
     ("rsl-rl-lib", "rsl_rl", "simulators for the runner of rsl_rl", "pip install 'robopolicy[rslrl]'"),
     ("onnxruntime", "onnxruntime", "policies in ONNX files", "pip install 'robopolicy[onnx]'"),
+    ("pygame", "pygame", "gamepads", "pip install 'robopolicy[gamepad]'"),
+    ("pyspacemouse", "pyspacemouse", "SpaceMouse devices", "pip install 'robopolicy[spacemouse]'"),
     ("websockets", "websockets", "remote policies", "pip install 'robopolicy[remote]'"),
     ("tensorboard", "tensorboard", "logging.tensorboard=true", "pip install 'robopolicy[tensorboard]'"),
     ("wandb", "wandb", "logging.wandb=true", "pip install 'robopolicy[wandb]'"),

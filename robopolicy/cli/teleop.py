@@ -1,182 +1,151 @@
-"""World models in the terminal or a browser, controlled by keys or by a policy (`worldmodel play`)."""
+"""`robopolicy teleop`: move a simulated task or a robot by hand, and record demonstrations."""
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from robopolicy.cli.options import add_overwrite_option, check_numbers, check_overwrite, reject_unused
 
-from robopolicy.cli.policy_args import PolicyEntry
-from robopolicy.deploy.dashboard import CLIENT_CONNECTED, NO_CLIENTS, Dashboard, pixels_packet
-from robopolicy.evaluation.harness import run_episodes
-from robopolicy.nets.encoder import IMAGE_PREFIX
-from robopolicy.sim.contract import Observation, Step, VectorSim
+if TYPE_CHECKING:
+    from robopolicy.data.collect import CollectReport, EpisodeWriter
+    from robopolicy.data.episodes import Episode
+    from robopolicy.evaluation.actors import PolicyExpert
+    from robopolicy.sim.contract import VectorSim
 
-UP, DOWN = "dwrty", "asfgh"  # keys of the upper and the lower bound of each action dimension
-REST, QUIT = " ", "q"
-
-
-def action_of(key: str, sim: VectorSim) -> Tensor | None:
-    """Return the action `(1, A)` of a key: zero for space, None for an unassigned key."""
-    action = torch.zeros(1, sim.spec.action_dim).clamp(sim.spec.action_low, sim.spec.action_high)
-    for keys, bound in ((UP, sim.spec.action_high), (DOWN, sim.spec.action_low)):
-        dimension = keys.find(key)
-        if 0 <= dimension < sim.spec.action_dim:
-            action[0, dimension] = bound[dimension]
-            return action
-    return action if key == REST else None
+EXAMPLES = """\
+examples:
+  robopolicy teleop lift
+  robopolicy teleop lift --device gamepad --speed 0.5 --episodes 10 --out data/lift_by_hand
+  robopolicy teleop push --device terminal
+  robopolicy teleop pick_place --device spacemouse --cameras front wrist --out data/pick_place_by_hand
+  robopolicy teleop gymnasiumrobotics/FetchPickAndPlace-v4 --map x y z -gripper --out data/fetch_by_hand
+"""
+VIEW_SIZE = {"width": 320, "height": 240}  # pixels of the images that a device shows
 
 
-def action_names(sim: VectorSim) -> tuple[str, ...]:
-    """Return the action names of the simulator, or numbered names."""
-    return sim.spec.action_names or tuple(f"action {index}" for index in range(sim.spec.action_dim))
+def add_parser(subparsers: Any) -> None:
+    """Register the command."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "teleop",
+        description="Move a simulated task by hand, and record demonstrations as a LeRobotDataset. It moves only while "
+        "the dead-man switch of the device is held; meanwhile the simulation waits.",
+        epilog=EXAMPLES,
+    )
+    parser.add_argument("task", help="task id, see 'robopolicy list tasks'")
+    text = "browser[:[HOST:]PORT], gamepad[:NUMBER], terminal, spacemouse, lerobot:TYPE[:PORT] (default: browser)"
+    parser.add_argument("--device", default="browser", metavar="NAME[:ARGUMENT]", help=text)
+    add_session_options(parser)
+    parser.add_argument("--out", type=Path, help="dataset to write (default: record nothing)")
+    parser.add_argument("--episodes", type=int, default=10, help="episodes to keep (default: 10)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first episode (default: 0)")
+    parser.add_argument("--backend", default="auto", help="simulator backend (default: the task's own)")
+    parser.add_argument("--cameras", nargs="+", default=[], metavar="NAME", help="cameras to record (default: none)")
+    parser.add_argument("--image-size", type=int, default=64, help="pixels, square (default: 64)")
+    parser.add_argument("--images", choices=("video", "png"), default="video", help="png is lossless (default: video)")
+    parser.add_argument("--keep-failures", action="store_true", help="also record failed episodes")
+    add_overwrite_option(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def keys_help(sim: VectorSim) -> str:
-    """Describe the keys in one line."""
-    pairs = [f"{low}/{high} {name}" for low, high, name in zip(DOWN, UP, action_names(sim), strict=False)]
-    return f"{', '.join(pairs)}, space rests, {QUIT} quits"
+def add_session_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a person's session, also of `collect --takeover`."""
+    text = "x, y, z, roll, pitch, yaw, gripper or 0 per action, - flips it (default: by the names of the actions)"
+    parser.add_argument("--map", nargs="+", default=[], metavar="INPUT", help=text)
+    parser.add_argument("--scale", type=float, default=1.0, help="fraction of full speed by hand (default: 1)")
+    parser.add_argument("--speed", type=float, default=1.0, help="simulated seconds per second (default: 1)")
+    parser.add_argument("--view", metavar="CAMERA", help="camera that the browser shows (default: the task's own)")
 
 
-def pressed(script: str | None) -> Iterator[str]:
-    """Yield the keys of a script, or from the terminal until `q`."""
-    if script is not None:
-        yield from script
-        return
-    with _raw_terminal():
-        while (key := sys.stdin.read(1)) not in (QUIT, ""):
-            yield key
+def run(args: argparse.Namespace) -> int:
+    """Run a session and return 0."""
+    from contextlib import ExitStack, closing
+    from dataclasses import asdict
 
+    from robopolicy.data.formats.lerobot import LeRobotWriter
+    from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
-def half_blocks(image: Tensor) -> str:
-    """Render an image `(3, h, w)` uint8 as lines of coloured half blocks, two pixels per character."""
-    lines: list[str] = []
-    for upper, lower in zip(image[:, ::2].unbind(1), image[:, 1::2].unbind(1), strict=False):
-        pairs = zip(upper.T.tolist(), lower.T.tolist(), strict=True)
-        cells = [f"\x1b[38;2;{a};{b};{c}m\x1b[48;2;{d};{e};{f}m▀" for (a, b, c), (d, e, f) in pairs]
-        lines.append("".join(cells) + "\x1b[0m")
-    return "\n".join(lines)
-
-
-@contextmanager
-def _raw_terminal() -> Iterator[None]:
-    """Read single keys from a terminal without waiting for a line."""
-    if not sys.stdin.isatty():
-        yield
-        return
-    import termios
-    import tty
-
-    before = termios.tcgetattr(sys.stdin)
-    try:
-        tty.setcbreak(sys.stdin)
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-PAGE = Path(__file__).parent / "world_page.html"
-NEXT_EPISODE, END = "again", "end"  # commands of the page in addition to the keys
-POLL_INTERVAL = 0.02  # [s] between polls of the page
-
-
-@dataclass
-class View:
-    """View of an episode in the browser."""
-
-    page: Dashboard
-    title: str
-    buttons: Sequence[tuple[str, str]]  # commands of the page and their labels
-
-    def send_images(self, side: str, obs: Observation) -> None:
-        """Send the images of the first environment, named after `side` and the camera."""
-        for key, value in obs.items():
-            if key.startswith(IMAGE_PREFIX):
-                image = value[0].permute(1, 2, 0).contiguous().numpy()
-                self.page.send(pixels_packet(f"{side} {key.removeprefix(IMAGE_PREFIX)}", image))
-
-    def send_values(self, *values: tuple[str, str]) -> None:
-        """Send named values."""
-        self.page.send(json.dumps({"title": self.title, "words": self.buttons, "figures": values}).encode())
-
-    def commands(self) -> Iterator[str]:
-        """Yield the commands of the page, including `CLIENT_CONNECTED`, until the end command."""
-        while (command := self.page.poll()) not in (b"", END.encode()):
-            if command is None:
-                time.sleep(POLL_INTERVAL)
-            elif command != NO_CLIENTS:
-                yield command.decode()
-
-
-def teleoperate(address: str, predicted: VectorSim, real: VectorSim, seed: int) -> None:
-    """Control both simulators by the same keys until the end command; `again` starts the next episode."""
-    names = action_names(predicted)
-    moves = [
-        (key, f"{key}: {name} {way}")
-        for keys, way in ((DOWN, "-"), (UP, "+"))
-        for key, name in zip(keys, names, strict=False)
-    ]
-    buttons = [*moves, ("rest", "space: rest"), (NEXT_EPISODE, "another episode"), (END, "end")]
-    with closing(Dashboard(address, PAGE, [command for command, _ in buttons])) as page:
-        view = View(page, predicted.spec.task, buttons)
-        print(f"play at {page.url}", flush=True)
-        sides = {"predicted": predicted, "real": real}
-        over = True
-        for command in view.commands():
-            if command in (NEXT_EPISODE, CLIENT_CONNECTED.decode()):
-                seed += command == NEXT_EPISODE
-                over = _reset(view, sides, seed)
-            elif not over:
-                over = _step(view, sides, command)
-
-
-def run_policy(address: str, predicted: VectorSim, policy_entry: PolicyEntry, seeds: Sequence[int]) -> None:
-    """Run a policy on the episodes `seeds` in real time while the page is watched."""
+    _check(args)
+    entry = get_task(args.task)
+    cameras = tuple(args.cameras)
+    options = SimOptions(num_envs=1, backend=args.backend, cameras=cameras, image_size=args.image_size, held_out=False)
     with ExitStack() as stack:
-        page = stack.enter_context(closing(Dashboard(address, PAGE, [NEXT_EPISODE, END])))
-        view = View(page, f"{policy_entry.label} in {predicted.spec.task}", [(NEXT_EPISODE, "once more"), (END, "end")])
-        print(f"watch at {page.url}", flush=True)
-
-        def show(moving: Tensor, step: Step) -> None:
-            view.send_images("predicted", step.final_obs)
-            view.send_values(*_values(step), ("seed", str(int(predicted.episode_seed[0]))))
-            time.sleep(predicted.spec.control_dt)
-
-        for _ in view.commands():  # a new viewer, or a repetition
-            run_episodes(policy_entry.make(), predicted, seeds, on_step=show)
-
-
-def _reset(view: View, sides: dict[str, VectorSim], seed: int) -> bool:
-    for side, sim in sides.items():
-        view.send_images(side, sim.reset([seed]))
-    view.send_values(("seed", str(seed)))
-    return False
+        sim = stack.enter_context(closing(make_sim(entry.name, options)))
+        sink: EpisodeWriter = _Discard()
+        if args.out is not None:
+            names = {key: observation.names for key, observation in sim.spec.observation.items()}
+            names["action"], dt, video = sim.spec.action_names, sim.spec.control_dt, args.images == "video"
+            writer = LeRobotWriter(args.out, control_dt=dt, video=video, overwrite=args.overwrite, names=names)
+            sink = stack.enter_context(writer)
+        report = run_session(args, sim, sink, args.device)
+    if args.json:
+        print(json.dumps({"task": entry.name, "out": str(args.out or ""), **asdict(report)}))
+    else:
+        print(f"{args.out or entry.name}: {report}")
+    return 0
 
 
-def _step(view: View, sides: dict[str, VectorSim], command: str) -> bool:
-    """Step both simulators with one key; return whether an episode has ended."""
-    values: list[tuple[str, str]] = []
-    over = False
-    for side, sim in sides.items():
-        action = action_of(REST if command == "rest" else command, sim)
-        assert action is not None  # the page sends no other keys
-        step = sim.step(action)
-        view.send_images(side, step.final_obs)
-        values += [(f"{side}: {name}", value) for name, value in _values(step)]
-        over |= bool(step.done[0])
-    view.send_values(*values, *([("over", "press 'another episode'")] if over else []))
-    return over
+def run_session(
+    args: argparse.Namespace, sim: VectorSim, sink: EpisodeWriter, device: str, policy: PolicyExpert | None = None
+) -> CollectReport:
+    """Run the session of a person at `device` with the options of `add_session_options` and of `collect`."""
+    from contextlib import closing
+
+    from robopolicy.evaluation.video import rendering_problem
+    from robopolicy.teleop.devices import open_device
+    from robopolicy.teleop.operator import Operator
+    from robopolicy.teleop.session import Session, SessionConfig
+
+    spec = sim.spec
+    low, high = spec.action_low.cpu().numpy(), spec.action_high.cpu().numpy()
+    config = SessionConfig(args.episodes, args.seed, not args.keep_failures, args.speed)
+    with closing(open_device(device)) as teleop:
+        operator = Operator(teleop, low, high, spec.control_dt, spec.action_names, tuple(args.map), args.scale)
+        render = None
+        if teleop.shows_images:
+            sim.reset([args.seed])
+            if (problem := rendering_problem(sim)) is None:
+                render = _Render(sim, args.view)
+            else:
+                print(f"note: no images: {problem}")
+        return Session(sim, operator, sink, config, policy=policy, render=render).run()
 
 
-def _values(step: Step) -> list[tuple[str, str]]:
-    """Format the values of the first environment."""
-    info = step.info
-    success = [("success", "yes" if bool(info["success"][0]) else "no")] if "success" in info else []
-    return success + [(name, f"{float(info[name][0]):.2f}") for name in ("progress", "uncertainty") if name in info]
+class _Render:
+    """Images of a simulator for the person."""
+
+    def __init__(self, sim: VectorSim, camera: str | None) -> None:
+        self._sim, self._camera = sim, camera
+
+    def __call__(self) -> dict[str, Any]:
+        frame = self._sim.render(self._camera, **VIEW_SIZE)[0]
+        return {self._camera or "default camera": frame.permute(1, 2, 0).contiguous().cpu().numpy()}
+
+
+class _Discard:
+    """Sink of a session that records nothing."""
+
+    def add(self, episode: Episode) -> None:
+        """Drop the episode."""
+
+
+def check_session(args: argparse.Namespace) -> None:
+    """Raise a UserError for invalid numbers of `add_session_options`."""
+    from robopolicy.errors import UserError
+
+    for name, limit in (("scale", 1.0), ("speed", float("inf"))):
+        value = getattr(args, name)
+        if not (0 < value <= limit and value < float("inf")):
+            raise UserError(f"--{name} must be positive{' and at most 1' if limit == 1 else ''}, got {value:g}.")
+
+
+def _check(args: argparse.Namespace) -> None:
+    check_numbers(args, positive=("episodes", "image_size"), non_negative=("seed",))
+    check_session(args)
+    check_overwrite(args, "--out")
+    if args.out is None:
+        reject_unused(args, "without --out", "--cameras", "--images", "--keep-failures")
+    if not args.cameras:
+        reject_unused(args, "without --cameras", "--image-size", "--images")

@@ -283,7 +283,7 @@ def _play(args: argparse.Namespace) -> int:
 def _show_in_browser(args: argparse.Namespace, sims: _Sims) -> None:
     from contextlib import ExitStack, closing
 
-    from robopolicy.cli.teleop import run_policy, teleoperate
+    from robopolicy.cli.world_view import run_policy, teleoperate
 
     with ExitStack() as stack:
         predicted = stack.enter_context(closing(sims.open("predicted", 1)))
@@ -294,7 +294,7 @@ def _show_in_browser(args: argparse.Namespace, sims: _Sims) -> None:
 
 
 def _teleoperate_in_terminal(args: argparse.Namespace, sim: VectorSim) -> None:
-    from robopolicy.cli.teleop import action_of, half_blocks, keys_help, pressed
+    from robopolicy.cli.world_view import action_of, half_blocks, keys_help, pressed
 
     sim.reset(args.seed)
     print(keys_help(sim))

@@ -49,7 +49,7 @@ class CollectReport:
 
     def __str__(self) -> str:
         kept = f"kept {self.kept} episodes ({self.frames} frames)"
-        if self.successes is None:
+        if self.successes is None or not self.attempts:
             return kept
         rate = self.successes / self.attempts
         return f"{kept}; success in {self.successes} of {self.attempts} ({rate:.1%})"
@@ -93,7 +93,7 @@ def collect(
     if episodes < 1 or noise < 0:
         raise UserError(f"Collecting needs episodes >= 1 and noise >= 0, got {episodes} and {noise}.")
     low, high = sim.spec.action_low.to(sim.device), sim.spec.action_high.to(sim.device)
-    recorder = _Recorder(sim.num_envs, sim.spec.task)
+    recorder = EpisodeRecorder(sim.num_envs, sim.spec.task)
     finished: dict[int, Episode] = {}  # by seed, until all earlier seeds have finished
     kept = attempts = successes = frames = 0
     has_success = False
@@ -149,10 +149,11 @@ def _with_closing_frame(episode: Episode, step: Step, row: int, behaviour: str) 
     return Episode(arrays, episode.task, episode.seed, behaviour)
 
 
-class _Recorder:
+class EpisodeRecorder:
     """Buffer of batched steps, split into episodes when rows finish."""
 
     def __init__(self, num_envs: int, task: str) -> None:
+        """Start an episode of `task` in every row."""
         self._steps: list[Mapping[str, NDArray[Any]]] = []  # {key: (N, ...)} oldest first
         self._first = 0  # step number of `_steps[0]`
         self._starts = np.zeros(num_envs, np.int64)  # (N,) step number at which the running episode began

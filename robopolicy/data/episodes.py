@@ -2,7 +2,9 @@
 
 A frame holds observation, action and result of a step: the observation keys of the simulator (`state`,
 `image.<camera>`, `point_cloud.<camera>`), `action`, and optionally `reward`, `terminated` and `success` of the step
-after `action`; with action noise (`collect --noise`), `executed` is the applied action. Where `bootstrap` is false the
+after `action`; with action noise (`collect --noise`), `executed` is the applied action. Where a person may take over
+from a policy (`collect --takeover`), `intervention` is true on the frames of the person, and `policy_action` is the
+action of the policy on all frames. Where `bootstrap` is false the
 task ends at this step but the recording goes on: values do not continue beyond it. A video dataset
 (`collect --render`) has one more frame than actions: the last one, where `closing` is true, shows the result of the
 last action. Flat arrays map one-to-one onto every file format.
@@ -121,8 +123,35 @@ class Episodes:
         """Replace `action` by the executed action, for value and model learning; return `self` without action noise."""
         if "executed" not in self.arrays:
             return self
-        arrays = {key: array for key, array in self.arrays.items() if key != "executed"}
-        return replace(self, arrays=arrays | {"action": self.arrays["executed"]})
+        return replace(self, arrays=_without(self.arrays, "executed") | {"action": self.arrays["executed"]})
+
+    def demonstrated(self) -> Episodes:
+        """Keep only the frames on which a person acted, one episode per intervention, for learning from the person.
+
+        The parts of an episode end as if truncated, except for the last one. Without `intervention`, all frames are
+        demonstrations, and `self` is returned.
+
+        Raises:
+            UserError: No one has intervened.
+        """
+        if "intervention" not in self.arrays:
+            return self
+        acted = self.arrays["intervention"].astype(np.bool_)
+        if not acted.any():
+            raise UserError("No frame of the dataset is an intervention; collect with --takeover and take over.")
+        last = np.zeros(len(self), np.bool_)
+        last[self.ends - 1] = True
+        ends_here = acted & (last | ~np.append(acted[1:], False))  # (F,) last frame of an intervention
+        episode = np.searchsorted(self.ends, np.flatnonzero(ends_here), side="right")
+        unused = ("intervention", "policy_action")
+        return replace(
+            self,
+            arrays={key: array[acted] for key, array in self.arrays.items() if key not in unused},
+            ends=np.flatnonzero(ends_here[acted]) + 1,
+            tasks=tuple(self.tasks[index] for index in episode),
+            seeds=self.seeds[episode],
+            behaviours=tuple(self.behaviours[index] for index in episode) if self.behaviours else (),
+        )
 
     def subset(self, selection: Sequence[int] | range | Array) -> Episodes:
         """Copy the episodes chosen by indices, e.g. `range(10)`, or by a mask `(E,)`, e.g. `episodes.success`."""
@@ -159,7 +188,10 @@ class Episodes:
 
     @classmethod
     def concat(cls, parts: Sequence[Episodes]) -> Episodes:
-        """Concatenate datasets with the same keys and control rate; some may have action noise."""
+        """Concatenate datasets with the same keys and control rate; some may have action noise or interventions.
+
+        Frames of datasets without `intervention` are demonstrations, and `policy_action` is dropped unless all have it.
+        """
         rates = {part.control_dt for part in parts}
         if len(rates) > 1:
             raise UserError(
@@ -171,8 +203,17 @@ class Episodes:
                 raise UserError(f"Datasets whose '{key}' holds {names[key]} and {entry_names} cannot be joined.")
         if any("executed" in part.arrays for part in parts):
             parts = [replace(part, arrays={"executed": part.arrays["action"], **part.arrays}) for part in parts]
+        if any("intervention" in part.arrays for part in parts):
+            acted = [{"intervention": np.ones(len(part), np.bool_)} for part in parts]
+            parts = [replace(part, arrays=default | part.arrays) for default, part in zip(acted, parts, strict=True)]
+        if not all("policy_action" in part.arrays for part in parts):
+            parts = [replace(part, arrays=_without(part.arrays, "policy_action")) for part in parts]
         episodes = [part.episode(index) for part in parts for index in range(part.num_episodes)]
         return cls.from_list(episodes, parts[0].control_dt if parts else 0.0, names)
+
+
+def _without(arrays: Mapping[str, Array], key: str) -> dict[str, Array]:
+    return {name: array for name, array in arrays.items() if name != key}
 
 
 def _check(data: Episodes) -> None:
@@ -206,8 +247,7 @@ def _check(data: Episodes) -> None:
         raise UserError("'closing' must be true on the last frame of every episode and nowhere else.")
     if data.arrays["action"].ndim != 2:
         raise UserError(f"'action' must have shape (frames, A), got {data.arrays['action'].shape}.")
-    if "executed" in data.arrays and data.arrays["executed"].shape != data.arrays["action"].shape:
-        raise UserError(
-            f"'executed' must have the shape of 'action', {data.arrays['action'].shape}, "
-            f"got {data.arrays['executed'].shape}."
-        )
+    for key in ("executed", "policy_action"):
+        if key in data.arrays and data.arrays[key].shape != data.arrays["action"].shape:
+            shapes = f"{data.arrays['action'].shape}, got {data.arrays[key].shape}"
+            raise UserError(f"'{key}' must have the shape of 'action', {shapes}.")

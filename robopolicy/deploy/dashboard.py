@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from robopolicy.errors import UserError
 from robopolicy.tokens import SERVER_TOKEN, is_loopback
 
+SERVER = "robopolicy.deploy.dashboard_server"
 MAX_PACKET_BYTES = 2**18
+MAX_MESSAGE_BYTES = 2**13  # of a message of the server
 PIXELS, ENCODED = b"P", b"E"  # first byte of an image packet: raw pixels, or an encoded file
 CLIENT_CONNECTED, NO_CLIENTS = (
     b"watched",
@@ -52,18 +54,19 @@ class Dashboard:
     Args:
         address: Listening address, `HOST:PORT` or `PORT`.
         file: HTML file of the page.
-        words: Commands that the page may send, as `{"WORD": true}`.
+        commands: Commands that the page may send, as `{"COMMAND": true}`.
+        server: Module of the server process.
 
     Raises:
         UserError: The address cannot be opened.
     """
 
-    def __init__(self, address: str, file: Path, commands: Sequence[str]) -> None:
+    def __init__(self, address: str, file: Path, commands: Sequence[str], server: str = SERVER) -> None:
         host, port = parse_address(address)
         self.link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # with packets and an end of file
         self.link.setblocking(False)
         self.link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_PACKET_BYTES)
-        command = [sys.executable, "-m", "robopolicy.deploy.dashboard_server", host, str(port), str(theirs.fileno())]
+        command = [sys.executable, "-m", server, host, str(port), str(theirs.fileno())]
         options: dict[str, Any] = {"pass_fds": [theirs.fileno()], "stdout": subprocess.PIPE, "text": True}
         # A new session, so that Ctrl-C ends the program first.
         self.process = subprocess.Popen([*command, str(file), *commands], start_new_session=True, **options)
@@ -85,7 +88,7 @@ class Dashboard:
     def poll(self) -> bytes | None:
         """Return the next message of the server; None without one, and empty bytes after its end."""
         try:
-            return self.link.recv(64)
+            return self.link.recv(MAX_MESSAGE_BYTES)
         except BlockingIOError:
             return None
         except OSError:

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -34,7 +34,6 @@ from robopolicy.optional import require
 from robopolicy.tokens import SERVER_TOKEN, is_loopback
 
 SHARED = Path(__file__).parent / "dashboard.js"  # replaces SHARED in every page
-MAX_CLIENTS = 16
 CLIENT_TIMEOUT = 10.0  # [s] timeout of the token and of a ping
 WRONG_TOKEN_DELAY = 1.0  # [s]
 WRONG_TOKEN = 4401  # close code
@@ -48,8 +47,12 @@ class DashboardServer:
         host: Listening address.
         token: Required token; "" for none.
         page: HTML file.
-        words: Commands that the page may send.
+        commands: Commands that the page may send.
     """
+
+    max_clients: ClassVar[int] = 16
+    max_message: ClassVar[int] = 1024  # bytes of a message of a client
+    niceness: ClassVar[int] = 10  # lower priority than the program
 
     def __init__(self, link: socket.socket, host: str, token: str, page: Path, commands: Sequence[str]) -> None:
         self._link, self._host, self._token, self._page = link, host, token, page
@@ -70,7 +73,7 @@ class DashboardServer:
             "logger": silent,
             "process_request": self._respond,
             "compression": None,
-            "max_size": 1024,
+            "max_size": self.max_message,
             "ping_interval": CLIENT_TIMEOUT,
             "ping_timeout": CLIENT_TIMEOUT,  # disconnects a browser that does not read
             "close_timeout": 1,
@@ -109,7 +112,7 @@ class DashboardServer:
             origins = request.headers.get_all("Origin")
             if any(urlsplit(origin).netloc != host for origin in origins):
                 return connection.respond(403, "Access from another page is refused.\n")
-            return None if self._open < MAX_CLIENTS else connection.respond(503, "Too many clients.\n")
+            return None if self._open < self.max_clients else connection.respond(503, "Too many clients.\n")
         if path != "/":
             return connection.respond(404, "Not found.\n")
         nonce = secrets.token_urlsafe(16)
@@ -139,10 +142,10 @@ class DashboardServer:
                 if len(self._clients) == 1:
                     self._post(CLIENT_CONNECTED)
                 async for message in connection:
-                    if message not in self._commands:
+                    if (received := self.receive(message)) is None:
                         await connection.close(1003, "unknown command")
                     else:
-                        self._post(self._commands[message])
+                        self._post(received)
         except self._closed:
             pass
         finally:
@@ -151,6 +154,10 @@ class DashboardServer:
                 self._clients.remove(connection)
                 if not self._clients:
                     self._post(NO_CLIENTS)
+
+    def receive(self, message: str | bytes) -> bytes | None:
+        """Convert a message of a client for the program; None disconnects the client."""
+        return self._commands.get(message) if isinstance(message, str) else None
 
     async def _authenticate(self, connection: Any) -> bool:
         if not self._token:
@@ -188,16 +195,16 @@ def _print_line(line: str) -> None:
     sys.stdout.flush()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the server; exit code 0 after the end of the program, 2 for an error."""
+def main(argv: Sequence[str] | None = None, server: type[DashboardServer] = DashboardServer) -> int:
+    """Run a server; exit code 0 after the end of the program, 2 for an error."""
     host, port, descriptor, page, *commands = sys.argv[1:] if argv is None else argv
     if hasattr(os, "sched_setscheduler"):  # reset the real-time priority inherited from the control loop
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    os.nice(10)  # lower priority than the program
+    os.nice(server.niceness)
     try:
         token = os.environ.get(SERVER_TOKEN, "")  # checked by `parse_address`
         with socket.socket(fileno=int(descriptor)) as link:
-            asyncio.run(DashboardServer(link, host, token, Path(page), commands).run(int(port)))
+            asyncio.run(server(link, host, token, Path(page), commands).run(int(port)))
     except UserError as error:
         _print_line(f"error {error}")
         return 2

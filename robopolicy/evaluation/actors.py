@@ -171,11 +171,20 @@ class PolicyExpert:
         self.actor = PolicyActor(policy, deterministic=deterministic, batch=batch)
         self._history: Observation = {}
         self._chunk = torch.empty(0)
+        self._begin = torch.empty(0, dtype=torch.int64)  # (N,) step of the episode since which chunks are counted
+        self._replan = False
+
+    def replan(self) -> None:
+        """Discard the current chunks, e.g. after a person has acted; the next call starts new ones."""
+        self._replan = True
 
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
         """Return one action per row, from new chunks where the chunk has ended or the episode has started."""
         step, action_horizon = sim.episode_step, self.actor.action_horizon
         fresh = step == 0
+        if self._replan or not len(self._begin):
+            self._begin, self._replan = step.clone(), False
+        self._begin = torch.where(fresh, 0, self._begin)
         if not self._history:
             self._history = {
                 key: value.unsqueeze(1).repeat_interleave(self.actor.obs_horizon, 1) for key, value in obs.items()
@@ -184,7 +193,7 @@ class PolicyExpert:
             pushed = torch.cat([self._history[key][:, 1:], value.unsqueeze(1)], 1)
             first = value.unsqueeze(1).expand_as(pushed)
             self._history[key] = torch.where(fresh.reshape(-1, *[1] * (pushed.dim() - 1)), first, pushed)
-        place = step % action_horizon
+        place = (step - self._begin) % action_horizon
         rows = (place == 0).nonzero().flatten()
         if len(rows):
             chunk = self.actor(sim, self._history, rows, sim.episode_seed[rows], step[rows] // action_horizon)

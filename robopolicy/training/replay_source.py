@@ -34,7 +34,9 @@ class ReplaySource:
     """Windows from a replay buffer of a dataset, of environment steps, or of both.
 
     The first `offline_updates` batches come from the dataset only, with one gradient step each. Then `learning_starts`
-    control steps are collected, and a few more before every batch, which mixes both buffers.
+    control steps are collected, and a few more before every batch, which mixes both buffers. Of a dataset in which a
+    person took over from a policy, that half consists of the frames of the person (HIL-SERL, Luo et al. 2024); without
+    a simulator, all frames are used.
     """
 
     whole_episodes: ClassVar[bool] = False
@@ -105,7 +107,7 @@ class ReplaySource:
         assert isinstance(algorithm, OffPolicy)
         sim = None if context.train_sim is None else context.chunked_sim()
         if episodes is not None:
-            episodes = episodes.with_executed_actions()
+            episodes = (episodes.demonstrated() if sim is not None else episodes).with_executed_actions()
             algorithm.attach_dataset(episodes)
         spec, exponent = algorithm.sample_spec, context.config.replay.prioritized
         if episodes is not None and (spec.goals or not algorithm.needs_reward):  # the buffer requires rewards

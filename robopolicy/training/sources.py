@@ -22,7 +22,7 @@ from robopolicy.training.make_source import DataSource, SourceContext
 
 
 class DatasetSource:
-    """Shuffled chunks of a dataset."""
+    """Shuffled chunks of a dataset; where a person took over from a policy, only of the person."""
 
     whole_episodes: ClassVar[bool] = False
     env_steps = 0
@@ -36,7 +36,7 @@ class DatasetSource:
         """Create the source for a run."""
         spec = context.spec
         sampler = ChunkSampler(
-            context.dataset(),
+            context.dataset().demonstrated(),
             horizon=spec.horizon,
             obs_horizon=spec.obs_horizon,
             batch_size=context.settings.batch_size,

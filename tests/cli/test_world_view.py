@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from robopolicy.cli import teleop
+from robopolicy.cli import world_view
 from robopolicy.cli.policy_args import PolicyEntry
 from robopolicy.deploy.dashboard import Dashboard
 from robopolicy.evaluation.actors import ExpertActor
@@ -39,7 +39,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
             super().__init__(*arguments)
             pages.put(self)
 
-    monkeypatch.setattr(teleop, "Dashboard", Known)
+    monkeypatch.setattr(world_view, "Dashboard", Known)
 
     def start(runner: Runner, *arguments: Any) -> Any:
         threads.append(threading.Thread(target=runner, args=("127.0.0.1:0", *arguments)))
@@ -63,7 +63,7 @@ def figures(page: Any) -> tuple[dict[str, str], list[bytes], dict[str, Any]]:
 
 def test_keys_control_both_simulators(watch: Runner) -> None:
     predicted, real = table(), table()
-    with client.connect(watch(teleop.teleoperate, predicted, real, 7), proxy=None) as page:
+    with client.connect(watch(world_view.teleoperate, predicted, real, 7), proxy=None) as page:
         found, pictures, now = figures(page)
         assert found == {"seed": "7"} and now["title"] == "toy/push"
         assert [picture.split(b"\0")[0] for picture in pictures] == [b"predicted top", b"real top"]
@@ -82,9 +82,9 @@ def test_keys_control_both_simulators(watch: Runner) -> None:
 
 
 def test_a_policy_runs_while_a_client_is_connected(watch: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teleop.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(world_view.time, "sleep", lambda seconds: None)
     player = PolicyEntry("expert", lambda: ExpertActor(PushExpert()))
-    address = watch(teleop.run_policy, table(), player, range(3, 4))
+    address = watch(world_view.run_policy, table(), player, range(3, 4))
     with client.connect(address, proxy=None) as page:
         found = [figures(page)]
         while found[-1][0]["success"] == "no":

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from robopolicy.cli.main import main
-from robopolicy.cli.teleop import action_of, half_blocks
+from robopolicy.cli.world_view import action_of, half_blocks
 from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy

@@ -20,6 +20,7 @@ FLOORS = {
     "robopolicy.text": 3,
     "robopolicy.training": 3,
     "robopolicy.deploy": 3,
+    "robopolicy.teleop": 3,
     "robopolicy.interop": 3,
     "robopolicy.cli": 4,
     "robopolicy.contrib": 4,

@@ -11,10 +11,8 @@ are in radians. LeRobot maps 4095 of 4096 steps to a full turn, so a quarter tur
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import logging
-import pkgutil
 import threading
 import time
 from collections.abc import Mapping
@@ -26,6 +24,7 @@ import numpy as np
 
 from robopolicy.deploy.safety.motion import Array
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.interop.lerobot.choices import config_choices
 from robopolicy.optional import require
 from robopolicy_robots.commands import targets_of
 from robopolicy_robots.messages import CATALOGUE, Header, Image, JointState, Time
@@ -200,7 +199,7 @@ def _connected(robot: RobotSpec, kind: str, units: str, settings: Mapping[str, A
 
 def _config(base: Any, package: str, what: str, kind: str, settings: Mapping[str, Any]) -> Any:
     """Create a LeRobot configuration; raises `UserError` for unknown names and wrong settings."""
-    known = _known(base, package, kind)
+    known = config_choices(base, package, kind)
     if kind not in known:
         raise unknown_name(what, kind, known)
     config = known[kind]
@@ -227,14 +226,3 @@ def _named(name: str, camera: Any) -> tuple[str, dict[str, Any]]:
     if not isinstance(camera, Mapping) or "type" not in camera:
         raise UserError(f"The camera '{name}' needs a type, such as {{type: opencv, index_or_path: 0, fps: 30, ...}}.")
     return str(camera["type"]), {key: value for key, value in camera.items() if key != "type"}
-
-
-def _known(base: Any, package: str, kind: str) -> Mapping[str, Any]:
-    """Configurations by name, which modules register on import; modules may need a driver package."""
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
-        if kind in base.get_known_choices():
-            break
-        if module.ispkg:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(module.name)
-    return base.get_known_choices()

@@ -148,12 +148,15 @@ INDEX_FEATURES = {
 _STEP_FEATURES = {
     "action": "action",
     "executed": "executed",
+    "policy_action": "policy_action",
+    "intervention": "intervention",
     "reward": "next.reward",
     "bootstrap": "bootstrap",
     "success": "next.success",
     "closing": "closing",
 }
 _STEP_KEYS = {feature: key for key, feature in _STEP_FEATURES.items()}
+_STEP_KEYS["complementary_info.is_intervention"] = "intervention"  # of HIL-SERL in LeRobot
 _IMAGES, _OBSERVATION = "observation.images.", "observation."
 
 

@@ -232,7 +232,7 @@ def _is_vector(name: str, feature: dict[str, Any]) -> bool:
 
 
 def _has_shape(name: str) -> bool:
-    return name in ("action", "executed") or name.startswith("observation.")
+    return name in ("action", "executed", "policy_action") or name.startswith("observation.")
 
 
 def _location(entry: dict[str, Any], prefix: str) -> dict[str, int]:

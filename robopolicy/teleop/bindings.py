@@ -1,0 +1,45 @@
+"""Keys and buttons of the keyboard and of gamepads, the same for all devices that read them."""
+
+from __future__ import annotations
+
+from robopolicy.teleop.contract import DISCARD, STOP, SUCCESS
+
+KEYS = {
+    "w": ("x", 1.0),
+    "s": ("x", -1.0),
+    "a": ("y", 1.0),
+    "d": ("y", -1.0),
+    "r": ("z", 1.0),
+    "f": ("z", -1.0),
+    "l": ("roll", 1.0),
+    "j": ("roll", -1.0),
+    "i": ("pitch", 1.0),
+    "k": ("pitch", -1.0),
+    "q": ("yaw", 1.0),
+    "e": ("yaw", -1.0),
+    "c": ("gripper", 1.0),
+    "v": ("gripper", -1.0),
+}
+"""Key -> input and its value."""
+
+# Standard layout of the Gamepad API and of SDL's controllers.
+STICKS = {"y": (0, -1.0), "x": (1, -1.0), "yaw": (2, -1.0), "z": (3, -1.0)}
+"""Axis of a twist -> axis of the gamepad (left is 0 and 1, right is 2 and 3; right and down are positive), sign."""
+
+BUTTONS = {"pitch": (12, 13), "roll": (15, 14), "gripper": (6, 7)}
+"""Input -> buttons for its positive and negative value: cross up and down, right and left, the two triggers."""
+
+ENABLE_BUTTON = 5  # right shoulder
+EVENT_BUTTONS = {SUCCESS: 3, DISCARD: 1, STOP: 9}  # upper and right face button, start
+
+HELP = (
+    ("hold to move", "space", "right shoulder"),
+    ("forward, back, sides", "W S, A D", "left stick"),
+    ("up, down", "R F", "right stick"),
+    ("yaw", "Q E", "right stick"),
+    ("pitch, roll", "I K, J L", "cross"),
+    ("close, open gripper", "C V", "triggers"),
+    ("keep as success", "Enter", "upper button"),
+    ("repeat the episode", "Backspace", "right button"),
+)
+"""Action of the person, keys, controls of a gamepad."""

@@ -1,0 +1,70 @@
+"""Gamepad through SDL (pygame), with the standard layout that SDL knows for most gamepads."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Self
+
+import numpy as np
+
+from robopolicy.errors import UserError
+from robopolicy.optional import require
+from robopolicy.teleop.bindings import BUTTONS, ENABLE_BUTTON, EVENT_BUTTONS, STICKS
+from robopolicy.teleop.contract import AXES, Command, Teleop
+
+SDL_BUTTONS = {0: 0, 1: 1, 2: 2, 3: 3, 4: 9, 5: 10, 8: 4, 9: 6, 12: 11, 13: 12, 14: 13, 15: 14}
+"""Button of the Gamepad API -> button of SDL; the triggers are axes in SDL."""
+
+SDL_TRIGGERS = {6: 4, 7: 5}
+FULL = 32767  # value of a fully deflected axis
+PRESSED = 0.5  # pressure of a trigger that counts as pressed
+
+
+class GamepadTeleop(Teleop):
+    """First connected gamepad, or gamepad number ARGUMENT: hold the right shoulder button to move."""
+
+    module = "pygame"
+    extra = "gamepad"
+
+    def __init__(self, index: int = 0) -> None:
+        os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # events without a window
+        os.environ.setdefault("SDL_JOYSTICK_ALLOW_BACKGROUND_EVENTS", "1")
+        self._pygame = require("pygame", self.extra)
+        controllers = require("pygame._sdl2.controller", self.extra)
+        self._pygame.display.init()
+        controllers.init()
+        if not (0 <= index < controllers.get_count() and controllers.is_controller(index)):
+            found = controllers.get_count()
+            raise UserError(f"There is no gamepad {index} ({found} connected); connect one, or use --device browser.")
+        self._pad: Any = controllers.Controller(index)
+        self._pressed: set[str] = set()  # events whose button is held
+
+    @classmethod
+    def open(cls, argument: str = "") -> Self:
+        """Open gamepad number `argument`, by default 0."""
+        if argument and not argument.isdecimal():
+            raise UserError(f"A gamepad has a number, such as gamepad:1, got '{argument}'.")
+        return cls(int(argument or 0))
+
+    def read(self, now: float) -> Command:
+        """Return the current state; a disconnected gamepad lets go."""
+        self._pygame.event.pump()
+        self._pygame.event.clear()
+        if not self._pad.attached():
+            return Command(stamp=now)
+        values = {axis: sign * self._pad.get_axis(number) / FULL for axis, (number, sign) in STICKS.items()}
+        values |= {name: self._button(up) - self._button(down) for name, (up, down) in BUTTONS.items()}
+        pressed = {event for event, button in EVENT_BUTTONS.items() if self._button(button)}
+        events, self._pressed = pressed - self._pressed, pressed
+        twist = np.clip([values[axis] for axis in AXES], -1.0, 1.0)
+        return Command(bool(self._button(ENABLE_BUTTON)), twist, values["gripper"], None, tuple(sorted(events)), now)
+
+    def close(self) -> None:
+        """Release the gamepad; SDL remains initialised for other devices of the process."""
+        self._pad.quit()
+
+    def _button(self, number: int) -> float:
+        if number in SDL_TRIGGERS:
+            return float(self._pad.get_axis(SDL_TRIGGERS[number]) > PRESSED * FULL)
+        return float(self._pad.get_button(SDL_BUTTONS[number]))
