@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robopolicy.cli.options import add_overwrite_option, check_numbers, reject_unused
+from robopolicy.cli.teleop import SESSION_OPTIONS, add_session_options, check_session, record_session
 
 if TYPE_CHECKING:
     from robopolicy.sim.registry import Expert, TaskEntry
@@ -25,6 +26,7 @@ examples:
   robopolicy collect metaworld/reach-v3 --episodes 50 --out data/reach
   robopolicy collect hopper --policy runs/hopper_sac/checkpoints/last --keep-failures --episodes 50 --out data/hopper
   robopolicy collect hopper --policy random --keep-failures --episodes 100 --out data/hopper_random
+  robopolicy collect lift --policy runs/lift_flow_bc/checkpoints/best --takeover --out data/lift_dagger
   robopolicy collect ogbench_collect/cube-single-v0 --episodes 50 --num-envs 4 --out data/cube --overwrite
 """
 
@@ -66,6 +68,9 @@ def add_parser(subparsers: Any) -> None:
         "0.3 of the range (default: expert)"
     )
     parser.add_argument("--policies", nargs="+", default=["expert"], metavar="POLICY[+NOISE]", help=text)
+    text = "a person at a device (default: browser) takes over from --policy and hands back; frames record who acted"
+    parser.add_argument("--takeover", nargs="?", const="browser", metavar="DEVICE", help=text)
+    add_session_options(parser)
     add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -87,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     entry = get_task(args.task)
     parts = _video_parts(args, entry) if args.render else [_demonstrations(args, entry)]
     options = SimOptions(
-        num_envs=min(args.num_envs, args.episodes),
+        num_envs=1 if args.takeover else min(args.num_envs, args.episodes),
         backend=args.backend,
         cameras=tuple(args.cameras),
         image_size=args.image_size,
@@ -96,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
         reward=args.reward,
         held_out=False,
     )
+    if args.takeover:
+        return record_session(args, options, args.takeover, parts[0].make())
     with closing(make_sim(entry.name, options)) as sim:
         spec = sim.spec
         if not any(is_image(key) for key in spec.observation):
@@ -198,6 +205,13 @@ def _check(args: argparse.Namespace) -> None:
     check_numbers(args, positive=("episodes", "num_envs", "image_size", "points"), non_negative=("seed",))
     if not 0 <= args.noise < float("inf"):
         raise UserError(f"--noise must be 0 or larger, got {args.noise}.")
+    check_session(args)
+    if not args.takeover:
+        reject_unused(args, "without --takeover", *SESSION_OPTIONS)
+    elif args.render or args.policy in (None, "random"):
+        raise UserError("--takeover needs the policy that the person corrects; pass --policy CKPT, without --render.")
+    else:
+        reject_unused(args, "with --takeover", "--num-envs", "--noise")
     if args.render and (args.policy or args.noise):
         raise UserError("--render takes its policies and noises from --policies, e.g. expert random CKPT+0.3.")
     if args.render and not args.cameras:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from robopolicy.cli.options import add_overwrite_option, check_numbers, check_overwrite, reject_unused
 
 if TYPE_CHECKING:
-    from robopolicy.data.collect import CollectReport, EpisodeWriter
+    from robopolicy.data.collect import EpisodeWriter
     from robopolicy.data.episodes import Episode
-    from robopolicy.evaluation.actors import PolicyExpert
-    from robopolicy.sim.contract import VectorSim
+    from robopolicy.sim.registry import Expert, SimOptions
 
 EXAMPLES = """\
 examples:
@@ -21,9 +20,9 @@ examples:
   robopolicy teleop lift --device gamepad --speed 0.5 --episodes 10 --out data/lift_by_hand
   robopolicy teleop push --device terminal
   robopolicy teleop pick_place --device spacemouse --cameras front wrist --out data/pick_place_by_hand
-  robopolicy teleop gymnasiumrobotics/FetchPickAndPlace-v4 --map x y z -gripper --out data/fetch_by_hand
+  robopolicy teleop gymnasiumrobotics/FetchPickAndPlace-v4 --map x y z gripper- --out data/fetch_by_hand
 """
-VIEW_SIZE = {"width": 320, "height": 240}  # pixels of the images that a device shows
+SESSION_OPTIONS = ("--map", "--scale", "--speed", "--view")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -52,7 +51,7 @@ def add_parser(subparsers: Any) -> None:
 
 def add_session_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of a person's session, also of `collect --takeover`."""
-    text = "x, y, z, roll, pitch, yaw, gripper or 0 per action, - flips it (default: by the names of the actions)"
+    text = "x, y, z, roll, pitch, yaw, gripper or 0 per action; x- flips x (default: by the names of the actions)"
     parser.add_argument("--map", nargs="+", default=[], metavar="INPUT", help=text)
     parser.add_argument("--scale", type=float, default=1.0, help="fraction of full speed by hand (default: 1)")
     parser.add_argument("--speed", type=float, default=1.0, help="simulated seconds per second (default: 1)")
@@ -61,67 +60,54 @@ def add_session_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run a session and return 0."""
+    from robopolicy.sim.registry import SimOptions
+
+    _check(args)
+    cameras = tuple(args.cameras)
+    options = SimOptions(num_envs=1, backend=args.backend, cameras=cameras, image_size=args.image_size, held_out=False)
+    return record_session(args, options, args.device)
+
+
+def record_session(args: argparse.Namespace, options: SimOptions, device: str, policy: Expert | None = None) -> int:
+    """Run the session of a person at `device`, who takes over from `policy` if there is one; return 0.
+
+    `args` has the options of `add_session_options` and of the dataset.
+    """
     from contextlib import ExitStack, closing
     from dataclasses import asdict
 
     from robopolicy.data.formats.lerobot import LeRobotWriter
-    from robopolicy.sim.registry import SimOptions, get_task, make_sim
+    from robopolicy.evaluation.actors import PolicyExpert, check_compatible
+    from robopolicy.shutdown import handle_shutdown
+    from robopolicy.sim.registry import get_task, make_sim
+    from robopolicy.teleop.devices import open_device
+    from robopolicy.teleop.operator import Operator
+    from robopolicy.teleop.session import Session, SessionConfig
 
-    _check(args)
     entry = get_task(args.task)
-    cameras = tuple(args.cameras)
-    options = SimOptions(num_envs=1, backend=args.backend, cameras=cameras, image_size=args.image_size, held_out=False)
     with ExitStack() as stack:
         sim = stack.enter_context(closing(make_sim(entry.name, options)))
+        spec = sim.spec
+        assert policy is None or isinstance(policy, PolicyExpert)
+        if policy is not None:
+            check_compatible(policy.actor.policy.spec, spec)
         sink: EpisodeWriter = _Discard()
         if args.out is not None:
-            names = {key: observation.names for key, observation in sim.spec.observation.items()}
-            names["action"], dt, video = sim.spec.action_names, sim.spec.control_dt, args.images == "video"
-            writer = LeRobotWriter(args.out, control_dt=dt, video=video, overwrite=args.overwrite, names=names)
-            sink = stack.enter_context(writer)
-        report = run_session(args, sim, sink, args.device)
+            names = {key: observation.names for key, observation in spec.observation.items()}
+            names["action"] = names["policy_action"] = spec.action_names
+            settings: dict[str, Any] = {"video": args.images == "video", "overwrite": args.overwrite, "names": names}
+            sink = stack.enter_context(LeRobotWriter(args.out, control_dt=spec.control_dt, **settings))
+        teleop = stack.enter_context(closing(open_device(device)))
+        person = Operator.of_sim(teleop, spec, tuple(args.map), args.scale)
+        config = SessionConfig(args.episodes, args.seed, not args.keep_failures, args.speed, args.view)
+        session = Session(sim, person, sink, config, policy=policy)
+        with handle_shutdown(lambda _: session.stop()):  # the recorded episodes are kept
+            report = session.run()
     if args.json:
         print(json.dumps({"task": entry.name, "out": str(args.out or ""), **asdict(report)}))
     else:
         print(f"{args.out or entry.name}: {report}")
     return 0
-
-
-def run_session(
-    args: argparse.Namespace, sim: VectorSim, sink: EpisodeWriter, device: str, policy: PolicyExpert | None = None
-) -> CollectReport:
-    """Run the session of a person at `device` with the options of `add_session_options` and of `collect`."""
-    from contextlib import closing
-
-    from robopolicy.evaluation.video import rendering_problem
-    from robopolicy.teleop.devices import open_device
-    from robopolicy.teleop.operator import Operator
-    from robopolicy.teleop.session import Session, SessionConfig
-
-    spec = sim.spec
-    low, high = spec.action_low.cpu().numpy(), spec.action_high.cpu().numpy()
-    config = SessionConfig(args.episodes, args.seed, not args.keep_failures, args.speed)
-    with closing(open_device(device)) as teleop:
-        operator = Operator(teleop, low, high, spec.control_dt, spec.action_names, tuple(args.map), args.scale)
-        render = None
-        if teleop.shows_images:
-            sim.reset([args.seed])
-            if (problem := rendering_problem(sim)) is None:
-                render = _Render(sim, args.view)
-            else:
-                print(f"note: no images: {problem}")
-        return Session(sim, operator, sink, config, policy=policy, render=render).run()
-
-
-class _Render:
-    """Images of a simulator for the person."""
-
-    def __init__(self, sim: VectorSim, camera: str | None) -> None:
-        self._sim, self._camera = sim, camera
-
-    def __call__(self) -> dict[str, Any]:
-        frame = self._sim.render(self._camera, **VIEW_SIZE)[0]
-        return {self._camera or "default camera": frame.permute(1, 2, 0).contiguous().cpu().numpy()}
 
 
 class _Discard:

@@ -65,6 +65,7 @@ def collect(
     only_success: bool = True,
     noise: float = 0.0,
     behaviour: str = "",
+    acting: Expert | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> CollectReport:
     """Run the expert and record episodes in order of their seeds.
@@ -84,6 +85,7 @@ def collect(
             et al. 2017), and as `executed` the applied action, which value learning uses.
         behaviour: Name of the behaviour; if given, record a video dataset for world models: the actions are the
             executed ones, and a closing frame shows the result of the last action.
+        acting: Acts in place of the expert, whose intended actions label the visited states (DAgger, Ross et al. 2011).
         progress: Called with (kept, attempts) after every control step.
 
     Raises:
@@ -101,10 +103,10 @@ def collect(
     while True:
         seeds = sim.episode_seed.tolist()
         intended = expert(unwrapped(sim), obs).to(torch.float32).clamp(low, high)
-        executed = intended
+        executed = intended if acting is None else acting(unwrapped(sim), obs).to(torch.float32).clamp(low, high)
         if noise:
             disturbance = PerRowGenerator(seeds, sim.episode_step.tolist()).normal(intended.shape).to(sim.device)
-            executed = (intended + noise * (high - low) / 2 * disturbance).clamp(low, high)
+            executed = (executed + noise * (high - low) / 2 * disturbance).clamp(low, high)
         try:
             step = sim.step(executed)
         except SimulatorFailed as error:
@@ -114,7 +116,7 @@ def collect(
         has_success |= "success" in step.info
         if only_success and not has_success and bool(step.done.any()):  # some tasks report success only at the end
             raise UserError(f"Task {sim.spec.task} defines no success; keep all episodes (--keep-failures).")
-        applied = {"executed": executed} if noise and not behaviour else {}
+        applied = {"executed": executed} if (noise or acting is not None) and not behaviour else {}
         recorder.record(obs, {"action": executed if behaviour else intended, **applied}, step)
         obs = step.obs
         for row in step.done.nonzero().flatten().tolist():

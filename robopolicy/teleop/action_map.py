@@ -36,14 +36,14 @@ class ActionMap:
 
     @classmethod
     def parse(cls, names: Sequence[str], action_dim: int) -> ActionMap:
-        """Read names such as `x`, `-yaw` or `0`; raises a `UserError` for other names or another number."""
+        """Read names such as `x`, `yaw-` (flipped) or `0`; raises a `UserError` for other names or another number."""
         if len(names) != action_dim:
             raise UserError(f"--map needs one input per dimension of the action, {action_dim}; got {len(names)}.")
-        inputs = tuple(name.removeprefix("-") for name in names)
+        inputs = tuple(name.removesuffix("-") for name in names)
         for name in inputs:
             if name not in (*INPUTS, FIXED):
                 raise unknown_name("input", name, (*INPUTS, FIXED), "of --map")
-        return cls(inputs, tuple(-1.0 if name.startswith("-") else 1.0 for name in names))
+        return cls(inputs, tuple(-1.0 if name.endswith("-") else 1.0 for name in names))
 
     @classmethod
     def of_task(cls, action_names: Sequence[str], action_dim: int) -> ActionMap:

@@ -10,6 +10,7 @@ import numpy as np
 from robopolicy.deploy.safety.filter import FilterConfig, FilterState, JointMeasurement, SafetyFilter
 from robopolicy.deploy.safety.motion import JointLimits
 from robopolicy.errors import UserError
+from robopolicy.sim.contract import SimSpec
 from robopolicy.teleop.action_map import GRIPPER, ActionMap
 from robopolicy.teleop.contract import AXES, Array, Command, DeadManSwitch, Teleop, shape
 
@@ -64,6 +65,12 @@ class Operator:
         self._clutch: dict[str, float] | None = None  # device minus target of every joint, while enabled
         self._target = (self._low + self._high) / 2  # (A,) of a leader arm
         self.reset()
+
+    @classmethod
+    def of_sim(cls, device: Teleop, spec: SimSpec, inputs: tuple[str, ...] = (), scale: float = 1.0) -> Operator:
+        """Create the operator of a simulated task."""
+        low, high = spec.action_low.cpu().numpy(), spec.action_high.cpu().numpy()
+        return cls(device, low, high, spec.control_dt, spec.action_names, inputs, scale)
 
     def reset(self, target: Array | None = None) -> None:
         """Come to rest with an open gripper, for a new episode; `target` `(A,)` are the joint targets at its start."""

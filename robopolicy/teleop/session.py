@@ -7,6 +7,7 @@ who acted (`intervention`) and the action of the policy (`policy_action`).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,13 +21,16 @@ from torch import Tensor
 from robopolicy.data.collect import CollectReport, EpisodeRecorder, EpisodeWriter
 from robopolicy.data.episodes import Episode
 from robopolicy.evaluation.actors import PolicyExpert
+from robopolicy.evaluation.video import rendering_problem
 from robopolicy.sim.contract import Observation, Step, VectorSim
 from robopolicy.sim.wrappers.base import unwrapped
 from robopolicy.teleop.contract import DISCARD, STOP, SUCCESS, Status
 from robopolicy.teleop.operator import Move, Operator
 
 Images = Mapping[str, NDArray[np.uint8]]
+log = logging.getLogger(__name__)
 IMAGE_PERIOD = 0.1  # [s] between images of the session
+IMAGE_SIZE = {"width": 320, "height": 240}  # pixels
 KEPT, REPEATED, FAILED = "kept", "repeated", "failed, not kept"
 
 
@@ -50,6 +54,7 @@ class SessionConfig:
     seed: int = 0  # of the first episode
     only_success: bool = True  # drop episodes without success of the task or of the person
     speed: float = 1.0  # simulated seconds per second
+    camera: str | None = None  # shown to the person; None is the default of the task
 
 
 class Session:
@@ -61,7 +66,6 @@ class Session:
         sink: Receives the kept episodes.
         config: Length and speed.
         policy: Acts while the person does not; None for demonstrations.
-        render: Returns images for the person; by default none.
         clock: Time.
     """
 
@@ -73,14 +77,14 @@ class Session:
         config: SessionConfig,
         *,
         policy: PolicyExpert | None = None,
-        render: Callable[[], Images] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._sim, self._operator, self._sink, self._config = sim, operator, sink, config
-        self._policy, self._render, self._clock = policy, render, clock or Clock()
+        self._policy, self._clock = policy, clock or Clock()
         self._kept = self._attempts = self._successes = self._frames = 0
+        self._stopping = False
+        self._renders: bool | None = None if operator.device.shows_images else False  # None until the first image
         self._images_due = -np.inf
-        self._images: Images = {}
         self._last = ""  # what happened to the last episode
 
     def run(self, on_step: Callable[[Observation], None] | None = None) -> CollectReport:
@@ -107,6 +111,10 @@ class Session:
                 self._frames += len(episode)
         return CollectReport(self._kept, self._attempts, self._successes, self._frames)
 
+    def stop(self) -> None:
+        """End the session at the next step, as the person can; safe in a signal handler."""
+        self._stopping = True
+
     def _episode(self, seed: int, on_step: Callable[[Observation], None] | None) -> tuple[Episode | None, str]:
         """Run one episode; returns it, None without a step, and the event that ended it, if any."""
         sim, dt = self._sim, self._sim.spec.control_dt / self._config.speed
@@ -120,7 +128,8 @@ class Session:
             if on_step is not None:
                 on_step(obs)
             move = self._operator.move(self._clock.now())
-            end = next((event for event in (STOP, DISCARD, SUCCESS) if event in move.events), "")
+            events = (STOP, *move.events) if self._stopping else move.events
+            end = next((event for event in (STOP, DISCARD, SUCCESS) if event in events), "")
             if not end and (self._policy is not None or move.acts):
                 step, handed_back = self._step(obs, move, recorder, handed_back), move.acts
                 obs = step.obs
@@ -152,16 +161,27 @@ class Session:
     def _show(self, seed: int, move: Move, step: Step | None) -> None:
         """Show the state of the session."""
         now = self._clock.now()
-        if self._render is not None and now >= self._images_due:
-            self._images_due, self._images = now + IMAGE_PERIOD, self._render()
-        elif self._images:
-            self._images = {}
+        images: Images = {}
+        if self._renders is not False and now >= self._images_due:
+            images, self._images_due = self._render(), now + IMAGE_PERIOD
         waiting = "policy" if self._policy is not None else "paused"
         rows = [("kept", f"{self._kept} of {self._config.episodes}"), ("seed", str(seed))]
         rows.append(("step", f"{0 if step is None else int(self._sim.episode_step[0])}"))
         rows += [("last episode", self._last)] if self._last else []
         status = Status(self._sim.spec.task, "you" if move.acts else waiting, tuple(rows))
-        self._operator.device.show(status, self._images)
+        self._operator.device.show(status, images)
+
+    def _render(self) -> Images:
+        """Image of the task; none, with a note, if it cannot be rendered."""
+        if self._renders is None:
+            problem = rendering_problem(self._sim)
+            self._renders = problem is None
+            if problem is not None:
+                log.warning("No images of the task. %s", problem)
+                return {}
+        camera = self._config.camera
+        frame = self._sim.render(camera, **IMAGE_SIZE)[0]
+        return {camera or "default camera": frame.permute(1, 2, 0).contiguous().cpu().numpy()}
 
 
 def _bounds(sim: VectorSim) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ def test_the_number_of_dimensions_gives_the_axes_without_names():
 
 
 def test_inputs_can_be_chosen_flipped_and_left_out():
-    mapping = ActionMap.parse(["-yaw", "0", "gripper"], 3)
+    mapping = ActionMap.parse(["yaw-", "0", "gripper"], 3)
     assert mapping.action(TWIST, 1.0, np.array([0.0, 2, -1]), np.array([1.0, 4, 1])).tolist() == [0.2, 3.0, 1.0]
 
 
