@@ -81,8 +81,8 @@ def record_session(args: argparse.Namespace, options: SimOptions, device: str, p
     from robopolicy.shutdown import handle_shutdown
     from robopolicy.sim.registry import get_task, make_sim
     from robopolicy.teleop.devices import open_device
-    from robopolicy.teleop.operator import Operator
-    from robopolicy.teleop.session import Session, SessionConfig
+    from robopolicy.teleop.operator import HumanOperator
+    from robopolicy.teleop.session import SessionConfig, TeleopSession
 
     entry = get_task(args.task)
     with ExitStack() as stack:
@@ -98,9 +98,9 @@ def record_session(args: argparse.Namespace, options: SimOptions, device: str, p
             settings: dict[str, Any] = {"video": args.images == "video", "overwrite": args.overwrite, "names": names}
             sink = stack.enter_context(LeRobotWriter(args.out, control_dt=spec.control_dt, **settings))
         teleop = stack.enter_context(closing(open_device(device)))
-        person = Operator.of_sim(teleop, spec, tuple(args.map), args.scale)
+        person = HumanOperator.of_sim(teleop, spec, tuple(args.map), args.scale)
         config = SessionConfig(args.episodes, args.seed, not args.keep_failures, args.speed, args.view)
-        session = Session(sim, person, sink, config, policy=policy)
+        session = TeleopSession(sim, person, sink, config, policy=policy)
         with handle_shutdown(lambda _: session.stop()):  # the recorded episodes are kept
             report = session.run()
     if args.json:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from robopolicy.deploy.dashboard import CLIENT_CONNECTED, NO_CLIENTS, Dashboard, pixels_packet
 from robopolicy.teleop.bindings import BUTTONS, ENABLE_BUTTON, EVENT_BUTTONS, HELP, KEYS, STICKS
 from robopolicy.teleop.browser_server import INPUT
-from robopolicy.teleop.contract import AXES, EVENTS, STOP, Command, Status, Teleop, read_numbers
+from robopolicy.teleop.contract import AXES, EVENTS, STOP, SessionStatus, Teleop, TeleopCommand, read_numbers
 
 PAGE = Path(__file__).parent / "browser_page.html"
 SERVER = "robopolicy.teleop.browser_server"
@@ -47,9 +47,9 @@ class BrowserTeleop(Teleop):
         self._page = Dashboard(address, PAGE, EVENTS, SERVER)
         self.url = self._page.url
         self.malformed = 0  # messages that were no valid input
-        self._command = Command()
+        self._command = TeleopCommand()
         self._number = -1.0  # of the newest message
-        self._sent: tuple[Status | None, float] = (None, -np.inf)  # last status and its time [s]
+        self._sent: tuple[SessionStatus | None, float] = (None, -np.inf)  # last status and its time [s]
 
     @classmethod
     def open(cls, argument: str = "") -> Self:
@@ -58,7 +58,7 @@ class BrowserTeleop(Teleop):
         print(f"move with the page {device.url}", flush=True)  # noqa: T201
         return device
 
-    def read(self, now: float) -> Command:
+    def read(self, now: float) -> TeleopCommand:
         """Return the newest command of the page; without a client it is old."""
         events: list[str] = []
         while (message := self._page.poll()) is not None:
@@ -68,13 +68,13 @@ class BrowserTeleop(Teleop):
             if message.startswith(INPUT):
                 self._receive(message)
             elif message in (CLIENT_CONNECTED, NO_CLIENTS):
-                self._command, self._number, self._sent = Command(), -1.0, (None, -np.inf)
+                self._command, self._number, self._sent = TeleopCommand(), -1.0, (None, -np.inf)
             else:
                 events.append(message.decode())
         command = self._command
-        return Command(command.enabled, command.twist, command.gripper, None, tuple(events), command.stamp)
+        return TeleopCommand(command.enabled, command.twist, command.gripper, None, tuple(events), command.stamp)
 
-    def show(self, status: Status, images: Mapping[str, NDArray[np.uint8]]) -> None:
+    def show(self, status: SessionStatus, images: Mapping[str, NDArray[np.uint8]]) -> None:
         """Send the status when it changes, and the images."""
         now = time.monotonic()
         if status != self._sent[0] or now - self._sent[1] > STATUS_PERIOD:
@@ -104,4 +104,4 @@ class BrowserTeleop(Teleop):
             self.malformed += 1
             return
         self._number = float(rest[0])
-        self._command = Command(enabled, numbers, float(rest[1]), None, (), stamp)
+        self._command = TeleopCommand(enabled, numbers, float(rest[1]), None, (), stamp)

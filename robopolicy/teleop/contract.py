@@ -32,7 +32,7 @@ def _zeros() -> Array:
 
 
 @dataclass(frozen=True, eq=False)
-class Command:
+class TeleopCommand:
     """State of an input device."""
 
     enabled: bool = False  # whether the dead-man switch is held
@@ -44,7 +44,7 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Status:
+class SessionStatus:
     """What a session shows to the person."""
 
     title: str
@@ -71,10 +71,10 @@ class Teleop(ABC):
         """
 
     @abstractmethod
-    def read(self, now: float) -> Command:
+    def read(self, now: float) -> TeleopCommand:
         """Return the newest command at `now` [s, monotonic], without waiting."""
 
-    def show(self, status: Status, images: Mapping[str, NDArray[np.uint8]]) -> None:
+    def show(self, status: SessionStatus, images: Mapping[str, NDArray[np.uint8]]) -> None:
         """Show the status and images `{camera: (h, w, 3)}` to the person, where the device has a display."""
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class DeadManSwitch:
         self._springs_back, self._max_age = springs_back, max_age
         self._ready = False  # the axes have been neutral since the switch is held
 
-    def check(self, command: Command, now: float) -> Command:
+    def check(self, command: TeleopCommand, now: float) -> TeleopCommand:
         """Return the command with `enabled` by the rules, and axes in [-1, 1]; zero axes if it is not enabled."""
         numbers = [*command.twist, command.gripper, *(command.joints or {}).values()]
         sound = np.shape(command.twist) == (len(AXES),) and bool(np.isfinite(numbers).all())

@@ -10,7 +10,7 @@ import numpy as np
 from robopolicy.errors import UserError
 from robopolicy.optional import require
 from robopolicy.teleop.bindings import BUTTONS, ENABLE_BUTTON, EVENT_BUTTONS, STICKS
-from robopolicy.teleop.contract import AXES, Command, Teleop
+from robopolicy.teleop.contract import AXES, Teleop, TeleopCommand
 
 SDL_BUTTONS = {0: 0, 1: 1, 2: 2, 3: 3, 4: 9, 5: 10, 8: 4, 9: 6, 12: 11, 13: 12, 14: 13, 15: 14}
 """Button of the Gamepad API -> button of SDL; the triggers are axes in SDL."""
@@ -47,18 +47,20 @@ class GamepadTeleop(Teleop):
             raise UserError(f"A gamepad has a number, such as gamepad:1, got '{argument}'.")
         return cls(int(argument or 0))
 
-    def read(self, now: float) -> Command:
+    def read(self, now: float) -> TeleopCommand:
         """Return the current state; a disconnected gamepad lets go."""
         self._pygame.event.pump()
         self._pygame.event.clear()
         if not self._pad.attached():
-            return Command(stamp=now)
+            return TeleopCommand(stamp=now)
         values = {axis: sign * self._pad.get_axis(number) / FULL for axis, (number, sign) in STICKS.items()}
         values |= {name: self._button(up) - self._button(down) for name, (up, down) in BUTTONS.items()}
         pressed = {event for event, button in EVENT_BUTTONS.items() if self._button(button)}
         events, self._pressed = pressed - self._pressed, pressed
         twist = np.clip([values[axis] for axis in AXES], -1.0, 1.0)
-        return Command(bool(self._button(ENABLE_BUTTON)), twist, values["gripper"], None, tuple(sorted(events)), now)
+        return TeleopCommand(
+            bool(self._button(ENABLE_BUTTON)), twist, values["gripper"], None, tuple(sorted(events)), now
+        )
 
     def close(self) -> None:
         """Release the gamepad; SDL remains initialised for other devices of the process."""

@@ -15,7 +15,7 @@ import numpy as np
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.interop.lerobot.choices import config_choices
 from robopolicy.optional import require
-from robopolicy.teleop.contract import AXES, DISCARD, STOP, SUCCESS, Command, Teleop
+from robopolicy.teleop.contract import AXES, DISCARD, STOP, SUCCESS, Teleop, TeleopCommand
 from robopolicy.teleop.terminal import TerminalTeleop
 
 GRIPPER_COMMANDS = {0: 1.0, 1: 0.0, 2: -1.0}  # close, stay, open
@@ -61,20 +61,20 @@ class LeRobotTeleop(Teleop):
             ) from error
         return cls(device, TerminalTeleop.if_available())
 
-    def read(self, now: float) -> Command:
+    def read(self, now: float) -> TeleopCommand:
         """Return the joints of a leader arm [rad, grippers as a fraction], or changes of the tool pose as a twist."""
         action: Mapping[str, Any] = self._device.get_action()
         events = dict(self._device.get_teleop_events()) if self._has_events else {}
-        keys = self._keys.read(now) if self._keys else Command()
+        keys = self._keys.read(now) if self._keys else TeleopCommand()
         names = tuple(_EVENTS[name] for key, value in events.items() if value and (name := _name(key)) in _EVENTS)
         enabled = any(value for key, value in events.items() if _name(key) == "is_intervention") or keys.enabled
         joints = {key.removesuffix(".pos"): float(value) for key, value in action.items() if key.endswith(".pos")}
         if joints:
             joints = {n: value / 100 if "gripper" in n else math.radians(value) for n, value in joints.items()}
-            return Command(enabled, joints=joints, events=(*names, *keys.events), stamp=now)
+            return TeleopCommand(enabled, joints=joints, events=(*names, *keys.events), stamp=now)
         twist = np.array([float(action.get(f"delta_{axis}", 0.0)) for axis in AXES])
         gripper = GRIPPER_COMMANDS.get(int(action.get("gripper", 1)), 0.0)
-        return Command(enabled, twist, gripper, None, (*names, *keys.events), now)
+        return TeleopCommand(enabled, twist, gripper, None, (*names, *keys.events), now)
 
     def close(self) -> None:
         """Disconnect the device and restore the terminal."""

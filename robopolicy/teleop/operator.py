@@ -12,7 +12,7 @@ from robopolicy.deploy.safety.motion import JointLimits
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import SimSpec
 from robopolicy.teleop.action_map import GRIPPER, ActionMap
-from robopolicy.teleop.contract import AXES, Array, Command, DeadManSwitch, Teleop, shape
+from robopolicy.teleop.contract import AXES, Array, DeadManSwitch, Teleop, TeleopCommand, shape
 
 FULL_SPEED_TIME = 0.1  # [s] time from rest to full speed, which the filter enforces
 RANGE_TIME = 1.0  # [s] shortest time in which a leader arm moves a joint target through its range
@@ -20,7 +20,7 @@ OPEN = -1.0  # of the gripper, initially
 AT_REST = 1e-6  # fraction of full speed that counts as rest
 
 
-class Move(NamedTuple):
+class HumanAction(NamedTuple):
     """Decision of a person for one control step."""
 
     action: Array  # (A,) within the bounds of the task
@@ -28,7 +28,7 @@ class Move(NamedTuple):
     events: tuple[str, ...]  # events since the last decision
 
 
-class Operator:
+class HumanOperator:
     """Person at an input device that controls one environment or robot.
 
     A twist passes the safety filter as velocities: it is at most full speed and changes within `FULL_SPEED_TIME`. The
@@ -67,7 +67,7 @@ class Operator:
         self.reset()
 
     @classmethod
-    def of_sim(cls, device: Teleop, spec: SimSpec, inputs: tuple[str, ...] = (), scale: float = 1.0) -> Operator:
+    def of_sim(cls, device: Teleop, spec: SimSpec, inputs: tuple[str, ...] = (), scale: float = 1.0) -> HumanOperator:
         """Create the operator of a simulated task."""
         low, high = spec.action_low.cpu().numpy(), spec.action_high.cpu().numpy()
         return cls(device, low, high, spec.control_dt, spec.action_names, inputs, scale)
@@ -79,7 +79,7 @@ class Operator:
         self._target = self._target if target is None else np.array(target, np.float64)
         self._joints = FilterState.at_rest(self._target)
 
-    def move(self, now: float) -> Move:
+    def move(self, now: float) -> HumanAction:
         """Decide at `now` [s, monotonic]."""
         command = self.switch.check(self.device.read(now), now)
         if command.joints is not None or self._clutch is not None:
@@ -96,9 +96,9 @@ class Operator:
         if self._map is None:
             self._map = ActionMap.of_task(self._names, len(self._low))
         action = self._map.action(twist, self._gripper, self._low, self._high)
-        return Move(action, command.enabled or bool(np.abs(twist).max() > AT_REST), command.events)
+        return HumanAction(action, command.enabled or bool(np.abs(twist).max() > AT_REST), command.events)
 
-    def _follow(self, command: Command, now: float) -> Move:
+    def _follow(self, command: TeleopCommand, now: float) -> HumanAction:
         """Move joint targets with a leader arm."""
         if self._position is None:
             self._position = SafetyFilter(_range_limits(self._names, self._low, self._high), FilterConfig("absolute"))
@@ -109,7 +109,7 @@ class Operator:
             goal = self._goal(command.joints)
             measured = JointMeasurement(now, *np.full((3, len(self._low)), np.nan))
             self._target, self._joints, _ = self._position.step(goal, self._joints, measured, self._dt)
-        return Move(self._target, command.enabled or not self._joints.motion.at_rest, command.events)
+        return HumanAction(self._target, command.enabled or not self._joints.motion.at_rest, command.events)
 
     def _goal(self, joints: Mapping[str, float]) -> Array:
         """Joint targets `(A,)`: the target at enabling plus the motion of the device since then."""

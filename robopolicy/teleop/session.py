@@ -24,8 +24,8 @@ from robopolicy.evaluation.actors import PolicyExpert
 from robopolicy.evaluation.video import rendering_problem
 from robopolicy.sim.contract import Observation, Step, VectorSim
 from robopolicy.sim.wrappers.base import unwrapped
-from robopolicy.teleop.contract import DISCARD, STOP, SUCCESS, Status
-from robopolicy.teleop.operator import Move, Operator
+from robopolicy.teleop.contract import DISCARD, STOP, SUCCESS, SessionStatus
+from robopolicy.teleop.operator import HumanAction, HumanOperator
 
 Images = Mapping[str, NDArray[np.uint8]]
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class SessionConfig:
     camera: str | None = None  # shown to the person; None is the default of the task
 
 
-class Session:
+class TeleopSession:
     """Session of one person with one environment.
 
     Args:
@@ -72,7 +72,7 @@ class Session:
     def __init__(
         self,
         sim: VectorSim,
-        operator: Operator,
+        operator: HumanOperator,
         sink: EpisodeWriter,
         config: SessionConfig,
         *,
@@ -143,7 +143,7 @@ class Session:
         episode = recorder.take(0, seed, has_success=True)
         return (_marked(episode) if end == SUCCESS else episode), end
 
-    def _step(self, obs: Observation, move: Move, recorder: EpisodeRecorder, handed_back: bool) -> Step:
+    def _step(self, obs: Observation, move: HumanAction, recorder: EpisodeRecorder, handed_back: bool) -> Step:
         """Apply the action of the person or of the policy and record it."""
         action = torch.from_numpy(move.action).float().unsqueeze(0).to(self._sim.device)
         actions: dict[str, Tensor] = {}
@@ -158,7 +158,7 @@ class Session:
         recorder.record(obs, actions, step)
         return step
 
-    def _show(self, seed: int, move: Move, step: Step | None) -> None:
+    def _show(self, seed: int, move: HumanAction, step: Step | None) -> None:
         """Show the state of the session."""
         now = self._clock.now()
         images: Images = {}
@@ -168,7 +168,7 @@ class Session:
         rows = [("kept", f"{self._kept} of {self._config.episodes}"), ("seed", str(seed))]
         rows.append(("step", f"{0 if step is None else int(self._sim.episode_step[0])}"))
         rows += [("last episode", self._last)] if self._last else []
-        status = Status(self._sim.spec.task, "you" if move.acts else waiting, tuple(rows))
+        status = SessionStatus(self._sim.spec.task, "you" if move.acts else waiting, tuple(rows))
         self._operator.device.show(status, images)
 
     def _render(self) -> Images:

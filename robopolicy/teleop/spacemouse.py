@@ -12,7 +12,7 @@ import numpy as np
 
 from robopolicy.errors import UserError
 from robopolicy.optional import require
-from robopolicy.teleop.contract import AXES, DEAD_ZONE, Command, Teleop
+from robopolicy.teleop.contract import AXES, DEAD_ZONE, Teleop, TeleopCommand
 from robopolicy.teleop.terminal import TerminalTeleop
 
 MAX_REPORTS = 64  # read per command, about half a second of motion
@@ -47,7 +47,7 @@ class SpaceMouseTeleop(Teleop):
             raise UserError(f"No SpaceMouse can be opened ({reason}); {text}.") from error
         return cls(device, TerminalTeleop.if_available())
 
-    def read(self, now: float) -> Command:
+    def read(self, now: float) -> TeleopCommand:
         """Return the axes of the newest report."""
         for _ in range(MAX_REPORTS):
             state = self._device.read()
@@ -59,7 +59,7 @@ class SpaceMouseTeleop(Teleop):
         left, right = (*map(bool, state.buttons), False, False)[:2]
         enabled = bool((np.abs(twist) > DEAD_ZONE).any()) or left or right
         events = self._keys.read(now).events if self._keys else ()
-        return Command(enabled, twist, float(left) - float(right), None, events, self._stamp)
+        return TeleopCommand(enabled, twist, float(left) - float(right), None, events, self._stamp)
 
     def close(self) -> None:
         """Close the device and restore the terminal."""

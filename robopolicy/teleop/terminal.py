@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from robopolicy.errors import UserError
 from robopolicy.teleop.bindings import KEYS
-from robopolicy.teleop.contract import AXES, DISCARD, STOP, SUCCESS, Command, Status, Teleop
+from robopolicy.teleop.contract import AXES, DISCARD, STOP, SUCCESS, SessionStatus, Teleop, TeleopCommand
 
 FIRST, REPEAT = 0.6, 0.12  # [s] how long a first press and a repetition hold
 EVENT_KEYS = {"\n": SUCCESS, "\r": SUCCESS, "\x7f": DISCARD, "\b": DISCARD, "\x04": STOP}  # enter, backspace, ctrl-d
@@ -50,7 +50,7 @@ class TerminalTeleop(Teleop):
         """Open the terminal of the process, if it has one."""
         return cls.open() if sys.stdin.isatty() else None
 
-    def read(self, now: float) -> Command:
+    def read(self, now: float) -> TeleopCommand:
         """Return the keys that are held at `now`, and the events since the last call."""
         events: list[str] = []
         while select.select([self._file], [], [], 0)[0] and (data := os.read(self._file, READ_BYTES)):
@@ -65,9 +65,9 @@ class TerminalTeleop(Teleop):
         for name, value in (KEYS[key] for key in self._held if key in KEYS):
             values[name] += value
         twist = np.array([values[axis] for axis in AXES])
-        return Command(bool(self._held), twist, values["gripper"], None, tuple(events), now)
+        return TeleopCommand(bool(self._held), twist, values["gripper"], None, tuple(events), now)
 
-    def show(self, status: Status, images: Mapping[str, NDArray[np.uint8]]) -> None:
+    def show(self, status: SessionStatus, images: Mapping[str, NDArray[np.uint8]]) -> None:
         """Print the status in one line, which the next one replaces."""
         line = ", ".join((status.title, status.actor, *(f"{name} {value}" for name, value in status.rows)))
         if line != self._line:

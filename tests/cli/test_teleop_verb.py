@@ -14,7 +14,7 @@ from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.teleop.contract import SUCCESS, Command
+from robopolicy.teleop.contract import SUCCESS, TeleopCommand
 from robopolicy.teleop.devices import DEVICES
 from robopolicy.training.checkpoint import save_checkpoint
 
@@ -27,13 +27,13 @@ class Steady(ScriptedTeleop):
     @classmethod
     def open(cls, argument: str = "") -> "Steady":
         if argument == "interrupt":
-            return cls(lambda k: Command(True, events=(SUCCESS,) * (k == 2)) if k < 4 else interrupt())
-        return cls(lambda k: Command(k % 10 > 1, RIGHT * (k % 10 > 2), events=(SUCCESS,) * (k % 10 == 9)))
+            return cls(lambda k: TeleopCommand(True, events=(SUCCESS,) * (k == 2)) if k < 4 else interrupt())
+        return cls(lambda k: TeleopCommand(k % 10 > 1, RIGHT * (k % 10 > 2), events=(SUCCESS,) * (k % 10 == 9)))
 
 
-def interrupt() -> Command:
+def interrupt() -> TeleopCommand:
     os.kill(os.getpid(), signal.SIGINT)
-    return Command()
+    return TeleopCommand()
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from robopolicy.teleop.contract import Command, Status, Teleop
+from robopolicy.teleop.contract import SessionStatus, Teleop, TeleopCommand
 from robopolicy.teleop.session import Clock
 
 
@@ -26,20 +26,20 @@ class FakeClock(Clock):
 class ScriptedTeleop(Teleop):
     """Device whose commands follow from the number of the call; `shown` collects what it shows."""
 
-    def __init__(self, command: Callable[[int], Command]) -> None:
+    def __init__(self, command: Callable[[int], TeleopCommand]) -> None:
         self._command, self._calls = command, 0
-        self.shown: list[tuple[Status, Mapping[str, Any]]] = []
+        self.shown: list[tuple[SessionStatus, Mapping[str, Any]]] = []
         self.closed = False
 
     @classmethod
     def open(cls, argument: str = "") -> Self:
         raise NotImplementedError
 
-    def read(self, now: float) -> Command:
+    def read(self, now: float) -> TeleopCommand:
         self._calls += 1
         return replace(self._command(self._calls - 1), stamp=now)
 
-    def show(self, status: Status, images: Mapping[str, Any]) -> None:
+    def show(self, status: SessionStatus, images: Mapping[str, Any]) -> None:
         self.shown.append((status, images))
 
     def close(self) -> None:

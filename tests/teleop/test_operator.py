@@ -5,19 +5,19 @@ import pytest
 from scripted_device import ScriptedTeleop
 
 from robopolicy.errors import UserError
-from robopolicy.teleop.contract import Command
-from robopolicy.teleop.operator import FULL_SPEED_TIME, OPEN, Operator
+from robopolicy.teleop.contract import TeleopCommand
+from robopolicy.teleop.operator import FULL_SPEED_TIME, OPEN, HumanOperator
 
 DT = 0.02
 
 
-def operator(command, *, dims=3, names=(), **options) -> Operator:
-    return Operator(ScriptedTeleop(command), -np.ones(dims), np.ones(dims), DT, names, **options)
+def operator(command, *, dims=3, names=(), **options) -> HumanOperator:
+    return HumanOperator(ScriptedTeleop(command), -np.ones(dims), np.ones(dims), DT, names, **options)
 
 
 def forward(after: int, until: int = 10**6):
     """Hold the switch, and move forward in the calls [after, until)."""
-    return lambda call: Command(call < until, np.array([float(after <= call), 0, 0, 0, 0, 0]))
+    return lambda call: TeleopCommand(call < until, np.array([float(after <= call), 0, 0, 0, 0, 0]))
 
 
 def test_speed_rises_and_falls_within_the_limit_of_the_filter():
@@ -37,14 +37,14 @@ def test_the_scale_limits_the_speed():
 
 def test_the_gripper_keeps_its_last_command_and_opens_for_a_new_episode():
     commands = [0.0, 1.0, 0.0, 0.0, -1.0, 0.0]
-    person = operator(lambda k: Command(True, gripper=commands[k]), dims=4)
+    person = operator(lambda k: TeleopCommand(True, gripper=commands[k]), dims=4)
     assert [person.move(k * DT).action[3] for k in range(4)] == [OPEN, 1.0, 1.0, 1.0]
     person.reset()
     assert person.move(0.2).action[3] == OPEN
 
 
 def test_actions_are_within_the_bounds_of_the_task():
-    person = Operator(ScriptedTeleop(forward(1)), np.array([0.0, -2, 1]), np.array([10.0, 2, 3]), DT)
+    person = HumanOperator(ScriptedTeleop(forward(1)), np.array([0.0, -2, 1]), np.array([10.0, 2, 3]), DT)
     actions = [person.move(k * DT).action for k in range(30)]
     assert actions[0].tolist() == [5, 0, 2] and actions[-1].tolist() == [10, 0, 2]
 
@@ -52,7 +52,7 @@ def test_actions_are_within_the_bounds_of_the_task():
 def leader(*poses):
     """Leader arm with a joint and a gripper; None lets go."""
     joints = [pose and {"elbow": pose[0], "gripper": pose[1]} for pose in poses]
-    return lambda k: Command(joints[k] is not None, joints=joints[k])
+    return lambda k: TeleopCommand(joints[k] is not None, joints=joints[k])
 
 
 def test_a_leader_arm_moves_targets_relative_to_the_pose_at_enabling():

@@ -7,11 +7,11 @@ from scripted_device import FakeClock, ScriptedTeleop
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.formats.lerobot import LeRobotWriter, read_lerobot
 from robopolicy.sim.registry import SimOptions, make_sim
-from robopolicy.teleop.contract import DISCARD, STOP, SUCCESS, Command
-from robopolicy.teleop.operator import Operator
-from robopolicy.teleop.session import Session, SessionConfig
+from robopolicy.teleop.contract import DISCARD, STOP, SUCCESS, TeleopCommand
+from robopolicy.teleop.operator import HumanOperator
+from robopolicy.teleop.session import SessionConfig, TeleopSession
 
-HELD = Command(True)
+HELD = TeleopCommand(True)
 
 
 class Sink(list):
@@ -42,15 +42,17 @@ def sim():
 def run(sim, command, sink=None, policy=None, on_step=None, **config):
     device = ScriptedTeleop(command)
     spec = sim.spec
-    person = Operator(device, spec.action_low.numpy(), spec.action_high.numpy(), spec.control_dt, spec.action_names)
+    person = HumanOperator(
+        device, spec.action_low.numpy(), spec.action_high.numpy(), spec.control_dt, spec.action_names
+    )
     sink = Sink() if sink is None else sink
     config = SessionConfig(**{"episodes": 1, "only_success": False, **config})
-    session = Session(sim, person, sink, config, policy=policy, clock=FakeClock())
+    session = TeleopSession(sim, person, sink, config, policy=policy, clock=FakeClock())
     return session.run(on_step), sink, device
 
 
 def test_time_passes_only_while_the_switch_is_held(sim):
-    commands = [Command()] * 5 + [HELD] * 3 + [Command()] * 5 + [Command(True, events=(SUCCESS,))]
+    commands = [TeleopCommand()] * 5 + [HELD] * 3 + [TeleopCommand()] * 5 + [TeleopCommand(True, events=(SUCCESS,))]
     report, (episode,), device = run(sim, lambda k: commands[min(k, 13)])
     assert len(episode) == 3 and report.kept == 1 and report.frames == 3
     actors = [status.actor for status, _ in device.shown]
@@ -58,14 +60,14 @@ def test_time_passes_only_while_the_switch_is_held(sim):
 
 
 def test_the_person_marks_success_at_the_last_frame(sim):
-    commands = [HELD] * 3 + [Command(True, events=(SUCCESS,))]
+    commands = [HELD] * 3 + [TeleopCommand(True, events=(SUCCESS,))]
     report, (episode,), _ = run(sim, lambda k: commands[k], only_success=True)
     assert episode.arrays["success"].tolist() == [False, False, True] and report.successes == 1
     assert episode.arrays["intervention"].tolist() == [True] * 3 and episode.seed == 0
 
 
 def test_a_discarded_episode_is_repeated_with_its_seed(sim):
-    commands = [HELD, HELD, Command(events=(DISCARD,)), HELD, Command(events=(SUCCESS,)), HELD]
+    commands = [HELD, HELD, TeleopCommand(events=(DISCARD,)), HELD, TeleopCommand(events=(SUCCESS,)), HELD]
     commands.append(commands[4])
     report, episodes, _ = run(sim, lambda k: commands[k], episodes=2, seed=7)
     assert [(len(each), each.seed) for each in episodes] == [(1, 7), (1, 8)] and report.attempts == 2
@@ -73,19 +75,25 @@ def test_a_discarded_episode_is_repeated_with_its_seed(sim):
 
 def test_failed_episodes_are_not_kept_by_default(sim):
     limit, sink = sim.spec.max_episode_steps, Sink()
-    report, _, _ = run(sim, lambda k: Command(True, events=(STOP,) * (k > limit)), sink, only_success=True)
+    report, _, _ = run(sim, lambda k: TeleopCommand(True, events=(STOP,) * (k > limit)), sink, only_success=True)
     assert report.attempts == 1 and report.kept == 0 and not sink
 
 
 def test_the_session_ends_on_request_and_keeps_what_was_recorded(sim):
-    commands = [HELD, Command(events=(SUCCESS,)), HELD, Command(events=(STOP,))]
+    commands = [HELD, TeleopCommand(events=(SUCCESS,)), HELD, TeleopCommand(events=(STOP,))]
     report, episodes, _ = run(sim, lambda k: commands[k], episodes=5)
     assert report.kept == len(episodes) == 1
 
 
 def test_a_person_takes_over_and_hands_back(sim):
     left = np.array([-1.0, 0, 0, 0, 0, 0])
-    commands = [Command()] * 2 + [HELD] + [Command(True, left)] * 4 + [Command()] * 6 + [Command(events=(SUCCESS,))]
+    commands = (
+        [TeleopCommand()] * 2
+        + [HELD]
+        + [TeleopCommand(True, left)] * 4
+        + [TeleopCommand()] * 6
+        + [TeleopCommand(events=(SUCCESS,))]
+    )
     policy = HalfSpeed()
     _, (episode,), device = run(sim, lambda k: commands[min(k, 13)], policy=policy)
     acted = episode.arrays["intervention"]
@@ -100,7 +108,7 @@ def test_a_person_takes_over_and_hands_back(sim):
 
 
 def test_recordings_round_trip_with_the_columns_of_lerobot(sim, tmp_path):
-    commands = [Command(), HELD, Command(), Command(events=(SUCCESS,))]
+    commands = [TeleopCommand(), HELD, TeleopCommand(), TeleopCommand(events=(SUCCESS,))]
     with LeRobotWriter(tmp_path / "data", control_dt=sim.spec.control_dt) as writer:
         run(sim, lambda k: commands[k], writer, policy=HalfSpeed())
     data = read_lerobot(tmp_path / "data")

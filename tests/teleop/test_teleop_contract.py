@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from robopolicy.teleop.contract import AXES, MAX_AGE, Command, DeadManSwitch, deflection, read_numbers, shape
+from robopolicy.teleop.contract import AXES, MAX_AGE, DeadManSwitch, TeleopCommand, deflection, read_numbers, shape
 
 FORWARD = np.array([1.0, 0, 0, 0, 0, 0])
 
 
-def held(twist=FORWARD, stamp=10.0, **fields) -> Command:
-    return Command(True, np.asarray(twist, float), stamp=stamp, **fields)
+def held(twist=FORWARD, stamp=10.0, **fields) -> TeleopCommand:
+    return TeleopCommand(True, np.asarray(twist, float), stamp=stamp, **fields)
 
 
 def ready(**options) -> DeadManSwitch:
@@ -49,7 +49,7 @@ def test_old_commands_and_commands_from_the_future_let_go(age, enabled):
 
 
 def test_a_command_that_was_never_received_is_old():
-    assert not ready().check(Command(True), 10.0).enabled
+    assert not ready().check(TeleopCommand(True), 10.0).enabled
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -68,7 +68,7 @@ def test_axes_outside_the_range_are_clipped_and_counted():
 
 
 def test_events_pass_without_the_switch():
-    assert DeadManSwitch().check(Command(events=("success",)), 10.0).events == ("success",)
+    assert DeadManSwitch().check(TeleopCommand(events=("success",)), 10.0).events == ("success",)
 
 
 def test_the_shape_is_zero_in_the_dead_zone_and_cubic_outside():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from robopolicy.errors import UserError
-from robopolicy.teleop.contract import DISCARD, MAX_AGE, STOP, SUCCESS, Command, DeadManSwitch, Status
+from robopolicy.teleop.contract import DISCARD, MAX_AGE, STOP, SUCCESS, DeadManSwitch, SessionStatus, TeleopCommand
 from robopolicy.teleop.devices import open_device
 from robopolicy.tokens import SERVER_TOKEN
 
@@ -21,7 +21,7 @@ from websockets.sync import client
 
 from robopolicy.teleop.browser import BrowserTeleop
 
-STATUS = Status("manipulation/lift", "paused", (("kept", "0 of 10"),))
+STATUS = SessionStatus("manipulation/lift", "paused", (("kept", "0 of 10"),))
 PICTURE = {"front": np.zeros((24, 32, 3), np.uint8)}
 
 
@@ -41,7 +41,7 @@ def message(number: Any = 1, axes: Any = (0, 0, 0, 0, 0, 0), enabled: Any = True
     return json.dumps({"input": {"number": number, "axes": axes, "enabled": enabled, "gripper": gripper}})
 
 
-def until(device: BrowserTeleop, condition: Callable[[Command], bool], seconds: float = 10.0) -> Command:
+def until(device: BrowserTeleop, condition: Callable[[TeleopCommand], bool], seconds: float = 10.0) -> TeleopCommand:
     """The first command that meets a condition."""
     end = time.monotonic() + seconds
     while not condition(command := device.read(time.monotonic())):

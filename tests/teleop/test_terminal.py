@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from robopolicy.errors import UserError
-from robopolicy.teleop.contract import DISCARD, SUCCESS, Status
+from robopolicy.teleop.contract import DISCARD, SUCCESS, SessionStatus
 from robopolicy.teleop.devices import open_device
 from robopolicy.teleop.terminal import FIRST, REPEAT, TerminalTeleop
 
@@ -63,7 +63,7 @@ def test_other_keys_are_events_or_ignored(terminal):
 def test_the_status_is_one_line(terminal, capsys):
     _, device = terminal
     for actor in ("you", "you", "paused"):
-        device.show(Status("push", actor, (("kept", "1 of 2"),)), {})
+        device.show(SessionStatus("push", actor, (("kept", "1 of 2"),)), {})
     assert capsys.readouterr().out == "\r\x1b[Kpush, you, kept 1 of 2\r\x1b[Kpush, paused, kept 1 of 2"
 
 
