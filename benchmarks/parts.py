@@ -29,7 +29,7 @@ import torch
 import yaml
 
 from benchmarks.common import finished_cells, print_result, write_result
-from benchmarks.finetune.cell import base_policy, demonstrations, held_out
+from benchmarks.finetune.cell import base_policy, held_out
 from benchmarks.finetune.methods import FLOW
 from benchmarks.finetune.tasks import TASKS
 from benchmarks.parallel import run_cells
@@ -103,7 +103,7 @@ def run(key: Key, steps: int) -> dict[str, Any]:
     file = WORK / f"{part.replace(' ', '_')}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, yaml.safe_dump(recipe(part), sort_keys=False))
-    base = base_policy(FLOW, TASK, seed, demonstrations(TASK, seed))
+    base = base_policy(FLOW, TASK, seed)
     with closing(make_sim(TASK.task, SimOptions(num_envs=1))) as sim:
         updates = max(1, steps // (TASK.num_envs * sim.spec.max_episode_steps))
     settings = (

@@ -5,21 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.finetune.methods import Base, Method
+from benchmarks.finetune.methods import FLOW, Base, Method
 from benchmarks.finetune.tasks import BenchTask
 from benchmarks.study import run_command, shared, train_once, train_to_end
-from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.atomic import write_text
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.result import EvalResult
 from robopolicy.sim.registry import SimOptions, make_sim, observation_options
 from robopolicy.training.checkpoint import MODEL, load_policy
-from robopolicy.training.compose import compose_config
 from robopolicy.training.manifest import read_manifest
 
 WORK = Path("runs/finetune")
@@ -30,24 +27,24 @@ GOAL = 0.9  # success whose first crossing is reported
 
 def run_base(base: Base, task: BenchTask, seed: int) -> dict[str, Any]:
     """A cell of the null arm: only the cloned base."""
-    checkpoint = base_policy(base, task, seed, demonstrations(task, seed))
+    checkpoint = base_policy(base, task, seed)
     return {"method": base.name, "task": task.name, "seed": seed, "base": judge(checkpoint, task.task)}
 
 
 def run_cell(method: Method, task: BenchTask, seed: int, folder: Path, *, steps: int | None = None) -> dict[str, Any]:
     """All table data of one method on one task with one seed; the run is in `folder`, its inputs are shared."""
-    data = demonstrations(task, seed)
     settings = [*method.preset, f"task={task.task}", "evaluation.max_fraction=0", *method.settings]
     if method.base is None:
         base = None
         settings += task.chunk
     else:
-        base = base_policy(method.base, task, seed, data)
+        base = base_policy(method.base, task, seed)
         settings.append(f"init_from={base}")
     if method.demonstrations:
-        settings.append(f"dataset={data}")
+        kind = method.base.kind if method.base else FLOW.kind
+        settings.append(f"dataset={demonstrations(task, seed, kind)}")
     before = judge(base, task.task)
-    settings += _pace(settings, method.times * (steps or task.env_steps), task, before)
+    settings += _pace(method, task, steps, before)
     settings.append(f"evaluation.episodes={task.evaluated}")
     run = folder / "run"
     last = train_to_end(run, *settings, f"seed={seed}")
@@ -69,12 +66,13 @@ def run_cell(method: Method, task: BenchTask, seed: int, folder: Path, *, steps:
     }
 
 
-def demonstrations(task: BenchTask, seed: int) -> Path:
-    """The dataset of a task and seed, collected once."""
-    folder = WORK / "data" / f"{task.name}-{seed}"
+def demonstrations(task: BenchTask, seed: int, kind: str = FLOW.kind) -> Path:
+    """The dataset of a task and seed for a kind of head, collected once."""
+    episodes = task.demonstrations[kind]
+    folder = WORK / "data" / f"{task.name}-{episodes}-{seed}"
     with shared(folder):
         if not folder.exists():
-            size = ["--episodes", str(task.demonstrations), "--seed", str(100_000 + 1_000 * seed)]
+            size = ["--episodes", str(episodes), "--seed", str(100_000 + 1_000 * seed)]
             policy = (
                 ["--policy", str(_half_trained(task, seed)), "--keep-failures", "--stochastic"]
                 if task.source_steps
@@ -84,8 +82,9 @@ def demonstrations(task: BenchTask, seed: int) -> Path:
     return folder
 
 
-def base_policy(base: Base, task: BenchTask, seed: int, data: Path) -> Path:
+def base_policy(base: Base, task: BenchTask, seed: int) -> Path:
     """The cloned base, trained once for all methods that start from it."""
+    data = demonstrations(task, seed, base.kind)
     return train_once(
         WORK / "base" / f"{base.name}-{task.name}-{seed}",
         *(f"task={task.task}", "algorithm=bc", f"dataset={data}", *base.settings, *task.chunk),
@@ -148,17 +147,19 @@ def _first_crossing(folder: Path) -> float | None:
     return next((steps for steps, score in _curve(folder) if score >= GOAL), None)
 
 
-def _pace(settings: Sequence[str], steps: int, task: BenchTask, before: dict[str, Any] | None) -> list[str]:
-    """Settings of the budget in environment steps: environments and rollout length, or critic steps per decision.
+def _pace(method: Method, task: BenchTask, steps: int | None, before: dict[str, Any] | None) -> list[str]:
+    """Settings of the budget, by default the task's: environments and rollout length, or critic steps per decision.
 
     Group methods collect whole episodes: their budget is the number of updates that have as many steps at the episode
     length of the base.
     """
-    data_source = ALGORITHMS[compose_config(settings).algorithm["name"]].data_source
-    if data_source == "replay":
-        return ["budget.updates=0", f"budget.env_steps={steps}", f"algorithm.utd={task.utd}"]
+    if method.source == "replay":
+        steps = steps or (task.published_steps if method.published else task.replay_steps)
+        ratio = () if method.published else (f"algorithm.utd={task.horizon / task.steps_per_update}",)
+        return ["budget.updates=0", f"budget.env_steps={steps}", *ratio]
+    steps = steps or task.env_steps
     wide = f"sim.num_envs={task.num_envs}"
-    if data_source == "group":
+    if method.source == "group":
         assert before is not None
         return [wide, f"budget.updates={max(1, round(steps / (task.num_envs * before['length_mean'])))}"]
     decisions = task.rollout // task.horizon

@@ -1,4 +1,4 @@
-"""Fine-tuning: every method from the same cloned checkpoints, at equal environment steps."""
+"""Fine-tuning: every method from the same cloned checkpoints."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from benchmarks.finetune.methods import BASES, FLOW, METHODS, notes, standard
-from benchmarks.finetune.tasks import TASKS
+from benchmarks.finetune.methods import BASES, FLOW, METHODS, notes
+from benchmarks.finetune.tasks import MAIN, TASKS
 from benchmarks.study import Cell, Contrast, Key, Score, Study
 from robopolicy.evaluation.comparison import binary_outcomes
 
-SEEDS = range(1, 6)
 NULL_SEEDS = range(101, 106)  # further clones of the demonstrations, for the null arm
 
 
@@ -46,11 +45,17 @@ class FineTuning(Study):
         return [*BASES, *METHODS]
 
     def cell_keys(self) -> list[Key]:
-        """All methods on lift, those that are no variants elsewhere, and clones for the null arm."""
+        """Seed by seed, first the main tasks, and clones for the null arm; rows with published update ratios last."""
         if self.only:
             return list(self.only)
-        tuned: list[Key] = [(name, task, seed) for seed in SEEDS for task in TASKS for name in standard(task)]
-        return [*tuned, *((FLOW.name, task, seed) for seed in NULL_SEEDS for task in TASKS)]
+        null: list[Key] = [(FLOW.name, task, seed) for task in TASKS for seed in NULL_SEEDS]
+        tuned: list[Key] = [
+            (method.name, task, seed)
+            for method in METHODS.values()
+            for task in method.tasks
+            for seed in range(1, method.seeds + 1)
+        ]
+        return [*null, *sorted(tuned, key=_turn)]
 
     def run(self, key: Key, folder: Path) -> Cell:
         """Fine-tune and evaluate one method."""
@@ -110,6 +115,11 @@ class FineTuning(Study):
 
 
 STUDY = FineTuning()
+
+
+def _turn(key: Key) -> tuple[bool, bool, int]:
+    """Order in which cells run."""
+    return METHODS[str(key[0])].published, key[1] not in MAIN, int(key[2])
 
 
 def _measures(summary: dict[str, Any]) -> dict[str, ArrayLike]:

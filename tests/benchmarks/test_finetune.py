@@ -8,14 +8,20 @@ import pytest
 
 from benchmarks.finetune import cell as cell_module
 from benchmarks.finetune.cell import judge, run_cell
-from benchmarks.finetune.methods import FLOW, METHODS, Method, notes, standard
+from benchmarks.finetune.methods import FLOW, METHODS, Method, notes
 from benchmarks.finetune.study import STUDY
-from benchmarks.finetune.tasks import BenchTask
+from benchmarks.finetune.tasks import MAIN, BenchTask
 from benchmarks.study_table import tabulate
 from robopolicy.resources import folder
+from robopolicy.training.compose import compose_config
 
 POINT_MASS = BenchTask(
-    "point_mass", "toy/point_mass", 4, 600, 4, cloning_updates=5, steps_per_update=32, num_envs=8, rollout=16
+    *("point_mass", "toy/point_mass", {"flow": 4}),
+    **dict.fromkeys(("env_steps", "replay_steps", "published_steps"), 600),
+    cloning_updates=5,
+    steps_per_update=32,
+    num_envs=8,
+    rollout=16,
 )
 
 
@@ -25,11 +31,22 @@ def test_every_method_has_settings_in_its_preset():
         assert (folder("configs") / "settings" / kind / f"{algorithm}.yaml").is_file(), method.name
 
 
-def test_variants_run_only_on_lift_by_default():
-    assert standard("lift") == list(METHODS)
-    variants = {name for name, method in METHODS.items() if method.variant}
-    assert set(METHODS) - set(standard("push")) == variants
-    assert set(METHODS) - set(standard("hopper")) == variants | {"dqc"} and "`dqc` has no row on hopper" in notes()[0]
+def test_cells_run_from_the_main_tasks_to_the_published_update_ratios():
+    keys = [key for key in STUDY.cell_keys() if key[0] in METHODS]
+    assert len(keys) == len(set(keys)) and keys[0] == ("reinflow", "lift", 1)
+    main = [key for key in keys if key[1] in MAIN and not METHODS[str(key[0])].published]
+    assert keys[: len(main)] == main and all(METHODS[str(key[0])].published for key in keys[-20:])
+    assert {key[2] for key in keys if key[:2] == ("expo", "drawer")} == set(range(1, 9))
+    assert ("dqc", "hopper", 1) not in keys and "`dqc` has no row on hopper" in notes()[0]
+
+
+def test_rows_with_published_update_ratios_change_only_ratios_ensembles_and_candidates():
+    for method in METHODS.values():
+        if method.published:
+            row = METHODS[method.name.removesuffix("-published")]
+            assert method.settings[: len(row.settings)] == row.settings
+            settings = compose_config([*method.preset, "task=manipulation/lift", *method.settings])
+            assert settings.algorithm["utd"] >= 4
 
 
 @pytest.fixture
