@@ -80,11 +80,11 @@ types: $(VENV)/.setup-dev  ## pyright
 format: $(VENV)/.setup-dev  ## let ruff rewrite the files
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-docs: $(VENV)/.setup-dev  ## generate the pages of methods, references and benchmarks, and the numbers of README.md
+docs: $(VENV)/.setup-dev  ## generate the pages of methods, references and benchmarks, and measured numbers in other pages
 	$(BIN)/python -m docs.references
 	$(BIN)/python -m docs.generate_methods
 	$(BIN)/python -m docs.generate_benchmarks
-	$(BIN)/python -m docs.generate_readme
+	$(BIN)/python -m docs.generate_numbers
 
 check: test lint types  ## what continuous integration runs, but for test-all where that is due
 

@@ -68,6 +68,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "safety_filter": "How long does a tick of the safety filter take?",
         "compiling": "What do `torch.compile` and bfloat16 change?",
         "bridge": "Does a policy behave the same over the bridge?",
+        "experts": "How often do the scripted experts succeed?",
     },
 }
 LONG = 40  # rows of a table that is linked instead of shown

@@ -88,7 +88,7 @@ def base_policy(base: Base, task: BenchTask, seed: int) -> Path:
     return train_once(
         WORK / "base" / f"{base.name}-{task.name}-{seed}",
         *(f"task={task.task}", "algorithm=bc", f"dataset={data}", *base.settings, *task.chunk),
-        *(f"budget.updates={task.cloning_updates}", "evaluation.episodes=0", f"seed={seed}"),
+        *(f"budget.updates={base.updates}", "evaluation.episodes=0", f"seed={seed}"),
     )
 
 

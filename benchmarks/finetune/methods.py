@@ -20,6 +20,7 @@ class Base:
     name: str
     settings: tuple[str, ...]  # head and sampler
     kind: str = "flow"  # of head, which sets the number of demonstrations
+    updates: int = 2000  # of cloning
 
 
 SMALL = "policy.hidden=[128,128,128]"  # learners from replay call the base for every batch
@@ -29,7 +30,9 @@ FLOW_2 = Base("flow-2", ("policy=flow", SMALL, "policy.steps=2"))
 FLOW_10 = Base("flow-10", ("policy=flow", SMALL, "policy.steps=10"))
 SHORTCUT_2 = Base("shortcut-2", ("policy=shortcut", SMALL, "policy.steps=2"))
 MEANFLOW_1 = Base("meanflow-1", ("policy=meanflow", SMALL, "policy.steps=1"))
-DIFFUSION = Base("diffusion", ("policy=diffusion", SMALL, "policy.sampler=ddpm", "policy.steps=10"), "diffusion")
+DIFFUSION = Base(
+    "diffusion", ("policy=diffusion", SMALL, "policy.sampler=ddpm", "policy.steps=10"), "diffusion", updates=8000
+)
 
 
 BASES = {base.name: base for base in (FLOW, FLOW_1, FLOW_2, FLOW_10, SHORTCUT_2, MEANFLOW_1, DIFFUSION)}

@@ -11,6 +11,7 @@ from benchmarks.finetune.cell import judge, run_cell
 from benchmarks.finetune.methods import FLOW, METHODS, Method, notes
 from benchmarks.finetune.study import STUDY
 from benchmarks.finetune.tasks import MAIN, BenchTask
+from benchmarks.study import train_once
 from benchmarks.study_table import tabulate
 from robopolicy.resources import folder
 from robopolicy.training.compose import compose_config
@@ -18,7 +19,6 @@ from robopolicy.training.compose import compose_config
 POINT_MASS = BenchTask(
     *("point_mass", "toy/point_mass", {"flow": 4}),
     **dict.fromkeys(("env_steps", "replay_steps", "published_steps"), 600),
-    cloning_updates=5,
     steps_per_update=32,
     num_envs=8,
     rollout=16,
@@ -53,6 +53,9 @@ def test_rows_with_published_update_ratios_change_only_ratios_ensembles_and_cand
 def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(cell_module, "WORK", tmp_path / "shared")
     monkeypatch.setattr(cell_module, "EPISODES", 4)
+    monkeypatch.setattr(
+        cell_module, "train_once", lambda folder, *settings: train_once(folder, *settings, "budget.updates=5")
+    )
     return tmp_path / "cell"
 
 

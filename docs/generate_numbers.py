@@ -1,6 +1,6 @@
-"""Write measured numbers into README.md, between `<!-- measured NAME -->` and `<!-- end of NAME -->`.
+"""Write measured numbers into the pages, between `<!-- measured NAME -->` and `<!-- end of NAME -->`.
 
-Run `python -m docs.generate_readme` after a benchmark, and `--check` to see whether the page is up to date.
+Run `python -m docs.generate_numbers` after a benchmark, and `--check` to see whether the pages are up to date.
 """
 
 from __future__ import annotations
@@ -10,13 +10,21 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from docs.markdown import table
 from docs.measured import RESULTS
 
-PAGE = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+PAGES = (
+    "README.md",
+    "docs/guide/gpu_simulation.md",
+    "docs/text/recipes.md",
+    "robopolicy/contrib/drone_volleyball/README.md",
+    "tasks/robopolicy_tasks/manipulation/README.md",
+)
 BLOCK = re.compile(r"(<!-- measured (\w+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 
 
@@ -34,7 +42,37 @@ def comparisons() -> str:
 
 
 FINE_TUNING = (("reinflow-flow-10", "lift"), ("expo", "lift"), ("dsrl_na-diffusion", "drawer"))
-BLOCKS: dict[str, Callable[[], str]] = {"demo": demo, "comparisons": comparisons}
+
+
+def experts(family: str) -> str:
+    """Success of the scripted experts of a family of tasks."""
+    rows = [[str(value) for value in row.values()] for row in _record("experts")["rows"] if family in row["task"]]
+    return table(["task", "episodes", "success of the expert [95 %]", "mean steps"], rows)
+
+
+def parts() -> str:
+    """One row per part of a text method."""
+    columns = ("part", "from", "after [95 %]", "minus plain clip [95 %]")
+    rows = [[str(row[column]).partition(", p")[0] for column in columns] for row in _record("parts")["rows"]]
+    return table(["part", "from", "success [95 %]", "difference to the plain clip [95 %]"], rows)
+
+
+def mjlab_finetune() -> str:
+    """One row per seed, and the mean gain."""
+    record = _record("mjlab_finetune")
+    rows = [[str(row[column]) for column in ("seed", "before", "after")] for row in record["rows"]]
+    gain = "{mean:+.0f} [{low:+.0f}, {high:+.0f}]".format(**record["gain"])
+    return table(["seed", "return before [95 %]", "after"], [*rows, ["mean gain", "", gain]])
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "demo": demo,
+    "comparisons": comparisons,
+    "experts": partial(experts, "manipulation/"),
+    "drills": partial(experts, "volley/"),
+    "parts": parts,
+    "mjlab_finetune": mjlab_finetune,
+}
 
 
 def _speed() -> list[list[str]]:
@@ -87,18 +125,21 @@ def _command(name: str) -> str:
 
 
 def main() -> int:
-    """Write the page, or with `--check` only compare it; returns the exit code."""
+    """Write the pages, or with `--check` only compare them; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="exit with 1 if README.md is out of date")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a page is out of date")
     check = parser.parse_args().check
-    before = PAGE.read_text(encoding="utf-8")
-    after = render(before)
-    if not check:
-        PAGE.write_text(after, encoding="utf-8")
-    elif before != after:
-        sys.stderr.write("README.md is out of date; run `python -m docs.generate_readme`.\n")
-        return 1
-    return 0
+    old: list[str] = []
+    for name in PAGES:
+        before = (ROOT / name).read_text(encoding="utf-8")
+        after = render(before)
+        if not check:
+            (ROOT / name).write_text(after, encoding="utf-8")
+        elif before != after:
+            old.append(name)
+    if old:
+        sys.stderr.write(f"Out of date: {', '.join(old)}; run `python -m docs.generate_numbers`.\n")
+    return 1 if old else 0
 
 
 if __name__ == "__main__":
