@@ -87,6 +87,7 @@ class Study(ABC):
     name: ClassVar[str]  # of the table, and of the folder of its cells
     question: ClassVar[str]
     priority: ClassVar[int] = 10  # of its cells in the queue; lower starts first
+    curve_unit: ClassVar[str] = "environment steps"  # of the horizontal axis of learning curves
     percent: ClassVar[frozenset[str]] = frozenset({"success", "accuracy"})  # measures that are shown in percent
     paired: ClassVar[bool] = True  # whether runs of one seed share data or an initial policy
     pooled: ClassVar[bool] = False  # verdicts over all tasks together, from `normalised` scores

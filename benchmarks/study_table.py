@@ -19,10 +19,11 @@ from robopolicy.evaluation.comparison import (
     null_rate,
     seed_interval,
 )
-from robopolicy.evaluation.intervals import Interval
+from robopolicy.evaluation.intervals import Interval, student_mean
 
 Part = tuple[str, str, str]  # task, baseline, measure
 TESTS = {True: "a t-test paired over common seeds, which share data or an initial policy", False: "Welch's t-test"}
+CURVE_POINTS = 21
 PROTOCOL = (
     "Intervals (95 %) and tests count training seeds. A verdict compares a method with the baseline of its row by "
     "{test}, with Holm's correction over the table, from at least {seeds} seeds per side. Level: no difference found."
@@ -50,6 +51,19 @@ class Entry:
             return None
         return self.score.n >= MIN_SEEDS and self.score.estimate >= self.published.reached_at
 
+    def curve(self) -> list[list[float]]:
+        """Mean score while training with its interval, as rows of position, mean, low and high; empty without curves.
+
+        The curves of the seeds are interpolated to common positions, as far as the shortest one goes.
+        """
+        curves = [np.asarray(score.curve, float) for score in self.scores if len(score.curve) > 1]
+        if not curves:
+            return []
+        grid = np.linspace(0.0, min(curve[-1, 0] for curve in curves), CURVE_POINTS)
+        means = np.stack([np.interp(grid, curve[:, 0], curve[:, 1]) for curve in curves])  # (seeds, points)
+        shown = [student_mean(column) for column in means.T]
+        return [[float(x), each.estimate, each.low, each.high] for x, each in zip(grid, shown, strict=True)]
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
         published = self.published and {**self.published.interval.to_dict(), "source": self.published.source}
@@ -64,6 +78,7 @@ class Entry:
             **({"verdict": None} if self.verdict is None else self.verdict.to_dict()),
             "published": published,
             "reproduced": self.reproduced,
+            "curve": self.curve(),
         }
 
 
@@ -85,6 +100,7 @@ class StudyTable:
         """The same numbers for programs."""
         return {
             "question": self.study.question,
+            "curve_unit": self.study.curve_unit,
             "seeds": sorted({score.seed for score in self.scores}),
             "null": None if self.null is None else self.null.to_dict(),
             "entries": [entry.to_dict() for entry in self.entries],

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.common import as_text
 from docs.markdown import table
+from docs.study_curves import draw_curves, has_curves
 from docs.study_pages import draw, is_study, null_arm, summary
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -72,6 +73,8 @@ SECTIONS: dict[str, dict[str, str]] = {
     },
 }
 LONG = 40  # rows of a table that is linked instead of shown
+CURVE = "_curves"  # in the name of a chart
+CURVES = "Means over training seeds by {unit}, with 95 % bands; a panel names its five best methods and the baselines."
 CHART = "Means over training seeds with 95 % intervals. Verdicts are corrected for the whole table (Holm)."
 
 
@@ -91,6 +94,8 @@ def _section(name: str, question: str) -> str:
         return f"### {question}\n\nNot measured with the settings of today: `python -m benchmarks.{name}`.\n"
     if is_study(record):
         lines += [f"{CHART} {null_arm(record)}\n", f"![{question}](charts/{name}.png)\n", summary(record)]
+        if has_curves(record):
+            lines.append(f"{CURVES.format(unit=record['curve_unit'])}\n\n![{question}](charts/{name}{CURVE}.png)\n")
     elif len(record["rows"]) <= LONG:
         rows = record["rows"]
         lines.append(table(list(rows[0]), [[as_text(value) for value in row.values()] for row in rows]))
@@ -110,14 +115,21 @@ def studies() -> dict[str, dict[str, Any]]:
 
 
 def draw_charts() -> None:
-    """Write one chart per study, and delete charts of others."""
+    """Write the charts of all studies, and delete others."""
     CHARTS.mkdir(exist_ok=True)
-    found = studies()
     for file in CHARTS.glob("*.png"):
-        if file.stem not in found:
+        if file.stem not in charts():
             file.unlink()
-    for name, record in found.items():
+    for name, record in studies().items():
         draw(record, CHARTS / f"{name}.png")
+        if has_curves(record):
+            draw_curves(record, CHARTS / f"{name}{CURVE}.png")
+
+
+def charts() -> set[str]:
+    """Names of all charts."""
+    found = studies()
+    return {*found, *(f"{name}{CURVE}" for name, record in found.items() if has_curves(record))}
 
 
 def main() -> int:

@@ -35,6 +35,7 @@ class Compositions(Study):
 
     name = "composition"
     question = "Is a composition better than its parents?"
+    curve_unit = "weight of the first parent"
     settings: Settings = FULL
     only: tuple[str, ...] = ()  # tasks of the smoke test, with one seed; empty: all
 
@@ -73,6 +74,7 @@ class Compositions(Study):
                 cell["seed"],
                 {SUCCESS: np.array(outcomes, float)},
                 reason=reason if method in OPERATORS else "",
+                curve=[(weight, float(np.mean(each))) for weight, each in cell.get("curves", {}).get(method, ())],
                 cell=cell,
             )
             for method, outcomes in found.items()

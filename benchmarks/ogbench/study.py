@@ -35,6 +35,7 @@ class OGBench(Study):
 
     name = "ogbench"
     question = "Do offline methods reach their published success on OGBench?"
+    curve_unit = "updates"
     priority = 15
     paired = False
     precision: str = "bfloat16"

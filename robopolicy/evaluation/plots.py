@@ -59,13 +59,16 @@ _STYLE: dict[Any, Any] = {
 
 @contextmanager
 def panels(
-    path: Path, width: float, height: float, rows: int, columns: int, *, sharex: bool = True
+    path: Path, width: float, height: float, rows: int, columns: int, *, sharex: bool = True, sharey: bool = True
 ) -> Iterator[NDArray[Any]]:
-    """Yield axes `(rows, columns)` in the common style and write them to `path`; sizes in inches, no display needed."""
+    """Yield axes `(rows, columns)` in the common style and write them to `path`; sizes in inches, no display needed.
+
+    All axes share the horizontal scale, and the axes of a row the vertical one, unless told otherwise.
+    """
     with mpl.rc_context(_STYLE):
         fig = Figure((width, height), layout="constrained")
         FigureCanvasAgg(fig)
-        yield fig.subplots(rows, columns, squeeze=False, sharex=sharex, sharey="row")
+        yield fig.subplots(rows, columns, squeeze=False, sharex=sharex, sharey="row" if sharey else False)
         fig.savefig(path, dpi=160, metadata={"Software": None})  # the same file from every version of the library
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from benchmarks.composition.cell import ITSELF, OPERATORS, PARENTS, SEARCHED, Settings, SimEvaluator, run_cell
-from benchmarks.composition.plot import curve, plot
 from benchmarks.composition.study import BETTER, STUDY
 from benchmarks.composition.tasks import TASKS, PairTask, Parent
 from benchmarks.study_table import tabulate
@@ -97,8 +96,7 @@ def test_parents_that_agree_along_the_path_give_no_verdict() -> None:
     assert verdict == "not applicable: the parents agree along the path"
 
 
-def test_curve_pools_the_search_episodes_and_is_plotted(tmp_path: Path) -> None:
-    cells = [cell(0), cell(1)]
-    found = curve(cells, "convex")
-    assert found[0.5].estimate == 1 and found[0.0].estimate == 0 and {band.n for band in found.values()} == {100}
-    assert plot([*cells, cell(0, "pick_place")], tmp_path / "curve.png").stat().st_size > 1000
+def test_success_over_the_weight_of_the_first_parent_is_the_curve_of_the_study() -> None:
+    entries = {entry.method: entry for entry in tabulate(STUDY, [cell(0), cell(1)]).entries}
+    curve = entries["convex"].curve()
+    assert [curve[i][:2] for i in (0, 10, 20)] == [[0.0, 0.0], [0.5, 1.0], [1.0, 0.0]] and not entries["and"].curve()

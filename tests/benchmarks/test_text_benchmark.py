@@ -1,4 +1,4 @@
-"""Tests of the study of text recipes: its cells, scores, verdicts and plot, and the choice of recipes."""
+"""Tests of the study of text recipes: its cells, scores, and verdicts, and the choice of recipes."""
 
 import pytest
 
@@ -6,7 +6,6 @@ pytest.importorskip("transformers")
 
 from benchmarks.study_table import tabulate
 from benchmarks.text.mechanism import KINDS
-from benchmarks.text.plot import plot
 from benchmarks.text.recipes import BASELINE, RECIPES, arms
 from benchmarks.text.study import IMITATION, NULL_SEEDS, SEEDS, STUDY
 from benchmarks.text.tasks import TASKS
@@ -81,11 +80,6 @@ def test_rows_describe_answers_and_training():
 def test_cells_with_another_number_of_tokens_run_again():
     assert STUDY.is_current(CELLS[0]) and not STUDY.is_current({**CELLS[0], "budget": 1})
     assert STUDY.quick().is_current({**CELLS[0], "budget": 6_000}) and len(STUDY.quick().cell_keys()) == 2
-
-
-def test_a_plot_is_written_for_several_tasks(tmp_path):
-    both = [*CELLS, *(cell(BASELINE, seed, 4, task="pits") for seed in SEEDS)]
-    assert plot(tabulate(STUDY, both), tmp_path / "text.png").stat().st_size > 10_000
 
 
 def test_recipes_learn_from_rollouts_of_existing_tasks():
