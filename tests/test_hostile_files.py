@@ -205,15 +205,15 @@ def test_loops_of_links_in_datasets(dataset: Path, refused: Callable[..., str]) 
         content = file.read_bytes()
         file.unlink()
         file.symlink_to(file.name)
-        assert refused("data", dataset)
+        assert refused("data", "card", dataset)
         file.unlink()
         file.write_bytes(content)
     shutil.rmtree(dataset / "data")
     (dataset / "data").symlink_to("data")
-    assert refused("data", dataset)
+    assert refused("data", "card", dataset)
     shutil.rmtree(dataset / "meta")
     (dataset / "meta").symlink_to("meta")
-    assert refused("data", dataset)
+    assert refused("data", "card", dataset)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_index_columns(
     table = pq.read_table(file)
     place = table.column_names.index(column)
     pq.write_table(table.set_column(place, column, pa.array(values(len(table)))), file)
-    assert reason in refused("data", dataset)
+    assert reason in refused("data", "card", dataset)
 
 
 def test_tables_that_expand(dataset: Path, refused: Callable[..., str]) -> None:
@@ -243,7 +243,7 @@ def test_tables_that_expand(dataset: Path, refused: Callable[..., str]) -> None:
     rows = 40_000_000
     constant = pa.repeat(pa.scalar(0, pa.int8()), rows)
     pq.write_table(pa.table(dict.fromkeys(names[:1], constant)), file, compression="zstd", use_dictionary=True)
-    assert refused("data", dataset)
+    assert refused("data", "card", dataset)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ _PRODUCT = {  # in the order of the help
         loads_policies=False,
         registries=("robopolicy.teleop.devices:DEVICES",),
     ),
-    "data": Command("robopolicy.cli.data", "describe a dataset and its quality", False, False),
+    "data": Command("robopolicy.cli.data", "describe datasets, and convert them between formats", False, False),
     "import": Command("robopolicy.cli.import", "write a policy of another library as a checkpoint", True, False),
     "train": Command("robopolicy.cli.train", "train a policy from demonstrations or by RL, or resume a run"),
     "bench": Command("robopolicy.cli.bench", "train several seeds and report intervals and learning curves"),

@@ -1,87 +1,39 @@
-"""`robopolicy data`: print the dataset card and the recommended kind of learning."""
+"""`robopolicy data`: describe and convert datasets."""
 
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
+from importlib import import_module
 from typing import Any
 
-from robopolicy.cli.options import check_numbers
+ACTIONS = {  # modules with HELP, DESCRIPTION, `add_arguments` and `run`, in the order of the help
+    "card": "robopolicy.cli.data_card",
+    "convert": "robopolicy.cli.data_convert",
+}
 
 EXAMPLES = """\
 examples:
-  robopolicy data data/lift
-  robopolicy data data/hopper --random 18.4 --best 3200
-  robopolicy data data/hopper --random data/hopper_random --best data/hopper_best --replay data/hopper_replay --json
+  robopolicy data card data/lift
+  robopolicy data card data/hopper --random 18.4 --best 3200
+  robopolicy data card data/hopper --random data/random --best data/best --replay data/replay --json
+  robopolicy data convert can_ph.hdf5 data/can
+  robopolicy data convert pusht.zarr.zip data/pusht --rate 10 --task "push the T onto its outline"
+  robopolicy data convert recordings data/pick --mapping pick.yaml
+  robopolicy data convert data/can can_again.hdf5
 """
 
 
 def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "data",
-        description="Print the card of a dataset: episodes, features, success and return with intervals, trajectory "
-        "quality (TQ) and state-action coverage (SACo), warnings, and whether imitation or offline RL is recommended.",
-        epilog=EXAMPLES,
+        "data", description="Describe datasets, and convert them between formats.", epilog=EXAMPLES
     )
-    parser.add_argument("dataset", type=Path, metavar="DATASET", help="dataset folder")
-    text = "mean return of random actions, or a dataset of them; for TQ"
-    parser.add_argument("--random", metavar="RETURN", help=text)
-    parser.add_argument("--best", metavar="RETURN", help="mean return of the best online policy, or a dataset; for TQ")
-    parser.add_argument("--replay", type=Path, metavar="DATASET", help="replay dataset of the online learner; for SACo")
-    parser.add_argument("--bins", type=int, default=100, help="bins per axis for SACo; 0: exact values (default: 100)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, path in ACTIONS.items():
+        module = import_module(path)
+        module.add_arguments(actions.add_parser(name, help=module.HELP, description=module.DESCRIPTION))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the dataset card; return 0."""
-    from robopolicy.data.formats.lerobot import camera_shapes, read_lerobot
-    from robopolicy.errors import UserError
-    from robopolicy.evaluation.dataset_card import ADVICE, References, dataset_card
-    from robopolicy.evaluation.report import aligned
-
-    check_numbers(args, positive=(), non_negative=("bins",))
-    if (args.random is None) != (args.best is None):
-        raise UserError("Trajectory quality requires both --random and --best.")
-    episodes = read_lerobot(args.dataset, images=False)
-    replay = read_lerobot(args.replay, images=False) if args.replay else None
-    references = References(_return("--random", args.random), _return("--best", args.best), replay)
-    card = dataset_card(episodes, references, bins=args.bins, cameras=camera_shapes(args.dataset))
-    if args.json:
-        print(json.dumps({"dataset": str(args.dataset), **card.to_dict()}))
-        return 0
-    _, facts = card.facts()
-    width = max(len(name) for name, _ in facts)
-    print(f"{args.dataset}")
-    for name, value in facts:
-        print(f"  {name:<{width}}  {value}")
-    print(aligned(*card.table()))
-    for warning in card.warnings:
-        print(f"warning: {warning}")
-    print(f"learn with: {ADVICE[card.advice]}")
-    return 0
-
-
-def _return(option: str, text: str | None) -> float | None:
-    """Parse a number, or compute the mean return of the dataset at that path."""
-    import math
-
-    from robopolicy.data.formats.lerobot import read_lerobot
-    from robopolicy.data.quality import returns_of
-    from robopolicy.errors import UserError
-
-    if text is None:
-        return None
-    try:
-        number = float(text)
-    except ValueError:
-        number = None
-    if number is not None:
-        if not math.isfinite(number):
-            raise UserError(f"{option} must be a finite return or a dataset folder, got {text}.")
-        return number
-    returns = returns_of(read_lerobot(text, images=False).without_closing_frames())
-    if returns is None:
-        raise UserError(f"{option} requires a return, and {text} has no rewards.")
-    return float(returns.mean())
+    """Run the action; return its exit code."""
+    return import_module(ACTIONS[args.action]).run(args)

@@ -38,6 +38,9 @@ OPTIONAL = (
     ("wandb", "wandb", "logging.wandb=true", "pip install 'robopolicy[wandb]'"),
     ("trackio", "trackio", "logging.trackio=true", "pip install 'robopolicy[trackio]'"),
     ("diffusers", "diffusers", "schedulers of diffusers", "pip install 'robopolicy[diffusers]'"),
+    ("h5py", "h5py", "datasets of robomimic, D4RL and Minari", "pip install 'robopolicy[hdf5]'"),
+    ("zarr", "zarr", "datasets of Diffusion Policy", "pip install 'robopolicy[zarr]'"),
+    ("mcap", "mcap", "recordings of robots as datasets", "pip install 'robopolicy[record]'"),
     ("lerobot", "lerobot", "policies of LeRobot (Python 3.12)", "pip install 'robopolicy[lerobot]'"),
 )
 

@@ -21,7 +21,7 @@ EXAMPLES = """\
 examples:
   robopolicy list tasks
   robopolicy collect lift --episodes 200 --out data/lift
-  robopolicy data data/lift
+  robopolicy data card data/lift
   robopolicy train experiment=few_demonstrations task=lift dataset=data/lift name=lift_flow_bc
   robopolicy train experiment=fine_tune init_from=runs/lift_flow_bc/checkpoints/best name=lift_reinflow
   robopolicy bench --seeds 5 experiment=from_scratch task=half_cheetah

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -142,13 +142,9 @@ def collect(
 
 
 def _with_closing_frame(episode: Episode, step: Step, row: int, behaviour: str) -> Episode:
-    """Append a closing frame to an episode: the observation after the last action, with a zero action."""
-    arrays = {key: np.concatenate([array, np.zeros_like(array[:1])]) for key, array in episode.arrays.items()}
-    for key, value in step.final_obs.items():
-        arrays[key][-1] = value[row].cpu().numpy()
-    arrays["closing"] = np.arange(len(arrays["action"])) == len(episode)
-    arrays["terminated"][-2:] = [False, episode.arrays["terminated"][-1]]
-    return Episode(arrays, episode.task, episode.seed, behaviour)
+    """Append the observation after the last action as a closing frame."""
+    closed = episode.with_closing_frame({key: value[row].cpu().numpy() for key, value in step.final_obs.items()})
+    return replace(closed, behaviour=behaviour)
 
 
 class EpisodeRecorder:

@@ -44,6 +44,7 @@ class Episode:
     task: str = ""  # registered task id, or an instruction
     seed: int = -1  # episode seed in the simulator, -1 where unknown
     behaviour: str = ""  # name of the behaviour policy, e.g. "expert+0.3"; empty if unknown
+    encoded: Mapping[str, Sequence[bytes]] = field(default_factory=dict[str, Sequence[bytes]])  # PNG or JPEG of images
 
     def __len__(self) -> int:
         return len(self.arrays["action"])
@@ -52,6 +53,16 @@ class Episode:
     def success(self) -> bool:
         """Whether any step succeeded; False if unknown."""
         return "success" in self.arrays and bool(self.arrays["success"].any())
+
+    def with_closing_frame(self, observation: Mapping[str, Array]) -> Episode:
+        """Append a closing frame: the observation `{key: (...)}` after the last action, with a zero action."""
+        arrays = {key: np.concatenate([array, np.zeros_like(array[:1])]) for key, array in self.arrays.items()}
+        for key, value in observation.items():
+            arrays[key][-1] = value
+        arrays["closing"] = np.arange(len(self) + 1) == len(self)
+        if "terminated" in arrays:
+            arrays["terminated"][-2:] = [False, self.arrays["terminated"][-1]]
+        return Episode(arrays, self.task, self.seed, self.behaviour)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def folders(tmp_path_factory):
 
 
 def test_card_shows_features_and_missing_inputs(folders, capsys):
-    assert main(["data", str(folders / "mixed")]) == 0
+    assert main(["data", "card", str(folders / "mixed")]) == 0
     text = capsys.readouterr().out
     assert "30 at 10 Hz" in text and "3 x 32 x 48" in text and "3 [3, 3]" in text
     assert "needs --random and --best" in text and "needs --replay" in text and "learn with: unknown" in text
@@ -51,7 +51,7 @@ def test_card_shows_features_and_missing_inputs(folders, capsys):
 
 def test_reference_options_add_quality_and_coverage_to_the_data_card(folders, capsys):
     references = ["--random", str(folders / "random"), "--best", "6", "--replay", str(folders / "best")]
-    assert main(["data", str(folders / "mixed"), *references, "--json"]) == 0
+    assert main(["data", "card", str(folders / "mixed"), *references, "--json"]) == 0
     card = json.loads(capsys.readouterr().out)
     assert card["quality"]["estimate"] == pytest.approx(0.5)  # return 3 between 0 (random) and 6 (best)
     assert card["coverage"]["saco"] == pytest.approx(coverage(episodes(0, images=True), episodes(2)).saco)
@@ -60,13 +60,13 @@ def test_reference_options_add_quality_and_coverage_to_the_data_card(folders, ca
 
 def test_bad_input_is_refused_in_one_line(folders, refused):
     mixed = folders / "mixed"
-    assert "DATASET" in refused("data")
-    assert "No LeRobot dataset" in refused("data", folders / "nowhere")
-    assert "both --random and --best" in refused("data", mixed, "--best", "3")
-    assert "above the return of random" in refused("data", mixed, "--random", "3", "--best", "1")
-    assert "must be a finite return" in refused("data", mixed, "--random", "nan", "--best", "1")
-    assert "No LeRobot dataset at elsewhere" in refused("data", mixed, "--random", "elsewhere", "--best", "1")
-    assert "has no rewards" in refused("data", mixed, "--random", folders / "bare", "--best", "1")
-    assert "--bins must be at least 0, got -3" in refused("data", mixed, "--bins", "-3")
-    assert "--bins must be at most 1000000" in refused("data", mixed, "--bins", "99999999999")
-    assert "invalid int value" in refused("data", mixed, "--bins", "many")
+    assert "DATASET" in refused("data", "card")
+    assert "No LeRobot dataset" in refused("data", "card", folders / "nowhere")
+    assert "both --random and --best" in refused("data", "card", mixed, "--best", "3")
+    assert "above the return of random" in refused("data", "card", mixed, "--random", "3", "--best", "1")
+    assert "must be a finite return" in refused("data", "card", mixed, "--random", "nan", "--best", "1")
+    assert "No LeRobot dataset at elsewhere" in refused("data", "card", mixed, "--random", "elsewhere", "--best", "1")
+    assert "has no rewards" in refused("data", "card", mixed, "--random", folders / "bare", "--best", "1")
+    assert "--bins must be at least 0, got -3" in refused("data", "card", mixed, "--bins", "-3")
+    assert "--bins must be at most 1000000" in refused("data", "card", mixed, "--bins", "99999999999")
+    assert "invalid int value" in refused("data", "card", mixed, "--bins", "many")

@@ -1,17 +1,8 @@
-"""Dataset formats, read and written."""
+"""Dataset formats, read and written.
 
-from __future__ import annotations
+LeRobotDataset is the format of the project. All others are converted to it, or read into memory by `read_dataset`.
+"""
 
-from pathlib import Path
-from typing import TYPE_CHECKING
+from robopolicy.data.formats.registry import FORMATS, DatasetFormat, open_dataset, read_dataset, write_dataset
 
-if TYPE_CHECKING:
-    from robopolicy.data.episodes import Episodes
-
-
-def read_dataset(path: str | Path, *, task: str = "", reward: str = "sparse") -> Episodes:
-    """Read a folder in LeRobot's format, or a file of OGBench with the rewards of the single task `task`."""
-    from robopolicy.data.formats.lerobot import read_lerobot
-    from robopolicy.data.formats.ogbench import read_ogbench
-
-    return read_ogbench(path, task, reward=reward) if Path(path).suffix == ".npz" else read_lerobot(path)
+__all__ = ["FORMATS", "DatasetFormat", "open_dataset", "read_dataset", "write_dataset"]

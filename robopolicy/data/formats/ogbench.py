@@ -7,13 +7,14 @@ before it, and a step from a state that solves the task has no bootstrap, while 
 
 from __future__ import annotations
 
-import zipfile
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from robopolicy.archives import DATASET_BYTES, DEFLATE_RATIO, open_zip, read_arrays
 from robopolicy.data.episodes import Array, Episodes
 from robopolicy.errors import UserError
 from robopolicy.optional import require
@@ -64,12 +65,29 @@ def read_ogbench(path: str | Path, task: str = "", *, reward: str = "sparse") ->
     return Episodes(frames, ends, (task,) * len(ends), np.full(len(ends), -1), control_dt)
 
 
+def is_ogbench(path: Path) -> bool:
+    """Whether an npz file has the arrays of OGBench; damaged files count as such."""
+    if path.suffix != ".npz":
+        return False
+    try:
+        with open_zip(path, DATASET_BYTES, DEFLATE_RATIO) as archive:
+            names = {name.removesuffix(".npy") for name in archive.namelist()}
+    except (OSError, ValueError):
+        return True
+    return has_ogbench_names(names)
+
+
+def has_ogbench_names(names: Iterable[str]) -> bool:
+    """Whether these are the names of OGBench's arrays, which have neither rewards nor time-outs."""
+    found = set(names)
+    return set(_KEYS) <= found and not found & {"rewards", "timeouts", "episode_ends"}
+
+
 def _load(path: Path) -> dict[str, Array]:
     """Arrays of the file, of equal length."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        arrays = read_arrays(path, DATASET_BYTES, DEFLATE_RATIO)
+    except (OSError, ValueError) as error:
         raise UserError(f"Cannot read the OGBench dataset {path}: {' '.join(str(error).split())}") from error
     if missing := [key for key in _KEYS if key not in arrays]:
         raise UserError(f"{path} is no OGBench dataset: it lacks {', '.join(missing)}; it has {', '.join(arrays)}.")

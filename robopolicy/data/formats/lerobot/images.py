@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,31 @@ _ENCODERS = {  # encoder: (codec, options); a key frame every second frame keeps
 }
 
 
-def encode_png(images: NDArray[np.uint8]) -> list[dict[str, Any]]:
-    """Encode each image `(T, 3, height, width)` as lossless PNG, in the form of a LeRobot image column."""
-    rows: list[dict[str, Any]] = []
-    for index, frame in enumerate(to_frames(images)):
+MAX_PIXELS = 2**28  # of an image; a damaged header must not exhaust the memory
+
+
+def encode_png(images: NDArray[np.uint8]) -> list[bytes]:
+    """Encode each image `(T, 3, height, width)` as lossless PNG."""
+    encoded: list[bytes] = []
+    for frame in to_frames(images):
         buffer = io.BytesIO()
         Image.fromarray(frame).save(buffer, "PNG", compress_level=3)
-        rows.append({"bytes": buffer.getvalue(), "path": f"frame-{index:06d}.png"})
-    return rows
+        encoded.append(buffer.getvalue())
+    return encoded
+
+
+def image_column(encoded: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Rows of a LeRobot image column that embeds PNG or JPEG images."""
+    suffix = "jpg" if encoded[0].startswith(b"\xff\xd8") else "png"
+    return [{"bytes": data, "path": f"frame-{index:06d}.{suffix}"} for index, data in enumerate(encoded)]
 
 
 def decode_image(data: bytes) -> NDArray[np.uint8]:
     """Decode one image `(3, height, width)` from PNG or JPEG bytes."""
-    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).transpose(2, 0, 1)
+    image = Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))
+    if image.width * image.height > MAX_PIXELS:
+        raise ValueError(f"an image declares {image.width} x {image.height} pixels")
+    return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
 
 
 def video_encoder() -> str | None:

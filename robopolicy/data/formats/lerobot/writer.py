@@ -17,7 +17,14 @@ import pyarrow.parquet as pq
 from robopolicy.atomic import FolderWriter
 from robopolicy.data.episodes import Array, Episode, Episodes, is_image
 from robopolicy.data.formats.lerobot import layout
-from robopolicy.data.formats.lerobot.images import VideoFiles, encode_png, plain_rate, video_encoder, video_info
+from robopolicy.data.formats.lerobot.images import (
+    VideoFiles,
+    encode_png,
+    image_column,
+    plain_rate,
+    video_encoder,
+    video_info,
+)
 from robopolicy.data.statistics import (
     Statistics,
     histogram_statistics,
@@ -171,7 +178,7 @@ class LeRobotWriter:
             if self._features[name]["dtype"] == "video":
                 row |= self._video(name).write(images)
             else:
-                arrays[name] = pa.array(encode_png(images), _IMAGE_TYPE)
+                arrays[name] = pa.array(image_column(episode.encoded.get(key) or encode_png(images)), _IMAGE_TYPE)
             histogram = image_histogram(images)
             self._histograms[name] = self._histograms.get(name, 0) + histogram
             stats[name] = histogram_statistics(histogram, length)
