@@ -21,7 +21,7 @@ from robopolicy.data.formats.stored_facts import EpisodeInfo
 from robopolicy.errors import UserError
 from robopolicy.spec import IMAGE_PREFIX, STEP_KEYS
 
-FLAGS = ("terminated", "success", "bootstrap", "closing")  # keys of boolean values
+FLAGS = ("terminated", "success", "bootstrap", "closing", "intervention")  # keys of boolean values
 RATE_HINT = "pass --rate HZ, or set it in a mapping file"
 
 
@@ -196,7 +196,7 @@ def _shaped(value: Array, key: str, feature: FeatureMapping, episode: str) -> Ar
                 f"'{feature.source[0]}' of episode {episode} has {value.size} rewards for {len(value)} frames."
             )
         return value.reshape(-1)
-    if key in ("action", "executed"):
+    if key in ("action", "executed", "policy_action"):
         return value.reshape(len(value), -1) if value.ndim < 3 else value
     if is_image(key):
         images = value if value.ndim == 4 and value.shape[1] == 3 and value.dtype == np.uint8 else as_images(value)
