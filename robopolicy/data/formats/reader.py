@@ -172,7 +172,7 @@ class OpenDataset:
 
 
 def _plan(reader: DatasetReader, mapping: DatasetMapping) -> dict[str, FeatureMapping]:
-    """Features to read: those of the mapping, and the arrays of the reader that it neither uses nor drops."""
+    """Features to read: the mapping, and the arrays of the reader that it neither uses nor drops."""
     known = (*reader.keys, *reader.others)
     used = {name for feature in mapping.features.values() for name in feature.source}
     for name in (*used, *mapping.drop):
