@@ -45,7 +45,7 @@ class FineTuning(Study):
         return [*BASES, *METHODS]
 
     def cell_keys(self) -> list[Key]:
-        """Seed by seed, first the main tasks, and clones for the null arm; rows with published update ratios last."""
+        """Clones for the null arm, the main tasks, the others, and rows with published update ratios."""
         if self.only:
             return list(self.only)
         null: list[Key] = [(FLOW.name, task, seed) for task in TASKS for seed in NULL_SEEDS]
@@ -117,9 +117,10 @@ class FineTuning(Study):
 STUDY = FineTuning()
 
 
-def _turn(key: Key) -> tuple[bool, bool, int]:
+def _turn(key: Key) -> tuple[bool, int, int]:
     """Order in which cells run."""
-    return METHODS[str(key[0])].published, key[1] not in MAIN, int(key[2])
+    place = MAIN.index(str(key[1])) if key[1] in MAIN else len(MAIN)
+    return METHODS[str(key[0])].published, place, int(key[2])
 
 
 def _measures(summary: dict[str, Any]) -> dict[str, ArrayLike]:
