@@ -37,6 +37,7 @@ class FeatureMapping(Validated):
     next: bool = False  # take the value of the following frame, e.g. the next position as the action
     field: str = ""  # path in a message, e.g. position or points.0.positions; empty: all its numbers
     names: tuple[str, ...] = ()  # joints of a message, in the order of the entries
+    hold: bool = False  # messages of a topic count until the next one, however old, e.g. commands of a gripper
     size: tuple[PositiveInt, ...] = ()  # height and width to which images of a topic are scaled; empty: as they are
 
 
@@ -74,6 +75,8 @@ class DatasetMapping(Validated):
         if self.clock not in ("", "stamp", "receive"):
             raise UserError(f"clock must be stamp or receive, found '{self.clock}'.")
         for key, feature in self.features.items():
+            if len(feature.size) not in (0, 2):
+                raise UserError(f"'size' of '{key}' must be height and width, found {list(feature.size)}.")
             if not feature.source:
                 raise UserError(f"Feature '{key}' needs the name of an array or a topic: {{from: NAME}}.")
 

@@ -41,6 +41,11 @@ class DatasetReader(ABC):
     def read(self, episode: int, name: str, feature: FeatureMapping) -> Array | list[bytes]:
         """Return an array of an episode, `(T, ...)` or `(T + 1, ...)`, or the bytes of as many PNG or JPEG images."""
 
+    @property
+    def features(self) -> Mapping[str, FeatureMapping]:
+        """Keys that are read without a mapping."""
+        return {key: FeatureMapping((name,)) for name, key in self.keys.items()}
+
     def close(self) -> None:
         """Close the files."""
 
@@ -179,10 +184,9 @@ def _plan(reader: DatasetReader, mapping: DatasetMapping) -> dict[str, FeatureMa
         if name not in known and name not in reader.keys.values():
             raise UserError(f"The dataset has no array '{name}'; it has {', '.join(known)}.")
     plan = dict(mapping.features)
-    for name, key in reader.keys.items():
-        if name in used or name in mapping.drop or key in mapping.drop or key in plan:
-            continue
-        plan[key] = FeatureMapping((name,))
+    for key, feature in reader.features.items():
+        if key not in plan and not {key, *feature.source} & {*used, *mapping.drop}:
+            plan[key] = feature
     return plan
 
 

@@ -34,7 +34,16 @@ def _file(*suffixes: str) -> Callable[[Path], bool]:
     return lambda path: path.is_file() and path.name.endswith(suffixes)
 
 
+def _recording(path: Path) -> bool:
+    if path.is_dir():
+        return (path / "metadata.yaml").is_file() or any(
+            each.suffix in _BAGS or (each / "metadata.yaml").is_file() for each in path.iterdir()
+        )
+    return path.suffix in _BAGS
+
+
 _HERE = "robopolicy.data.formats"
+_BAGS = (".bag", ".mcap", ".db3")
 _HDF5 = (".hdf5", ".h5", ".hdf")
 
 FORMATS: dict[str, DatasetFormat] = {
@@ -71,6 +80,7 @@ FORMATS: dict[str, DatasetFormat] = {
         f"{_HERE}.flat:write_npz",
         (".npz",),
     ),
+    "rosbag": DatasetFormat("rosbag 1, rosbag 2 or MCAP", _recording, f"{_HERE}.bags:BagReader"),
 }  # fmt: skip
 
 
