@@ -84,10 +84,8 @@ class Stream:
             raise UserError(f"Some messages of {self.id.topic} have no stamp; set clock: receive.")
         if not clock and abs(np.median(received - stamps)) > MAX_OFFSET * NANO:
             offset = float(np.median(received - stamps)) / NANO
-            raise UserError(
-                f"Stamps of {self.id.topic} differ from the time of recording by {offset:.3g} s, so there are two clocks; "
-                "set clock: stamp or receive."
-            )
+            text = f"Stamps of {self.id.topic} differ from the time of recording by {offset:.3g} s"
+            raise UserError(f"{text}, so there are two clocks; set clock: stamp or receive.")
         return stamps
 
 
