@@ -61,7 +61,7 @@ def joint_names(message: Any) -> tuple[str, ...]:
 
 
 def numbers(message: Any, kind: str, path: str, names: Sequence[str]) -> Array:
-    """Numbers `(D,)` at a path of a message, those of `names` in their order.
+    """Numbers `(D,)` at a path of a message; with `names`, the joints of these names, in their order.
 
     Raises:
         LookupError: The message has no such field, or not as many numbers as names.
