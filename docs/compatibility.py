@@ -114,6 +114,7 @@ SETTINGS = {
     "population": 8,
     "critic_steps": 2,
     "pg_steps": 2,
+    "episodes_per_round": 2,
 }
 
 

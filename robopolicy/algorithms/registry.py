@@ -18,6 +18,7 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry(
         "awm": "robopolicy.algorithms.awm:AWM",
         "bc": "robopolicy.algorithms.bc:BC",
         "cal_ql": "robopolicy.algorithms.cal_ql:CalQL",
+        "dagger": "robopolicy.algorithms.dagger:DAgger",
         "distill": "robopolicy.algorithms.distill:Distill",
         "dppo": "robopolicy.algorithms.dppo:DPPO",
         "dqc": "robopolicy.algorithms.dqc:DQC",

@@ -27,7 +27,7 @@ from robopolicy.sim.registry import SimOptions, WorldOptions
 from robopolicy.sim.wrappers.registry import evaluation_wrappers
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TrainConfig, section
-from robopolicy.training.make_source import SEEDS_PER_RANK, SOURCES
+from robopolicy.training.make_source import IMITATION, SEEDS_PER_RANK, SOURCES
 from robopolicy.training.world_sims import is_world, make_env
 
 
@@ -63,7 +63,7 @@ def build_learner(
             check_compatible(policy.spec, sim)
     else:
         assert sim is not None
-        policy = _new_policy(config, episodes, sim, device, bounds=data_source != "dataset")
+        policy = _new_policy(config, episodes, sim, device, bounds=data_source not in IMITATION)
     if sim is not None and ALGORITHMS[name].requires_action_bounds:
         _check_bounds(policy, sim, name)
     updates = _total_updates(config, algorithm_config, data_source)
@@ -148,7 +148,7 @@ def _check_policy(policy: Policy, algorithm: str, data_source: str) -> None:
     """Raise a UserError if the policy lacks the method that learning from the data source requires."""
     if data_source == "replay":  # these algorithms check the methods themselves
         return
-    method = "imitation_loss" if data_source == "dataset" else "decisions"
+    method = "imitation_loss" if data_source in IMITATION else "decisions"
     if getattr(type(policy), method) is getattr(Policy, method):
         raise UserError(
             f"Algorithm '{algorithm}' requires a policy with {method}, which '{policy.name}' lacks; "

@@ -35,6 +35,7 @@ from robopolicy.training.config import TrainConfig
 from robopolicy.training.distributed import check_distributed, gather_states, state_of_process, with_own_generator
 from robopolicy.training.guards import Summary, TrainingDiverged, check_metrics, check_parameters
 from robopolicy.training.loggers import RunConsole, describe_evaluation, describe_vs_base, make_loggers
+from robopolicy.training.make_source import IMITATION
 from robopolicy.training.resume import load_random_state, lock_run, random_state, restore, run_exists_error
 from robopolicy.training.schedule import Schedule
 from robopolicy.training.trackers import make_trackers
@@ -266,7 +267,7 @@ class Trainer:
     @property
     def _is_rl(self) -> bool:
         """Whether a lower success rate is a failure; it is expected in imitation and constrained learning."""
-        expected = self.algorithm.data_source == "dataset" or self.algorithm.constrained
+        expected = self.algorithm.data_source in IMITATION or self.algorithm.constrained
         return self.config.guards.restore_best and self.parts.held_out is None and not expected
 
     def _compare_with_base(self) -> bool:

@@ -23,6 +23,9 @@ FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above the
 SEEDS_PER_RANK = 10_000_000  # between the first episodes of two processes
 
 
+IMITATION = ("dataset", "corrections")  # sources of demonstrated chunks, without exploration
+
+
 class DataSource(Protocol):
     """Infinite stream of batches for `Algorithm.update`."""
 
@@ -106,6 +109,7 @@ class SourceKind(Protocol):
 SOURCES: Registry[SourceKind] = Registry(
     "data_sources",
     {
+        "corrections": "robopolicy.training.correction_source:CorrectionSource",
         "dataset": "robopolicy.training.sources:DatasetSource",
         "group": "robopolicy.training.sources:GroupSource",
         "replay": "robopolicy.training.replay_source:ReplaySource",

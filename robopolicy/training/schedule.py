@@ -13,7 +13,7 @@ from robopolicy.sim.contract import VectorSim
 from robopolicy.training.config import TrainConfig, section
 from robopolicy.training.guards import MIN_EPISODES
 from robopolicy.training.learner import steps_per_decision
-from robopolicy.training.make_source import SOURCES
+from robopolicy.training.make_source import IMITATION, SOURCES
 
 GRADIENT_STEP = 10  # control steps of an evaluation that take as long; measured: 5 on lift to 26 on the point mass
 
@@ -75,7 +75,7 @@ def training_steps(config: TrainConfig, updates: int, episode_steps: int) -> int
     """Return the most control steps of `updates`; those without a simulator count as `GRADIENT_STEP` each."""
     name, settings = section("algorithm", config.algorithm)
     source = ALGORITHMS[name].data_source
-    offline = {"replay": config.replay.offline_updates, "dataset": updates, "text_demonstrations": updates}
+    offline = {"replay": config.replay.offline_updates, **dict.fromkeys((*IMITATION, "text_demonstrations"), updates)}
     without_sim = min(offline.get(source, 0), updates)
     if without_sim == updates:
         return GRADIENT_STEP * updates
