@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from robopolicy.algorithms.common.algorithm import Algorithm
+from robopolicy.algorithms.common.algorithm import IMITATION, Algorithm
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.core.distributed import rank
 from robopolicy.data.episodes import Episodes
@@ -27,7 +27,7 @@ from robopolicy.sim.registry import SimOptions, WorldOptions
 from robopolicy.sim.wrappers.registry import evaluation_wrappers
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TrainConfig, section
-from robopolicy.training.make_source import IMITATION, SEEDS_PER_RANK, SOURCES
+from robopolicy.training.make_source import SEEDS_PER_RANK, SOURCES
 from robopolicy.training.world_sims import is_world, make_env
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from robopolicy.algorithms.common.algorithm import read_metrics
+from robopolicy.algorithms.common.algorithm import IMITATION, read_metrics
 from robopolicy.atomic import restore_partial, write_text
 from robopolicy.core.distributed import all_reduce_max, rank, world_size
 from robopolicy.device import deterministic_kernels
@@ -35,7 +35,6 @@ from robopolicy.training.config import TrainConfig
 from robopolicy.training.distributed import check_distributed, gather_states, state_of_process, with_own_generator
 from robopolicy.training.guards import Summary, TrainingDiverged, check_metrics, check_parameters
 from robopolicy.training.loggers import RunConsole, describe_evaluation, describe_vs_base, make_loggers
-from robopolicy.training.make_source import IMITATION
 from robopolicy.training.resume import load_random_state, lock_run, random_state, restore, run_exists_error
 from robopolicy.training.schedule import Schedule
 from robopolicy.training.trackers import make_trackers

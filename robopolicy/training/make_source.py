@@ -23,9 +23,6 @@ FIRST_EPISODE = 1_000_000  # episode seeds of training start here, far above the
 SEEDS_PER_RANK = 10_000_000  # between the first episodes of two processes
 
 
-IMITATION = ("dataset", "corrections")  # sources of demonstrated chunks, without exploration
-
-
 class DataSource(Protocol):
     """Infinite stream of batches for `Algorithm.update`."""
 

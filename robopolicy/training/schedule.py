@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from robopolicy.algorithms.common.algorithm import IMITATION
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.core.distributed import all_reduce_max
 from robopolicy.sim.contract import VectorSim
 from robopolicy.training.config import TrainConfig, section
 from robopolicy.training.guards import MIN_EPISODES
 from robopolicy.training.learner import steps_per_decision
-from robopolicy.training.make_source import IMITATION, SOURCES
+from robopolicy.training.make_source import SOURCES
 
 GRADIENT_STEP = 10  # control steps of an evaluation that take as long; measured: 5 on lift to 26 on the point mass
 

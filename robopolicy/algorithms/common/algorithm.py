@@ -26,6 +26,9 @@ from robopolicy.mirror_symmetry import MirrorSymmetry
 from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
+IMITATION = ("dataset", "corrections")
+"""Values of `Algorithm.data_source` for demonstrated chunks, which need no exploration."""
+
 Metrics = dict[str, float | Tensor]
 """Metrics of an update: numbers, or on a device scalars `()` that `read_metrics` copies to the host together."""
 
