@@ -43,6 +43,8 @@ class BagFile:
         highlevel = require("rosbags.highlevel", "record")
         self.path, self._stack = path, ExitStack()
         _check_metadata(path)
+        for file in path.glob("*.db3") if path.is_dir() else [path]:
+            _check_sqlite(file)
         try:
             with foreign_errors(path):
                 self._reader = highlevel.AnyReader([path], default_typestore=_typestore(definitions))
@@ -140,6 +142,18 @@ def _check_metadata(path: Path) -> None:
         for name in names:
             if not (path / name).resolve().is_relative_to(path.resolve()):
                 raise UserError(f"{METADATA} names the file '{name}' outside of the recording.")
+
+
+def _check_sqlite(path: Path) -> None:
+    """Check that a database has all pages that its header declares; SQLite reads missing ones as zeros."""
+    with path.open("rb") as file:
+        header = file.read(100)
+    if not header.startswith(b"SQLite format 3"):
+        return
+    size, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
+    declared = (65536 if size == 1 else size) * pages
+    if len(header) < 100 or path.stat().st_size < declared:
+        raise UserError(f"{path} is cut off: it has {path.stat().st_size} of {declared} bytes.")
 
 
 def _typestore(definitions: str) -> Any:

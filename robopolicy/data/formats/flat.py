@@ -27,6 +27,7 @@ from robopolicy.spec import IMAGE_PREFIX, STEP_KEYS
 
 ENDS = "episode_ends"
 _KEYS = {"actions": "action", "rewards": "reward", "observations": "state"}
+_FRAMES = ("observations", "rewards", "terminals", "timeouts")  # beginnings of names of arrays with a row per frame
 _NO_OBSERVATIONS = ("next_observations", "timeouts", "infos/", "metadata/")  # beginnings of names in D4RL files
 
 
@@ -103,8 +104,9 @@ def open_d4rl(path: Path, mapping: DatasetMapping) -> FlatReader:
     try:
         with foreign_errors(path):
             members = dict(file.arrays(file.root))
-            described = {name: member for name, member in members.items() if member.dtype.kind in "biuf"}
-            arrays = {name: file.checked(member) for name, member in described.items()}
+            required = [name for name in members if name == "actions" or name.startswith(_FRAMES)]
+            numeric = [name for name, member in members.items() if member.dtype.kind in "biuf"]
+            arrays = {name: file.checked(members[name]) for name in dict.fromkeys([*required, *numeric])}
             return _d4rl("d4rl", arrays, mapping, file.close)
     except BaseException:
         file.close()
@@ -147,6 +149,9 @@ def _d4rl(
     if "actions" not in arrays:
         raise UserError(f"It has neither '{ENDS}' nor 'actions'; it has {', '.join(arrays) or 'no arrays'}.")
     frames = length(arrays["actions"])
+    for name, array in arrays.items():
+        if name.startswith(_FRAMES) and length(array) != frames:
+            raise UserError(f"'{name}' has {length(array)} rows for {frames} actions.")
     arrays = {name: array for name, array in arrays.items() if length(array) == frames}
     flags = [np.asarray(arrays[name][:]).reshape(-1) > 0 for name in ("terminals", "timeouts") if name in arrays]
     if not flags:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,7 +79,7 @@ def json_object(text: str | bytes, what: str) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{what} is not JSON: {' '.join(str(error).split())[:80]}.") from error
     if not isinstance(found, dict):
-        raise UserError(f"{what} must be a JSON object, found {type(found).__name__}.")
+        raise UserError(f"{what} must be a JSON object, found {json.dumps(found)[:40]}.")
     return found
 
 

@@ -18,6 +18,7 @@ from robopolicy.data.formats.foreign import MAX_TEXT, json_object
 from robopolicy.data.formats.hdf5 import Hdf5File
 from robopolicy.errors import UserError
 
+_ARROW = b"ARROW1"  # beginning of a file; streams have none
 _PARTS = (".arrow", ".parquet")
 
 
@@ -142,11 +143,9 @@ def _read_part(path: Path) -> pa.Table:
     if path.suffix == ".parquet":
         return pq.read_table(path)
     with pa.OSFile(str(path)) as file:
-        try:
-            table = pa.ipc.open_file(file).read_all()
-        except pa.ArrowInvalid:
-            file.seek(0)
-            table = pa.ipc.open_stream(file).read_all()
+        is_file = file.read(len(_ARROW)) == _ARROW
+        file.seek(0)
+        table = (pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)).read_all()
     table.validate(full=True)
     return table
 

@@ -72,6 +72,8 @@ class OpenDataset:
         if "action" not in self.features:
             found = ", ".join([*reader.keys, *reader.others])
             raise UserError(f"{path} has no actions; map them in a mapping file, 'action: NAME' with one of {found}.")
+        if not set(self.features) - set(STEP_KEYS):
+            raise UserError(f"{path} has no observations; it has {', '.join(self.features)}.")
         rate = mapping.rate or reader.rate
         if not rate:
             raise UserError(f"{path} does not state its rate; {RATE_HINT}.")

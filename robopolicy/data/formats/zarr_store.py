@@ -37,6 +37,7 @@ CODECS = {
 IMAGE_CODECS = {
     f"imagecodecs_{name}" for name in ("jpegxl", "jpeg2k", "jpegxr", "jpegls", "png", "jpeg", "webp", "avif")
 }
+_METADATA = (".zarray", ".zattrs", ".zgroup", "zarr.json")
 _CHUNK_BYTES = 2**20  # of vectors in one chunk
 
 
@@ -71,14 +72,18 @@ class _Files:
 
     def arrays(self) -> dict[str, dict[str, Any]]:
         """Descriptions of all arrays by their names."""
-        found = {name.removesuffix("/.zarray"): self.json(name) for name in self.sizes if name.endswith("/.zarray")}
-        third = {name.removesuffix("/zarr.json"): self.json(name) for name in self.sizes if name.endswith("/zarr.json")}
-        return found | {name: entry for name, entry in third.items() if entry.get("node_type") == "array"}
+        found: dict[str, dict[str, Any]] = {}
+        for name in self.sizes:
+            folder, _, file = name.rpartition("/")
+            if file in _METADATA:
+                entry = self.json(name)
+                if file == ".zarray" or entry.get("node_type") == "array":
+                    found[folder] = entry
+        return found
 
     def chunks(self, name: str) -> int:
         """Number of chunks that an array has on disk."""
-        own = (".zarray", ".zattrs", "zarr.json")
-        return sum(file.startswith(f"{name}/") and not file.endswith(own) for file in self.sizes)
+        return sum(file.startswith(f"{name}/") and not file.endswith(_METADATA) for file in self.sizes)
 
 
 def open_zarr(path: Path, mapping: DatasetMapping) -> FlatReader:
