@@ -105,7 +105,7 @@ $(VENV)/.setup: $(BIN)/python pyproject.toml
 	@touch $@
 
 $(VENV)/.setup-dev: $(VENV)/.setup
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,envpool,warp,ogbench,dmcontrol,gymnasiumrobotics,robosuite,pusht,sb3,tensorboard,wandb,trackio,diffusers,onnx,remote,ros,record,hdf5,zarr,zarr-images,minari,gamepad,spacemouse,rslrl,mjlab,joblib,evolution,known-dynamics,offline,quality-diversity,text]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,envpool,warp,ogbench,dmcontrol,gymnasiumrobotics,robosuite,pusht,sb3,tensorboard,wandb,trackio,viewer,diffusers,onnx,remote,ros,record,hdf5,zarr,zarr-images,minari,gamepad,spacemouse,rslrl,mjlab,joblib,evolution,known-dynamics,offline,quality-diversity,text]'
 	@# rsl-rl-lib asks for torchvision and never imports it; one for another build of torch breaks what does.
 	@$(BIN)/python -c 'import torchvision' 2>/dev/null || $(BIN)/python -m pip uninstall -q -y torchvision
 	$(BIN)/python tests/helpers/simulated/build.py  # the simulated device, where there is a compiler

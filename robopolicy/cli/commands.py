@@ -50,6 +50,7 @@ _PRODUCT = {  # in the order of the help
     "serve": Command("robopolicy.cli.serve", "serve a policy's chunks over the network", needs_mujoco=False),
     "verify": Command("robopolicy.cli.verify", "recompute the golden chunk of a checkpoint or bundle", False),
     "play": Command("robopolicy.cli.play", "record a video of a checkpoint, the expert or random actions"),
+    "view": Command("robopolicy.cli.view", "show a task, policy, dataset or training run in 3D in a browser"),
     "list": Command("robopolicy.cli.list", "list tasks, policies, algorithms, experiments and more", False, False),
     "completion": Command("robopolicy.cli.completion", "print a script for shell completion", False, False),
     "doctor": Command("robopolicy.cli.doctor", "report versions, GL, GPU and optional packages", False, False),

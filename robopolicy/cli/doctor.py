@@ -37,6 +37,8 @@ OPTIONAL = (
     ("tensorboard", "tensorboard", "logging.tensorboard=true", "pip install 'robopolicy[tensorboard]'"),
     ("wandb", "wandb", "logging.wandb=true", "pip install 'robopolicy[wandb]'"),
     ("trackio", "trackio", "logging.trackio=true", "pip install 'robopolicy[trackio]'"),
+    ("viser", "viser", "robopolicy view", "pip install 'robopolicy[viewer]'"),
+    ("rerun-sdk", "rerun", "files of Rerun (robopolicy view --out FILE.rrd)", "pip install 'robopolicy[rerun]'"),
     ("diffusers", "diffusers", "schedulers of diffusers", "pip install 'robopolicy[diffusers]'"),
     ("h5py", "h5py", "datasets of robomimic, D4RL and Minari", "pip install 'robopolicy[hdf5]'"),
     ("zarr", "zarr", "datasets of Diffusion Policy", "pip install 'robopolicy[zarr]'"),

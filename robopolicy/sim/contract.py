@@ -26,6 +26,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.mirror_symmetry import MirrorSymmetry
+from robopolicy.sim.physics_state import PhysicsState
 
 LOG_PREFIX = "log."
 """Prefix of keys of `Step.info` that a simulator logs for episodes that end in the step, e.g. reward terms."""
@@ -131,6 +132,10 @@ class VectorSim(ABC):
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments."""
         raise RuntimeError(f"Task {self.spec.task} cannot render images.")
+
+    def physics_state(self, env: int = 0) -> PhysicsState | None:
+        """Return the state of the bodies of environment `env`; None where the backend has none to show."""
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the complete state (tensors, arrays, numbers) for exact resume."""

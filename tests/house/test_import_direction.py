@@ -22,6 +22,7 @@ FLOORS = {
     "robopolicy.deploy": 3,
     "robopolicy.teleop": 3,
     "robopolicy.interop": 3,
+    "robopolicy.viewer": 3,
     "robopolicy.cli": 4,
     "robopolicy.contrib": 4,
     "robopolicy_tasks": 4,

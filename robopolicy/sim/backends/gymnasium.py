@@ -19,6 +19,7 @@ from torch import Tensor
 from robopolicy.errors import SimulatorFailed, UserError
 from robopolicy.sim.contract import TERM_PREFIX, Observation, SimSpec, Step
 from robopolicy.sim.gl import gl_backend
+from robopolicy.sim.physics_state import MujocoState
 from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.spaces import ObservationMap, action_bounds
 from robopolicy.sim.vector_env import Arrays, NumpyVectorEnv, copied, fill, finite_rows, tensors
@@ -120,12 +121,17 @@ class GymnasiumSim(NumpyVectorEnv):
         """Return frames `(envs, 3, height, width)` uint8, scaled from the size that the environment renders."""
         if camera is not None:
             raise UserError(f"Task {self.spec.task} has a fixed view; remove the camera option.")
-        if _mujoco_model(self._envs[0]) is not None:
+        if _mujoco(self._envs[0])[0] is not None:
             gl_backend()
         frames = [self._render_row(row) for row in range(min(envs, self.num_envs))]
         pixels = torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2)
         scaled = torch.nn.functional.interpolate(pixels.float(), (height, width), mode="area")
         return scaled.round().to(torch.uint8)
+
+    def physics_state(self, env: int = 0) -> MujocoState | None:
+        """Return the positions of an environment with a MuJoCo model; see `_mujoco`."""
+        model, data = _mujoco(self._envs[env])
+        return None if data is None else MujocoState.of(model, data)
 
     def _render_row(self, row: int) -> NDArray[np.uint8]:
         """Rendered frame `(height, width, 3)` of an environment; an alpha channel is dropped."""
@@ -224,15 +230,20 @@ def _maker(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:
     return make
 
 
-def _mujoco_model(env: gymnasium.Env[Any, Any]) -> Any:
-    """MuJoCo model of an environment, or None."""
-    model: Any = getattr(env.unwrapped, "model", None)
-    return model if hasattr(model, "light_castshadow") else None
+def _mujoco(env: gymnasium.Env[Any, Any]) -> tuple[Any, Any]:
+    """`MjModel` and `MjData` of an environment, or None.
+
+    They are the result of a method `mujoco_objects` of the environment or of a wrapper, or its `model` and `data`.
+    """
+    if env.has_wrapper_attr("mujoco_objects"):
+        return env.get_wrapper_attr("mujoco_objects")()
+    model, data = (getattr(env.unwrapped, name, None) for name in ("model", "data"))
+    return (model, data) if hasattr(model, "light_castshadow") else (None, None)
 
 
 def _without_shadows(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     """Disable shadows and multisampling, which make CPU rendering of MuJoCo 20 to 60 times slower."""
-    model = _mujoco_model(env)
+    model, _ = _mujoco(env)
     if model is not None:
         model.light_castshadow[:] = 0
         model.mat_reflectance[:] = 0

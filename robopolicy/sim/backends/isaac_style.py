@@ -34,6 +34,7 @@ from robopolicy.errors import UserError
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.sim.chunk import where_rows
 from robopolicy.sim.contract import LOG_PREFIX, Observation, SimSpec, Step, TensorSpec, VectorSim
+from robopolicy.sim.physics_state import PhysicsState
 from robopolicy.sim.vector_env import SeedCounter
 
 _SEEDS = 2**32  # range of numpy seeds
@@ -182,6 +183,16 @@ class IsaacStyleSim(VectorSim):
         from robopolicy.sim.backends.isaaclab import viewport_frames
 
         return viewport_frames(self.env, camera, width, height, envs)
+
+    def physics_state(self, env: int = 0) -> PhysicsState | None:
+        """Return the positions of the bodies of environment `env`."""
+        if self._is_mjlab:
+            from robopolicy.sim.backends.mjlab import mujoco_state
+
+            return mujoco_state(self.env, env)
+        from robopolicy.sim.backends.isaaclab import body_positions
+
+        return body_positions(self.env, env)
 
     def close(self) -> None:
         """Free the environment; safe to call twice."""

@@ -14,6 +14,7 @@ from torch.nn.functional import interpolate
 
 from robopolicy.errors import UserError, unknown_environment, unknown_name
 from robopolicy.sim.backends.isaac_style import IsaacStyleSim, building, default_action_bound
+from robopolicy.sim.physics_state import BodyPositions
 from robopolicy.sim.registry import SimOptions
 
 
@@ -72,6 +73,20 @@ def viewport_frames(env: Any, camera: str | None, width: int, height: int, envs:
         drawing[0].set_camera_view(*(tuple(a + b for a, b in zip(view, origin, strict=True)) for view in views))
         frames.append(torch.from_numpy(drawing[0].render_rgb_array().copy()).permute(2, 0, 1))
     return interpolate(torch.stack(frames).float(), (height, width), mode="area").round().to(torch.uint8)
+
+
+def body_positions(env: Any, row: int) -> BodyPositions | None:
+    """Positions of the bodies of all robots and rigid objects of environment `row`, relative to its origin."""
+    names: list[str] = []
+    positions: list[Tensor] = []
+    for group in ("articulations", "rigid_objects"):
+        for name, entity in getattr(env.scene, group, {}).items():
+            names += [f"{name}/{body}" for body in entity.body_names]
+            positions.append(torch.as_tensor(entity.data.body_pos_w)[row].cpu())
+    if not positions:
+        return None
+    origin = torch.as_tensor(env.scene.env_origins)[row].cpu()
+    return BodyPositions(tuple(names), (torch.cat(positions) - origin).double().numpy())
 
 
 def _missing(error: ImportError) -> str:

@@ -8,12 +8,14 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from robopolicy.errors import UserError, unknown_environment, unknown_name
 from robopolicy.sim.backends.isaac_style import IsaacStyleSim, building, default_action_bound
 from robopolicy.sim.gl import gl_backend
+from robopolicy.sim.physics_state import MujocoState
 from robopolicy.sim.registry import SimOptions
 
 
@@ -98,6 +100,13 @@ def observe_cameras(config: Any, cameras: Sequence[str], size: int, task: str) -
 def _pixels(env: Any, sensor_name: str) -> Tensor:
     """Colour images `(N, height, width, 3)` uint8 of a camera sensor."""
     return env.scene[sensor_name].data.rgb
+
+
+def mujoco_state(env: Any, row: int) -> MujocoState:
+    """Positions of environment `row` of an mjlab environment, downloaded."""
+    data = env.sim.data
+    fields = (getattr(data, name)[row].cpu().numpy().astype(np.float64) for name in ("qpos", "mocap_pos", "mocap_quat"))
+    return MujocoState(env.sim.mj_model, *fields)
 
 
 class MjlabRenderer:

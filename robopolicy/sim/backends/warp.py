@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from robopolicy.sim.backends.warp_graph import DelayedRead, RecordedFunction, Ru
 from robopolicy.sim.backends.warp_physics import Columns, WarpPhysics, overflows
 from robopolicy.sim.backends.warp_starts import StartRing
 from robopolicy.sim.contract import Observation, Step, VectorSim
+from robopolicy.sim.physics_state import MujocoState
 from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.vector_env import DIVERGED, SeedCounter, check_action, check_number_of_envs
 
@@ -191,6 +193,11 @@ class WarpSim(VectorSim):
             mujoco.mj_forward(self.task.model, renderer.data)
             frame[:] = renderer.frame(camera).transpose(2, 0, 1)
         return torch.from_numpy(frames)
+
+    def physics_state(self, env: int = 0) -> MujocoState:
+        """Return the positions of environment `env`, downloaded; fields of its model that differ are not shown."""
+        state = MujocoState.of(self.task.model, mujoco.MjData(self.task.model))
+        return replace(state, qpos=self.state().on_host().qpos[env].astype(np.float64))
 
     def state_dict(self) -> dict[str, Any]:
         """Complete state for exact resume."""

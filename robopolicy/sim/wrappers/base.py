@@ -11,6 +11,7 @@ from torch import Tensor
 
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import Observation, SimSpec, TensorSpec, VectorSim
+from robopolicy.sim.physics_state import PhysicsState
 
 
 def unwrapped(sim: VectorSim) -> VectorSim:
@@ -71,6 +72,10 @@ class SimWrapper(VectorSim):
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Frames of the simulator."""
         return self.sim.render(camera, width=width, height=height, envs=envs)
+
+    def physics_state(self, env: int = 0) -> PhysicsState | None:
+        """State of the bodies of environment `env`."""
+        return self.sim.physics_state(env)
 
     def state_dict(self) -> dict[str, Any]:
         """State of the simulator; subclasses add their state."""

@@ -58,6 +58,10 @@ class ControlSuiteEnv(gymnasium.Env[Any, Any]):
         """Frame `(height, width, 3)` of the first camera."""
         return self._env.physics.render(480, 640, camera_id=0)
 
+    def mujoco_objects(self) -> tuple[Any, Any]:
+        """Return model and data of MuJoCo."""
+        return self._env.physics.model.ptr, self._env.physics.data.ptr
+
     def close(self) -> None:
         """Free the renderer."""
         self._env.close()

@@ -47,6 +47,12 @@ class PackageEnv(gymnasium.Wrapper):
         if hasattr(base_env, "_control_timestep"):  # mazes declare `dt`
             self.metadata = {**self.metadata, "render_fps": round(1 / base_env._control_timestep)}
 
+    def mujoco_objects(self) -> tuple[Any, Any]:
+        """Return model and data of MuJoCo, which manipulation and mazes name differently."""
+        base_env: Any = self.unwrapped
+        prefix = "_" if hasattr(base_env, "_model") else ""
+        return getattr(base_env, prefix + "model"), getattr(base_env, prefix + "data")
+
     def close(self) -> None:
         """Free the renderer, which OGBench frees only at interpreter exit."""
         base_env: Any = self.unwrapped

@@ -94,12 +94,16 @@ class RobosuiteEnv(gymnasium.Env[Any, Any]):
 
     def render(self) -> Any:
         """Frame `(height, width, 3)` from the front, without collision shapes."""
-        model, data = self._env.sim.model._model, self._env.sim.data._data
+        model, data = self.mujoco_objects()
         if self._renderer is None:
             self._renderer = Renderer(model, 480, 640, hidden=(0,))
         self._renderer.data.qpos[:] = data.qpos
         mujoco.mj_forward(model, self._renderer.data)
         return self._renderer.frame("frontview").copy()
+
+    def mujoco_objects(self) -> tuple[Any, Any]:
+        """Return model and data of MuJoCo."""
+        return self._env.sim.model._model, self._env.sim.data._data
 
     def close(self) -> None:
         """Free the renderer and the scene."""

@@ -17,6 +17,7 @@ from robopolicy.sim.backends.mujoco.engines import PhysicsEngine, RolloutEngine,
 from robopolicy.sim.backends.mujoco.render import Renderer
 from robopolicy.sim.backends.mujoco.task import Array, BatchState, MujocoTask, sim_spec
 from robopolicy.sim.contract import Observation, Step, VectorSim
+from robopolicy.sim.physics_state import MujocoState
 from robopolicy.sim.point_cloud import DEPTH_SIZE, crop, subsample, unproject
 from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.vector_env import Arrays, NumpyVectorEnv, check_number_of_envs, copied, finite_rows, tensors
@@ -115,6 +116,10 @@ class MujocoSim(NumpyVectorEnv):
         """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments (default: first camera)."""
         rows = np.arange(min(envs, self.num_envs))
         return torch.from_numpy(self._frames(rows, self.task.resolve_camera(camera), height, width))
+
+    def physics_state(self, env: int = 0) -> MujocoState:
+        """Return the positions of environment `env`, with its model."""
+        return self.engine.positions(env)
 
     def state_dict(self) -> dict[str, Any]:
         """Complete state for exact resume."""

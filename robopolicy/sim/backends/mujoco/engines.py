@@ -13,6 +13,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -22,6 +23,7 @@ from mujoco import rollout
 from numpy.typing import NDArray
 
 from robopolicy.sim.backends.mujoco.task import Array
+from robopolicy.sim.physics_state import MujocoState
 from robopolicy.sim.vector_env import core_count
 
 Job = Callable[[int, int, int], None]
@@ -149,6 +151,10 @@ class PhysicsEngine(ABC):
     def pose(self, row: int, data: mujoco.MjData) -> None:
         """Copy the state of environment `row` into `data` and compute its positions, for rendering."""
 
+    @abstractmethod
+    def positions(self, row: int) -> MujocoState:
+        """Copy the positions of environment `row`."""
+
     def state_dict(self) -> dict[str, Array]:
         """Complete state as arrays."""
         edits = {_EDIT + name: values.copy() for name, values in self.edits.items()}
@@ -214,6 +220,11 @@ class RolloutEngine(PhysicsEngine):
         self._pool.run(step_rows, count)
         return self._states[:count, -1], self._sensors[:count, -1]
 
+    def positions(self, row: int) -> MujocoState:
+        """Copy the positions of environment `row`; mocap bodies stay where the model has them."""
+        state = MujocoState.of(self.models[row], self._scratch)
+        return replace(state, qpos=self.states[row, 1 : 1 + self.model.nq].copy())
+
     def pose(self, row: int, data: mujoco.MjData) -> None:
         """Copy the state of environment `row` into `data` and compute its positions, for rendering."""
         mujoco.mj_setState(self.model, data, self.states[row], _FULL)
@@ -270,6 +281,10 @@ class ThreadsEngine(PhysicsEngine):
         self._pool.run(step_rows, len(index))
         self._fresh[slice(None) if rows is None else rows] = False
         return self._states[: len(index)], self._sensors[: len(index)]
+
+    def positions(self, row: int) -> MujocoState:
+        """Copy the positions of environment `row`."""
+        return MujocoState.of(self.models[row], self._data[row])
 
     def pose(self, row: int, data: mujoco.MjData) -> None:
         """Copy the state of environment `row` into `data` and compute its positions, for rendering."""
