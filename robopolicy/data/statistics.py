@@ -6,7 +6,7 @@ histograms of their bytes, so that any number of frames fits into memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,27 @@ def histogram_statistics(histogram: NDArray[np.int64], frames: int) -> Statistic
     }
     shaped = {name: value.reshape(3, 1, 1) for name, value in values.items()}
     return {**shaped, "count": np.array([frames], np.int64)}
+
+
+def combine_statistics(parts: Sequence[Statistics]) -> Statistics:
+    """Statistics of several parts together: exact, except for quantiles, which are means weighted by the counts."""
+    counts = np.array([float(np.sum(part["count"])) for part in parts])
+    weight = counts / counts.sum()
+
+    def mean(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        return np.tensordot(weight, np.stack(values), 1)
+
+    means = mean([part["mean"] for part in parts])
+    squares = mean([part["std"] ** 2 + part["mean"] ** 2 for part in parts])
+    shared = [name for name in QUANTILES if all(name in part for part in parts)]
+    return {
+        "mean": means,
+        "std": np.sqrt(np.maximum(squares - means**2, 0.0)),
+        "min": np.minimum.reduce([part["min"] for part in parts]),
+        "max": np.maximum.reduce([part["max"] for part in parts]),
+        "count": np.array([int(counts.sum())], np.int64),
+        **{name: mean([part[name] for part in parts]) for name in shared},
+    }
 
 
 def dataset_statistics(episodes: Episodes) -> dict[str, Statistics]:

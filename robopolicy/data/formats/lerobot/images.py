@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from robopolicy.data.formats.lerobot.layout import VIDEO, next_file, to_frames
+from robopolicy.data.formats.lerobot.layout import VIDEO, next_file, plain_rate, to_frames
 
 _ENCODERS = {  # encoder: (codec, options); a key frame every second frame keeps random access fast
     "libx264": ("h264", {"crf": "18", "g": "2", "bf": "0", "preset": "fast"}),
@@ -127,8 +127,3 @@ def decode_video(path: Path, rate: Fraction) -> Iterator[tuple[int, NDArray[np.u
             assert frame.pts is not None and frame.time_base is not None
             image = np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
             yield round(frame.pts * frame.time_base * rate), image.transpose(2, 0, 1)
-
-
-def plain_rate(rate: Fraction) -> int | float:
-    """Frame rate as a JSON number."""
-    return int(rate) if rate.denominator == 1 else float(rate)

@@ -135,6 +135,7 @@ EPISODES = f"meta/episodes/{FILE}.parquet"
 DATA = f"data/{FILE}.parquet"
 VIDEO = f"videos/{{video_key}}/{FILE}.mp4"
 FILES_PER_CHUNK = 1000
+DATA_FILE_MB, VIDEO_FILE_MB = 100, 200  # sizes at which new files begin
 
 DONE, TRUNCATED = "next.done", "next.truncated"
 INDEX_FEATURES = {
@@ -157,7 +158,7 @@ _STEP_FEATURES = {
 }
 _STEP_KEYS = {feature: key for key, feature in _STEP_FEATURES.items()}
 _STEP_KEYS["complementary_info.is_intervention"] = "intervention"  # of HIL-SERL in LeRobot
-_IMAGES, _OBSERVATION = "observation.images.", "observation."
+IMAGES, _OBSERVATION = "observation.images.", "observation."
 
 
 def feature_of(key: str) -> str:
@@ -165,14 +166,14 @@ def feature_of(key: str) -> str:
     if "/" in key:
         raise UserError(f"LeRobot feature names must not contain '/', found '{key}'; rename the observation or camera.")
     if is_image(key):
-        return _IMAGES + key.removeprefix(IMAGE_PREFIX)
+        return IMAGES + key.removeprefix(IMAGE_PREFIX)
     return _STEP_FEATURES.get(key, _OBSERVATION + key)
 
 
 def key_of(feature: str, *, camera: bool) -> str | None:
     """Episode key of a LeRobot feature; None for features outside of episodes."""
     if camera:
-        return IMAGE_PREFIX + feature.removeprefix(_IMAGES).removeprefix(_OBSERVATION)
+        return IMAGE_PREFIX + feature.removeprefix(IMAGES).removeprefix(_OBSERVATION)
     if feature.startswith(_OBSERVATION):
         return feature.removeprefix(_OBSERVATION)
     return _STEP_KEYS.get(feature)
@@ -184,6 +185,11 @@ def frame_rate(control_dt: float) -> Fraction:
         span = f"{1 / MAX_FPS:g} to {MAX_FPS} s"
         raise UserError(f"A LeRobot dataset needs control steps of {span}, got control_dt={control_dt}.")
     return Fraction(1.0 / float(control_dt)).limit_denominator(MAX_FPS)
+
+
+def plain_rate(rate: Fraction) -> int | float:
+    """Frame rate as a JSON number."""
+    return int(rate) if rate.denominator == 1 else float(rate)
 
 
 def vector_feature(array: NDArray[Any], names: Sequence[str] = ()) -> dict[str, Any]:
@@ -221,6 +227,34 @@ def image_feature(images: NDArray[Any], video_info: Mapping[str, Any] | None) ->
 def index_features() -> dict[str, dict[str, Any]]:
     """Descriptions of the index columns of every dataset."""
     return {name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in INDEX_FEATURES.items()}
+
+
+def dataset_info(
+    features: Mapping[str, Mapping[str, Any]],
+    rate: Fraction,
+    *,
+    episodes: int,
+    frames: int,
+    tasks: int,
+    data_file_mb: int = DATA_FILE_MB,
+    video_file_mb: int = VIDEO_FILE_MB,
+) -> dict[str, Any]:
+    """Content of `meta/info.json`."""
+    return {
+        "codebase_version": VERSION,
+        "fps": plain_rate(rate),
+        "features": features,
+        "total_episodes": episodes,
+        "total_frames": frames,
+        "total_tasks": tasks,
+        "chunks_size": FILES_PER_CHUNK,
+        "data_files_size_in_mb": data_file_mb,
+        "video_files_size_in_mb": video_file_mb,
+        "data_path": DATA,
+        "video_path": VIDEO if any(feature["dtype"] == "video" for feature in features.values()) else None,
+        "robot_type": None,
+        "splits": {"train": f"0:{episodes}"},
+    }
 
 
 def huggingface_metadata(features: Mapping[str, Mapping[str, Any]]) -> dict[bytes, bytes]:

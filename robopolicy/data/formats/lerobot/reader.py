@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from robopolicy.data.episodes import Array, Episodes
 from robopolicy.data.formats.lerobot import layout
 from robopolicy.data.formats.lerobot.images import decode_image, decode_video
 from robopolicy.data.formats.lerobot.layout import check_entries, check_info, integer_entry, reading
+from robopolicy.data.statistics import Statistics
 from robopolicy.errors import UserError
 from robopolicy.files import parse_json
 
@@ -28,8 +29,8 @@ MAX_ROWS, MAX_ROWS_PER_BYTE = 2**30, 10_000  # of a parquet file; constant colum
 
 
 @dataclass(frozen=True)
-class _Row:
-    """Files and position of one episode."""
+class EpisodeFiles:
+    """Row of an episode: its files, and its position in them."""
 
     index: int
     length: int
@@ -41,13 +42,10 @@ class _Row:
 
 def read_lerobot(path: str | Path, *, episodes: Sequence[int] | None = None, images: bool = True) -> Episodes:
     """Read the folder `path` into memory: all episodes or the given indices, with or without the cameras."""
-    root = Path(path)
-    restore_partial(root)
-    if not (root / layout.INFO).is_file():
-        raise UserError(f"No LeRobot dataset at {root}: {layout.INFO} is missing; collect one or check the path.")
+    root, files = Path(path), DatasetFiles.open(path)
     try:
         with reading(root):
-            return _read(_Source(root), episodes, images)
+            return _read(files, episodes, images)
     except UserError as error:  # errors about the content lack the path
         raise error if str(root) in str(error) else UserError(f"{root}: {error}") from error
 
@@ -55,7 +53,7 @@ def read_lerobot(path: str | Path, *, episodes: Sequence[int] | None = None, ima
 def camera_shapes(path: str | Path) -> dict[str, tuple[int, int, int]]:
     """Shapes `(3, height, width)` of the cameras of a dataset, without decoding images."""
     shapes: dict[str, tuple[int, int, int]] = {}
-    for name, feature in _Source(Path(path)).features.items():
+    for name, feature in DatasetFiles(Path(path)).features.items():
         if feature["dtype"] in ("image", "video"):
             first, second, third = feature["shape"]
             height, width = (second, third) if first == 3 else (first, second)
@@ -63,16 +61,16 @@ def camera_shapes(path: str | Path) -> dict[str, tuple[int, int, int]]:
     return shapes
 
 
-def _read(source: _Source, episodes: Sequence[int] | None, images: bool) -> Episodes:
+def _read(source: DatasetFiles, episodes: Sequence[int] | None, images: bool) -> Episodes:
     rows = source.rows(episodes)
     features = source.features
-    cameras = [name for name, feature in features.items() if images and feature["dtype"] in ("image", "video")]
+    cameras = source.cameras if images else []
     vectors = [name for name, feature in features.items() if _is_vector(name, feature)]
     embedded = [name for name in cameras if features[name]["dtype"] == "image"]
     table = source.frames(rows, vectors + embedded)
     lengths = np.array([row.length for row in rows], np.int64)
     ends = np.cumsum(lengths)
-    columns = {name: _numbers(name, table[name], features[name]["shape"]) for name in vectors}
+    columns = {name: column_numbers(name, table[name], features[name]["shape"]) for name in vectors}
     arrays: dict[str, Array] = {}
     for name, values in columns.items():
         key = layout.key_of(name, camera=False)
@@ -83,7 +81,7 @@ def _read(source: _Source, episodes: Sequence[int] | None, images: bool) -> Epis
     for name in cameras:
         frames = _embedded_images(table[name]) if name in embedded else _video_images(rows, name, source.rate)
         arrays[str(layout.key_of(name, camera=True))] = frames
-    first = _numbers("task_index", table["task_index"], [1]).reshape(-1)[ends - lengths]
+    first = column_numbers("task_index", table["task_index"], [1]).reshape(-1)[ends - lengths]
     tasks = source.tasks()
     return Episodes(
         arrays=arrays,
@@ -100,8 +98,8 @@ def _read(source: _Source, episodes: Sequence[int] | None, images: bool) -> Epis
     )
 
 
-class _Source:
-    """The metadata of a dataset and its files."""
+class DatasetFiles:
+    """The metadata of a dataset and its files; numbers of frames are read, videos are not."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -116,7 +114,40 @@ class _Source:
                 "convert it with the tools of LeRobot."
             )
 
-    def rows(self, chosen: Sequence[int] | None) -> list[_Row]:
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open the dataset at `path`; raises a UserError if there is none or its description is damaged."""
+        root = Path(path)
+        restore_partial(root)
+        if not (root / layout.INFO).is_file():
+            raise UserError(f"No LeRobot dataset at {root}: {layout.INFO} is missing; collect one or check the path.")
+        return cls(root)
+
+    @property
+    def cameras(self) -> list[str]:
+        """Names of the features that are images or videos."""
+        return [name for name, feature in self.features.items() if feature["dtype"] in ("image", "video")]
+
+    def camera_statistics(self) -> dict[int, dict[str, Statistics]]:
+        """Stored statistics of the cameras by episode, `{episode: {feature: statistics}}`; empty in format v2.1."""
+        found: dict[int, dict[str, Statistics]] = {}
+        for file in self._episode_files() if self.version == layout.VERSION else ():
+            with reading(file):
+                stored = pq.read_schema(file).names
+                names = {name: f"stats/{name}/" for name in self.cameras}
+                columns = [column for column in stored if column.startswith(tuple(names.values()))] if names else []
+                for entry in _table(file, ["episode_index", *columns]).to_pylist():
+                    found[integer_entry(entry, "episode_index")] = {
+                        name: {
+                            column.removeprefix(prefix): np.array(entry[column])
+                            for column in columns
+                            if column.startswith(prefix) and entry[column] is not None
+                        }
+                        for name, prefix in names.items()
+                    }
+        return found
+
+    def rows(self, chosen: Sequence[int] | None) -> list[EpisodeFiles]:
         """Episodes to read, sorted by index."""
         rows = self._rows_v30() if self.version == layout.VERSION else self._rows_v21()
         rows.sort(key=lambda row: row.index)
@@ -141,7 +172,7 @@ class _Source:
             check_entries(table.column_names, ("task_index", name), "column")
             return dict(zip(table["task_index"].to_pylist(), table[name].to_pylist(), strict=True))
 
-    def frames(self, rows: Sequence[_Row], names: Sequence[str]) -> pa.Table:
+    def frames(self, rows: Sequence[EpisodeFiles], names: Sequence[str]) -> pa.Table:
         """Columns of the chosen episodes, in order of episode and frame."""
         index = ["episode_index", "frame_index", "task_index"]
         required = np.array([row.index for row in rows])
@@ -169,19 +200,16 @@ class _Source:
             raise UserError(f"{self.root}: 'frame_index' does not count the frames of an episode; collect it again.")
         return table
 
-    def _rows_v30(self) -> list[_Row]:
-        rows: list[_Row] = []
+    def _rows_v30(self) -> list[EpisodeFiles]:
+        rows: list[EpisodeFiles] = []
         videos = [name for name, feature in self.features.items() if feature["dtype"] == "video"]
-        files = sorted((self.root / "meta/episodes").glob("*/*.parquet"))
-        if not files:
-            raise UserError(f"{self.root} is incomplete: meta/episodes has no files; copy or collect it again.")
-        for file in files:
+        for file in self._episode_files():
             with reading(file):
                 names = [name for name in pq.read_schema(file).names if not name.startswith("stats/")]
                 for entry in _table(file, names).to_pylist():
                     locations = {name: _location(entry, f"videos/{name}/") for name in videos}
                     rows.append(
-                        _Row(
+                        EpisodeFiles(
                             index=integer_entry(entry, "episode_index"),
                             length=integer_entry(entry, "length", 1),
                             seed=-1 if entry.get("seed") is None else integer_entry(entry, "seed", -1),
@@ -198,8 +226,14 @@ class _Source:
                     )
         return rows
 
-    def _rows_v21(self) -> list[_Row]:
-        rows: list[_Row] = []
+    def _episode_files(self) -> list[Path]:
+        files = sorted((self.root / "meta/episodes").glob("*/*.parquet"))
+        if not files:
+            raise UserError(f"{self.root} is incomplete: meta/episodes has no files; copy or collect it again.")
+        return files
+
+    def _rows_v21(self) -> list[EpisodeFiles]:
+        rows: list[EpisodeFiles] = []
         videos = [name for name, feature in self.features.items() if feature["dtype"] == "video"]
         lines = self._lines("meta/episodes.jsonl")
         with reading(self.root / "meta/episodes.jsonl"):
@@ -211,7 +245,7 @@ class _Source:
                 }
                 files = {name: (self._file(self.info["video_path"], video_key=name, **place), 0.0) for name in videos}
                 data = self._file(self.info["data_path"], **place)
-                rows.append(_Row(episode, integer_entry(line, "length", 1), -1, "", data, files))
+                rows.append(EpisodeFiles(episode, integer_entry(line, "length", 1), -1, "", data, files))
         return rows
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
@@ -260,7 +294,7 @@ def _check_indices(part: pa.Table, names: Sequence[str]) -> None:
             raise ValueError(f"column '{name}' must hold integers, found {found}")
 
 
-def _numbers(name: str, column: pa.ChunkedArray, shape: Sequence[int]) -> Array:
+def column_numbers(name: str, column: pa.ChunkedArray, shape: Sequence[int]) -> Array:
     """Convert a column to an array `(F, *shape)`."""
     array, missing = column.combine_chunks(), column.null_count
     while pa.types.is_list(array.type) or pa.types.is_fixed_size_list(array.type):
@@ -292,7 +326,7 @@ def _embedded_images(column: pa.ChunkedArray) -> NDArray[np.uint8]:
     return np.stack([decode_image(data) for data in encoded])
 
 
-def _video_images(rows: Sequence[_Row], name: str, rate: Fraction) -> NDArray[np.uint8]:
+def _video_images(rows: Sequence[EpisodeFiles], name: str, rate: Fraction) -> NDArray[np.uint8]:
     """Frames `(F, 3, height, width)` of one camera; every file is decoded once, in order."""
     targets: dict[Path, dict[int, int]] = defaultdict(dict)  # file: {frame of the video: frame of the dataset}
     total = 0

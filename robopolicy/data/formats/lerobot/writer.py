@@ -17,14 +17,7 @@ import pyarrow.parquet as pq
 from robopolicy.atomic import FolderWriter
 from robopolicy.data.episodes import Array, Episode, Episodes, is_image
 from robopolicy.data.formats.lerobot import layout
-from robopolicy.data.formats.lerobot.images import (
-    VideoFiles,
-    encode_png,
-    image_column,
-    plain_rate,
-    video_encoder,
-    video_info,
-)
+from robopolicy.data.formats.lerobot.images import VideoFiles, encode_png, image_column, video_encoder, video_info
 from robopolicy.data.statistics import (
     Statistics,
     histogram_statistics,
@@ -55,8 +48,8 @@ class LeRobotWriter:
         video: bool = True,
         overwrite: bool = False,
         names: Mapping[str, Sequence[str]] | None = None,
-        data_file_mb: int = 100,
-        video_file_mb: int = 200,
+        data_file_mb: int = layout.DATA_FILE_MB,
+        video_file_mb: int = layout.VIDEO_FILE_MB,
     ) -> None:
         """Prepare `path`; an existing path raises an error unless `overwrite` is set and it is a dataset.
 
@@ -75,7 +68,7 @@ class LeRobotWriter:
         self._encoder = video_encoder() if video else None
         self._overwrite = overwrite
         self._names = dict(names or {})
-        self._limits = {"data_files_size_in_mb": data_file_mb, "video_files_size_in_mb": video_file_mb}
+        self._limits = {"data_file_mb": data_file_mb, "video_file_mb": video_file_mb}
         self._features: dict[str, dict[str, Any]] = {}
         self._tasks: dict[str, int] = {}
         self._episodes = self._frames = 0
@@ -89,8 +82,8 @@ class LeRobotWriter:
             (self._partial / "meta").mkdir()
         except OSError as error:
             raise cannot_write(self.path, error) from error
-        self._data = _ParquetFiles(self._partial, layout.DATA, data_file_mb << 20)
-        self._metadata = _ParquetFiles(self._partial, layout.EPISODES, data_file_mb << 20)
+        self._data = ParquetFiles(self._partial, layout.DATA, data_file_mb << 20)
+        self._metadata = ParquetFiles(self._partial, layout.EPISODES, data_file_mb << 20)
 
     def __enter__(self) -> LeRobotWriter:
         return self
@@ -171,7 +164,7 @@ class LeRobotWriter:
         }
         columns, stats = self._vectors(episode, task), {}
         for name, values in columns.items():
-            stats[name] = _shaped(vector_statistics(values), self._features[name])
+            stats[name] = shaped(vector_statistics(values), self._features[name])
         arrays = {name: _column(values, self._features[name]) for name, values in columns.items()}
         for key in filter(is_image, episode.arrays):
             name, images = layout.feature_of(key), episode.arrays[key]
@@ -217,7 +210,7 @@ class LeRobotWriter:
     def _video(self, feature: str) -> VideoFiles:
         if feature not in self._videos:
             assert self._encoder is not None
-            limit = self._limits["video_files_size_in_mb"] << 20
+            limit = self._limits["video_file_mb"] << 20
             self._videos[feature] = VideoFiles(self._partial, feature, self._encoder, self._rate, limit)
         return self._videos[feature]
 
@@ -227,38 +220,21 @@ class LeRobotWriter:
             self._rows = []
 
     def _write_meta(self) -> None:
-        videos = any(feature["dtype"] == "video" for feature in self._features.values())
-        info = {
-            "codebase_version": layout.VERSION,
-            "fps": plain_rate(self._rate),
-            "features": self._features,
-            "total_episodes": self._episodes,
-            "total_frames": self._frames,
-            "total_tasks": len(self._tasks),
-            "chunks_size": layout.FILES_PER_CHUNK,
-            **self._limits,
-            "data_path": layout.DATA,
-            "video_path": layout.VIDEO if videos else None,
-            "robot_type": None,
-            "splits": {"train": f"0:{self._episodes}"},
-        }
-        tasks = pa.table({"task_index": list(self._tasks.values()), "task": list(self._tasks)})
-        pq.write_table(tasks.replace_schema_metadata(layout.pandas_index_metadata()), self._partial / layout.TASKS)
+        counts = {"episodes": self._episodes, "frames": self._frames, "tasks": len(self._tasks)}
+        info = layout.dataset_info(self._features, self._rate, **counts, **self._limits)
+        write_tasks(self._partial, self._tasks)
         stats = json.dumps(statistics_to_json(self._statistics()), indent=4, allow_nan=False)
         (self._partial / layout.STATS).write_text(stats, encoding="utf-8")
         (self._partial / layout.INFO).write_text(json.dumps(info, indent=4), encoding="utf-8")
 
     def _statistics(self) -> dict[str, Statistics]:
         """Exact statistics over all frames; vectors are read back by column to save memory."""
-        files = sorted((self._partial / "data").glob("*/*.parquet"))
         statistics: dict[str, Statistics] = {}
         for name, feature in self._features.items():
             if name in self._histograms:
                 statistics[name] = histogram_statistics(self._histograms[name], self._frames)
-                continue
-            parts = [pq.read_table(file, columns=[name]).column(0).combine_chunks() for file in files]
-            values = np.concatenate([_flattened(part).to_numpy(zero_copy_only=False) for part in parts])
-            statistics[name] = _shaped(vector_statistics(values.reshape(-1, *feature["shape"])), feature)
+            else:
+                statistics[name] = column_statistics(self._partial, name, feature)
         return statistics
 
     @contextmanager
@@ -274,7 +250,7 @@ class LeRobotWriter:
             raise
 
 
-class _ParquetFiles:
+class ParquetFiles:
     """Tables appended to a sequence of parquet files, each below a size (before compression)."""
 
     def __init__(self, root: Path, template: str, max_bytes: int) -> None:
@@ -307,6 +283,20 @@ class _ParquetFiles:
             writer.close()
 
 
+def write_tasks(root: Path, tasks: Mapping[str, int]) -> None:
+    """Write `meta/tasks.parquet` of `{task: index}`."""
+    table = pa.table({"task_index": list(tasks.values()), "task": list(tasks)})
+    pq.write_table(table.replace_schema_metadata(layout.pandas_index_metadata()), root / layout.TASKS)
+
+
+def column_statistics(root: Path, name: str, feature: Mapping[str, Any]) -> Statistics:
+    """Exact statistics of a column of numbers over all data files of a dataset."""
+    files = sorted((root / "data").glob("*/*.parquet"))
+    parts = [pq.read_table(file, columns=[name]).column(0).combine_chunks() for file in files]
+    values = np.concatenate([_flattened(part).to_numpy(zero_copy_only=False) for part in parts])
+    return shaped(vector_statistics(values.reshape(-1, *feature["shape"])), feature)
+
+
 def write_lerobot(episodes: Episodes, path: str | Path, *, video: bool = True, overwrite: bool = False) -> None:
     """Write `episodes` as a LeRobotDataset."""
     options = {"video": video, "overwrite": overwrite, "names": episodes.names}
@@ -330,7 +320,7 @@ def _flattened(column: pa.Array) -> pa.Array:
     return column
 
 
-def _shaped(statistics: Statistics, feature: Mapping[str, Any]) -> Statistics:
+def shaped(statistics: Statistics, feature: Mapping[str, Any]) -> Statistics:
     """Statistics in the shape of the feature, as LeRobot expects them."""
     shape = feature["shape"]
     return {name: value if name == "count" else value.reshape(shape) for name, value in statistics.items()}
