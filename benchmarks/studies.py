@@ -6,7 +6,7 @@ from importlib import import_module
 
 from benchmarks.study import Study
 
-STUDIES = ("finetune", "control", "control_million", "pendulum", "composition", "worldmodel", "text", "ogbench")
+STUDIES = ("finetune", "control", "control_million", "pendulum", "composition", "worldmodel", "text", "ogbench", "her")
 """Names of packages with a module `study`."""
 
 

@@ -225,6 +225,19 @@ def train_to_end(folder: Path, *settings: str) -> Path:
     return run_to_end(config) / "checkpoints" / "last"
 
 
+def learning_curve(run: Path, *measures: str) -> list[tuple[int, float]]:
+    """Environment steps and the first known one of `measures`, such as `success`, of each evaluation of a run."""
+    points: list[tuple[int, float]] = []
+    steps = 0
+    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        steps = int(row.get("train/env_steps", steps))
+        score = next((row[f"eval/{measure}"] for measure in measures if f"eval/{measure}" in row), math.nan)
+        if not math.isnan(score):
+            points.append((steps, score))
+    return points
+
+
 def shared(folder: Path) -> AbstractContextManager[bool]:
     """Lock of an input of several cells: one process makes it while the others wait."""
     return locked(folder.with_name(f".{folder.name}.shared"))

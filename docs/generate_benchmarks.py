@@ -47,6 +47,7 @@ SECTIONS: dict[str, dict[str, str]] = {
     "Learning from scratch": {
         "control": "How do the learners compare with Stable-Baselines3?",
         "control_million": "Do the learners from scratch reach the returns of the field at one million steps?",
+        "her": "Do goals in hindsight solve sparse goals?",
         "ppo_vs_sb3": "Is PPO as good as Stable-Baselines3's, and faster?",
         "sac_vs_sb3": "Is SAC as good as Stable-Baselines3's, and faster?",
         "rsl_rl": "Is PPO as good as rsl_rl's on mjlab?",

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.control.methods import Family, Method
 from benchmarks.control.tasks import ControlTask
-from benchmarks.study import train_to_end
+from benchmarks.study import learning_curve, train_to_end
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.policies.base import Policy
 from robopolicy.sim.contract import VectorSim
@@ -57,7 +57,7 @@ def train_ours(method: Method, task: ControlTask, seed: int, folder: Path) -> tu
     run = folder / "run"
     last = train_to_end(run, *settings(method, task, seed))
     report = json.loads((run / "report.json").read_text(encoding="utf-8"))
-    return load_policy(last)[0], _curve(run), report["seconds"]
+    return load_policy(last)[0], learning_curve(run, "return_mean"), report["seconds"]
 
 
 def settings(method: Method, task: ControlTask, seed: int) -> tuple[str, ...]:
@@ -70,17 +70,6 @@ def settings(method: Method, task: ControlTask, seed: int) -> tuple[str, ...]:
         "guards.restore_best=false",
         *(*family.settings, *method.settings),
     )
-
-
-def _curve(folder: Path) -> list[Point]:
-    points: list[Point] = []
-    steps = 0
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        steps = int(row.get("train/env_steps", steps))
-        if "eval/return_mean" in row:
-            points.append((steps, row["eval/return_mean"]))
-    return points
 
 
 def train_baseline(method: Method, task: ControlTask, seed: int, _: Path) -> tuple[Policy, list[Point], float]:

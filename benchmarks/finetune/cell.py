@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from benchmarks.finetune.methods import FLOW, Base, Method
 from benchmarks.finetune.tasks import BenchTask
-from benchmarks.study import run_command, shared, train_once, train_to_end
+from benchmarks.study import learning_curve, run_command, shared, train_once, train_to_end
 from robopolicy.atomic import write_text
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.evaluation.result import EvalResult
@@ -58,7 +57,7 @@ def run_cell(method: Method, task: BenchTask, seed: int, folder: Path, *, steps:
         "last": judge(last, task.task),
         "env_steps": report["env_steps"],
         "steps_to_goal": _first_crossing(run),
-        "curve": _curve(run),
+        "curve": learning_curve(run, "success", "return_mean"),
         "seconds": round(report["seconds"], 1),
         "seconds_updating": round(report["seconds_updating"], 1),
         "restored": report["num_restores"],
@@ -129,22 +128,9 @@ def _half_trained(task: BenchTask, seed: int) -> Path:
     )
 
 
-def _curve(folder: Path) -> list[tuple[float, float]]:
-    """Environment steps and success, or return, of each evaluation while training."""
-    points: list[tuple[float, float]] = []
-    steps = 0.0
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        steps = row.get("train/env_steps", steps)
-        score = row.get("eval/success", row.get("eval/return_mean"))
-        if score is not None and not math.isnan(score):
-            points.append((steps, score))
-    return points
-
-
 def _first_crossing(folder: Path) -> float | None:
     """Environment steps at the first evaluation that reached the goal; None if none did."""
-    return next((steps for steps, score in _curve(folder) if score >= GOAL), None)
+    return next((steps for steps, score in learning_curve(folder, "success", "return_mean") if score >= GOAL), None)
 
 
 def _pace(method: Method, task: BenchTask, steps: int | None, before: dict[str, Any] | None) -> list[str]:

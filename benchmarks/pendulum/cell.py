@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.pendulum.tasks import NOISY, PLAIN, register
+from benchmarks.study import learning_curve
 from benchmarks.themes import contributed
 from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.algorithms.sac import SAC
@@ -80,7 +80,7 @@ def run_cell(row: Row, seed: int, folder: Path, env_steps: int) -> dict[str, Any
             **common,
             **judge(algorithm.inference_policy(), sim),
             "bias": value_bias(algorithm, sim) if isinstance(algorithm, SAC) else None,
-            "curve": curve(run),
+            "curve": learning_curve(run, "return_mean"),
         }
 
 
@@ -93,18 +93,6 @@ def settings(row: Row, seed: int, env_steps: int) -> tuple[str, ...]:
         *("evaluation.episodes=10", f"evaluation.seed={CURVE_SEED}", f"evaluation.every={EVERY}"),
         *row.settings,
     )
-
-
-def curve(folder: Path) -> list[tuple[int, float]]:
-    """Environment steps and mean return of each evaluation while training."""
-    points: list[tuple[int, float]] = []
-    steps = 0
-    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        found = json.loads(line)
-        steps = int(found.get("train/env_steps", steps))
-        if "eval/return_mean" in found:
-            points.append((steps, found["eval/return_mean"]))
-    return points
 
 
 class Recorder(ActionRepeatActor):

@@ -129,6 +129,13 @@ class VectorSim(ABC):
             "set chunk.action_horizon=1."
         )
 
+    def goal_reward(self, achieved: Tensor, desired: Tensor) -> Tensor:
+        """Rewards `(B,)` of reaching the goals `achieved` where `desired` is wanted, both `(B, G)`.
+
+        Tasks with goals observe `achieved_goal` and `desired_goal`; others raise a `UserError`.
+        """
+        raise UserError(f"Task {self.spec.task} has no goals in hindsight; set replay.hindsight.strategy=none.")
+
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Return frames `(envs, 3, height, width)` uint8 of the first `envs` environments."""
         raise RuntimeError(f"Task {self.spec.task} cannot render images.")

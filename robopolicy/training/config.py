@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, OpenFraction, PositiveInt, Range, Validated
+from robopolicy.data.goals import HindsightConfig
 from robopolicy.device import GPUConfig
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.registry import POLICIES
@@ -78,6 +79,7 @@ class ReplayConfig(Validated):
     prioritized: Fraction = 0.0  # exponent of prioritised sampling; 0 is uniform
     device: str = "auto"  # of the buffers; auto: the device of the run, or the CPU where they do not fit
     noise_repeat: PositiveInt = 1  # most decisions with the same exploration noise of sac and td3 (FlashSAC: 16)
+    hindsight: HindsightConfig = field(default_factory=HindsightConfig)  # goals in hindsight for tasks with goals (HER)
     return_max: NonNegative = 0.0  # scale rewards so that returns stay within it (FlashSAC, without dataset); 0: off
 
 

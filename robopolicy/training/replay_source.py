@@ -15,7 +15,7 @@ from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.algorithms.common.off_policy import OffPolicy
 from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.episodes import Episodes
-from robopolicy.data.goals import GoalReplay
+from robopolicy.data.goals import ACHIEVED, GoalReplay, HindsightReplay
 from robopolicy.data.replay import MixedReplay, Replay
 from robopolicy.data.return_scale import ReturnScale
 from robopolicy.device import CPU, has_memory, move, restore_generator, usable_device
@@ -24,6 +24,7 @@ from robopolicy.policies.base import Observation
 from robopolicy.rollout.off_policy import ReplaySampler, StepLog
 from robopolicy.rollout.on_policy import Act
 from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.contract import VectorSim
 from robopolicy.training.config import ReplayConfig, TrainConfig
 from robopolicy.training.make_source import DataSource, SourceContext
 from robopolicy.training.remote_replay import RemoteSampler, SimWorkers
@@ -75,6 +76,10 @@ class ReplaySource:
             raise UserError("Age weighting does not support prioritised sampling; set replay.prioritized=0.")
         if sample_spec.chunk_starts_only and settings.prioritized:
             raise UserError("Sampling of whole decisions does not support priorities; set replay.prioritized=0.")
+        if settings.hindsight and (settings.return_max or sample_spec.goals):
+            raise UserError(
+                "replay.hindsight chooses goals and rewards itself; set replay.return_max=0 and algorithm.goals to 0."
+            )
         if settings.return_max and offline is not None:
             raise UserError("replay.return_max scales rewards of environment steps; set it to 0, or drop dataset=.")
         self.sample_spec, self.settings, self.device = sample_spec, settings, device
@@ -115,9 +120,11 @@ class ReplaySource:
             episodes = replace(episodes, arrays={"reward": zeros, **episodes.arrays})
         device, offline = memory_device(context.config.replay, context.device, sim, episodes), None
         if episodes is not None:
-            offline = (GoalReplay if spec.goals else Replay).from_episodes(
+            kind = GoalReplay if spec.goals else HindsightReplay if context.config.replay.hindsight else Replay
+            offline = kind.from_episodes(
                 episodes, gamma=spec.gamma if spec.returns else None, prioritized=exponent, device=device
             )
+            attach_goals(offline, context.config.replay, context.train_sim)
         source = cls(
             sim,
             offline,
@@ -306,7 +313,22 @@ def make_replay(
             f"{sample_spec.steps} steps; it must be at least {least}."
         )
     gamma = sample_spec.gamma if sample_spec.returns else None
-    replay = Replay(settings.capacity, envs, gamma=gamma, prioritized=settings.prioritized, device=device)
+    kind = HindsightReplay if settings.hindsight else Replay
+    replay = kind(settings.capacity, envs, gamma=gamma, prioritized=settings.prioritized, device=device)
+    attach_goals(replay, settings, sim.sim)
     if settings.return_max:
         replay.return_scale = ReturnScale(settings.return_max, sample_spec.gamma, envs, device)
     return replay
+
+
+def attach_goals(replay: Replay, settings: ReplayConfig, sim: VectorSim | None) -> None:
+    """Give a buffer with goals in hindsight its settings and the rewards of the task, which must have goals."""
+    if not isinstance(replay, HindsightReplay):
+        return
+    if sim is None:
+        raise UserError("replay.hindsight computes rewards by the simulator of the task, so it cannot learn offline.")
+    if ACHIEVED not in sim.spec.observation:
+        raise UserError(f"Task {sim.spec.task} has no '{ACHIEVED}'; set replay.hindsight.strategy=none.")
+    zeros = torch.zeros(2, *sim.spec.observation[ACHIEVED].shape)
+    sim.goal_reward(zeros, zeros)  # raises an error for a task that cannot compute rewards of rows
+    replay.hindsight, replay.goal_reward = settings.hindsight, sim.goal_reward

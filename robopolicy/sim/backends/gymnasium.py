@@ -112,6 +112,16 @@ class GymnasiumSim(NumpyVectorEnv):
         info = tensors(terms | {"diverged": diverged} | ({"success": success} if has_success else {}))
         return self._result(reward, terminated, truncated, final, info)
 
+    def goal_reward(self, achieved: Tensor, desired: Tensor) -> Tensor:
+        """Rewards `(B,)` of goals `(B, G)` by the environment's `compute_reward`, which must accept rows."""
+        compute = getattr(self._envs[0].unwrapped, "compute_reward", None)
+        if compute is None or not {"achieved_goal", "desired_goal"} <= set(self.spec.observation):
+            return super().goal_reward(achieved, desired)
+        found = np.asarray(compute(achieved.cpu().numpy(), desired.cpu().numpy(), {}), np.float32)
+        if found.shape != (len(achieved),):
+            raise UserError(f"`compute_reward` of task {self.spec.task} must return one reward per row of goals.")
+        return torch.from_numpy(found).to(achieved.device)
+
     def _command(self, action: NDArray[np.float64]) -> NDArray[Any]:
         """Action in the shape and type of the space, rounded for integer spaces."""
         is_integer = np.issubdtype(self._dtype, np.integer)

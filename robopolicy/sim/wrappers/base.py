@@ -69,6 +69,10 @@ class SimWrapper(VectorSim):
         """(N,) control steps in the current episodes."""
         return self.sim.episode_step
 
+    def goal_reward(self, achieved: Tensor, desired: Tensor) -> Tensor:
+        """Rewards of the simulator."""
+        return self.sim.goal_reward(achieved, desired)
+
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Frames of the simulator."""
         return self.sim.render(camera, width=width, height=height, envs=envs)

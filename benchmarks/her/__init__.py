@@ -1,0 +1,1 @@
+"""Goals in hindsight on the goal tasks of Fetch."""

@@ -1,0 +1,123 @@
+"""Goals in hindsight: SAC with and without them on sparse rewards of Fetch (Andrychowicz et al. 2017)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.study import Cell, Contrast, Key, Score, Study, learning_curve, train_to_end
+
+SEEDS = range(3)
+BASELINE = "sac"
+METHODS = {BASELINE: "none", "sac_her": "future", "sac_her_final": "final"}  # row -> strategy
+EPISODES = 100
+HELD_OUT = 50_000  # first held-out seed
+
+
+@dataclass(frozen=True)
+class GoalTask:
+    """A task with goals, its budget and the rows that run on it."""
+
+    name: str  # registered task
+    env_steps: int
+    target: float  # success that the best row should reach
+    methods: tuple[str, ...] = tuple(METHODS)
+    settings: tuple[str, ...] = ()  # in place of the preset's
+
+
+TASKS = {
+    "reach": GoalTask("gymnasium_robotics/FetchReach-v4", 10_000, 0.95),
+    "push": GoalTask(
+        *("gymnasium_robotics/FetchPush-v4", 500_000, 0.8, ("sac_her",)),
+        settings=("algorithm.batch_size=512", "replay.capacity=500000"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class HER(Study):
+    """Success at the last step of 100 held-out episodes with deterministic actions, with one gradient step per step.
+
+    `sac` keeps the goals of the episodes; `sac_her` learns four of five windows with a goal that a later state of the
+    episode achieved, `sac_her_final` with the goal of its last state.
+    """
+
+    name = "her"
+    question = "Do goals in hindsight solve sparse goals?"
+    priority = 20
+    paired = False
+    steps: int = 0  # environment steps in place of the tasks' own
+    only: tuple[str, ...] = ()  # cells of the smoke test; empty: all
+
+    @property
+    def tasks(self) -> list[str]:
+        """Tasks of Fetch."""
+        return list(TASKS)
+
+    @property
+    def methods(self) -> list[str]:
+        """SAC without and with goals in hindsight."""
+        return list(METHODS)
+
+    def cell_keys(self) -> list[Key]:
+        """Every row of every task with three seeds, short tasks first."""
+        every = [(method, name, seed) for name, task in TASKS.items() for seed in SEEDS for method in task.methods]
+        return [key for key in every if not self.only or "-".join(map(str, key)) in self.only]
+
+    def run(self, key: Key, folder: Path) -> Cell:
+        """Train and evaluate one row."""
+        from robopolicy.evaluation.harness import evaluate
+        from robopolicy.sim.registry import SimOptions, make_sim
+        from robopolicy.training.checkpoint import load_policy
+
+        method, name, seed = str(key[0]), str(key[1]), int(key[2])
+        task, run = TASKS[name], folder / "run"
+        steps = self.steps or task.env_steps
+        last = train_to_end(
+            run,
+            *("experiment=hindsight", f"task={task.name}", f"replay.hindsight.strategy={METHODS[method]}"),
+            *(f"budget.env_steps={steps}", f"seed={seed}", "evaluation.episodes=20", "evaluation.max_fraction=0"),
+            *("guards.restore_best=false", *task.settings),
+        )
+        with closing(make_sim(task.name, SimOptions(num_envs=10, success_step="last"))) as sim:
+            found = evaluate(load_policy(last)[0], sim, episodes=EPISODES, seed=HELD_OUT)
+        assert found.success is not None
+        report = json.loads((run / "report.json").read_text(encoding="utf-8"))
+        common = {"method": method, "task": name, "seed": seed, "env_steps": steps}
+        curve = learning_curve(run, "success")
+        return {**common, "success": found.success.astype(int).tolist(), "curve": curve, "seconds": report["seconds"]}
+
+    def scores(self, cell: Cell) -> list[Score]:
+        """The success of the row."""
+        measures = {"success": cell["success"]}
+        return [Score(cell["method"], cell["task"], cell["seed"], measures, curve=cell["curve"], cell=cell)]
+
+    def contrasts(self, method: str, task: str) -> Sequence[Contrast]:
+        """Goals in hindsight with the goals of the episodes, where both run."""
+        compared = task in TASKS and {method, BASELINE} <= set(TASKS[task].methods)
+        return (Contrast(BASELINE, "success"),) if compared and method != BASELINE else ()
+
+    def is_current(self, cell: Cell) -> bool:
+        """Cells with another budget run again."""
+        return cell["env_steps"] == (self.steps or TASKS[cell["task"]].env_steps)
+
+    def describe(self, cell: Cell) -> str:
+        """Success."""
+        return f"success {sum(cell['success']) / len(cell['success']):.0%}"
+
+    def notes(self, scores: Sequence[Score]) -> list[str]:
+        """Budgets and targets."""
+        return [
+            f"- {name}: {task.env_steps:,} environment steps; `sac_her` should reach {task.target:.0%}."
+            for name, task in TASKS.items()
+        ]
+
+    def quick(self) -> HER:
+        """FetchReach with few steps."""
+        return HER(1500, ("sac-reach-0", "sac_her-reach-0"))
+
+
+STUDY = HER()
