@@ -1,4 +1,4 @@
-"""`robopolicy data`: describe and convert datasets."""
+"""`robopolicy data`: describe, convert, join, divide and edit datasets."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import Any
 ACTIONS = {  # modules with HELP, DESCRIPTION, `add_arguments` and `run`, in the order of the help
     "card": "robopolicy.cli.data_card",
     "convert": "robopolicy.cli.data_convert",
+    "merge": "robopolicy.cli.data_merge",
+    "split": "robopolicy.cli.data_split",
+    "filter": "robopolicy.cli.data_filter",
+    "edit": "robopolicy.cli.data_edit",
 }
 
 EXAMPLES = """\
@@ -20,13 +24,18 @@ examples:
   robopolicy data convert pusht.zarr.zip data/pusht --rate 10 --task "push the T onto its outline"
   robopolicy data convert recordings data/pick --mapping pick.yaml
   robopolicy data convert data/can can_again.hdf5
+  robopolicy data merge data/monday data/tuesday --out data/week
+  robopolicy data split data/week --fraction 0.1 --out data/week_train data/week_test
+  robopolicy data filter data/week --success --max-length 200 --exclude 7 12-14 --out data/week_good
+  robopolicy data edit data/week --rename state=joints --remove image.wrist --out data/week_joints
+  robopolicy data edit data/week --instruction "pick the block" --out data/week_named
 """
 
 
 def add_parser(subparsers: Any) -> None:
     """Register the command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "data", description="Describe datasets, and convert them between formats.", epilog=EXAMPLES
+        "data", description="Describe, convert, join, divide and edit datasets.", epilog=EXAMPLES
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, path in ACTIONS.items():

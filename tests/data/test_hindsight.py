@@ -138,7 +138,7 @@ def test_a_dataset_is_relabelled_like_environment_steps() -> None:
 class BitFlip(gymnasium.Env[Any, Any]):
     """Bits of which one step flips the one with the largest action; a random goal of bits, reward -1 until equal."""
 
-    bits = 10
+    bits = 8
 
     def __init__(self) -> None:
         bits = gymnasium.spaces.Box(0, 1, (self.bits,), np.float32)
@@ -170,19 +170,19 @@ def bit_flip() -> None:
 
 
 def success(tmp_path: Path, strategy: str) -> float:
-    """Success of SAC after 6,000 steps of flipped bits."""
+    """Success of SAC at any step after 5,000 steps of flipped bits."""
     import json
 
-    settings = ["experiment=hindsight", "task=gymnasium/BitFlip-v0", "budget.env_steps=6000", "evaluation.every=100000"]
-    settings += ["policy.hidden=[128,128]", "algorithm.critic.hidden=[128,128]", "replay.learning_starts=500"]
-    settings += [f"replay.hindsight.strategy={strategy}", "evaluation.episodes=100", f"out={tmp_path}", "name=run"]
-    assert main(["train", *settings]) == 0
+    settings = ["experiment=hindsight", "task=gymnasium/BitFlip-v0", "budget.env_steps=5000", "evaluation.every=100000"]
+    settings += ["policy.hidden=[64,64]", "algorithm.critic.hidden=[64,64]", "replay.learning_starts=500"]
+    settings += [f"replay.hindsight.strategy={strategy}", "evaluation.episodes=100", "evaluation.success_step=any"]
+    assert main(["train", *settings, f"out={tmp_path}", "name=run"]) == 0
     return json.loads((tmp_path / "run" / "report.json").read_text())["final"]["success"]
 
 
 @pytest.mark.slow
 def test_hindsight_solves_flipped_bits_that_plain_sac_does_not(tmp_path: Path) -> None:
-    """A random walk almost never reaches one of 1,024 goals in ten steps (Andrychowicz et al. 2017, section 3.1)."""
+    """A random walk almost never reaches one of 256 goals in eight steps (Andrychowicz et al. 2017, section 3.1)."""
     assert success(tmp_path / "plain", "none") < 0.2
     assert success(tmp_path / "her", "future") > 0.8
 

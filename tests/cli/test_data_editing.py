@@ -1,0 +1,73 @@
+"""Tests of `robopolicy data merge | split | filter | edit`."""
+
+from pathlib import Path
+
+import pytest
+from own_arm import record
+
+from robopolicy.cli.main import main
+from robopolicy.data.formats.lerobot import read_lerobot
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six demonstrations with a camera and rewards."""
+    return record(tmp_path_factory.mktemp("editing") / "data", episodes=6, camera=True, reward=True, video=True)
+
+
+def test_merged_parts_of_a_split_have_all_episodes(data: Path, tmp_path: Path, capsys) -> None:
+    parts = [str(tmp_path / name) for name in ("train", "test")]
+    assert main(["data", "split", str(data), "--fraction", "0.34", "--out", *parts]) == 0
+    assert "4 episodes (80 frames), 1 video files" in capsys.readouterr().out
+    assert main(["data", "merge", *parts, "--out", str(tmp_path / "both")]) == 0
+    both, source = read_lerobot(tmp_path / "both"), read_lerobot(data)
+    assert read_lerobot(parts[1]).num_episodes == 2 and both.num_episodes == 6
+    first = lambda episodes: sorted(episodes.arrays["state"][episodes.starts].tolist())  # noqa: E731
+    assert first(both) == first(source)
+    assert both.arrays["image.front"].sum(dtype=int) == source.arrays["image.front"].sum(dtype=int)
+
+
+def test_episodes_are_chosen_by_number(data: Path, tmp_path: Path, capsys) -> None:
+    words = ["--episodes", "0-3,5", "--exclude", "2", "--out", str(tmp_path / "some")]
+    assert main(["data", "filter", str(data), *words]) == 0
+    assert "4 episodes" in capsys.readouterr().out
+    found, source = read_lerobot(tmp_path / "some"), read_lerobot(data)
+    assert found.arrays["state"][found.starts].tolist() == source.arrays["state"][source.starts[[0, 1, 3, 5]]].tolist()
+
+
+def test_keys_and_instruction_are_changed(data: Path, tmp_path: Path) -> None:
+    words = ["--rename", "state=joints", "--remove", "image.front", "--instruction", "put it down"]
+    words += ["--names", "action=a [rad],b,c,d,e,f", "--out", str(tmp_path / "edited")]
+    assert main(["data", "edit", str(data), *words]) == 0
+    found = read_lerobot(tmp_path / "edited")
+    assert set(found.observation_keys) == {"joints"} and found.tasks == ("put it down",) * 6
+    assert found.names["action"][:2] == ("a [rad]", "b") and not list((tmp_path / "edited").rglob("*.mp4"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["filter", "--success"], "does not state which episodes succeeded"),
+        (["filter", "--min-length", "21"], "None of the 6 episodes"),
+        (["filter", "--min-quality", "1", "--random", "0"], "requires both --random and --best"),
+        (["filter", "--episodes", "3-1"], "numbers and ranges"),
+        (["filter", "--episodes", "9"], "episode 9 is missing"),
+        (["edit"], "Nothing is changed"),
+        (["edit", "--rename", "state"], "pairs such as"),
+        (["edit", "--rename", "stat=x"], "Did you mean 'state'"),
+    ],
+)
+def test_choices_and_changes_that_do_not_fit_are_refused(words, message, data, tmp_path, refused) -> None:
+    action, *options = words
+    assert message in refused("data", action, data, *options, "--out", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_that_do_not_fit_are_refused(data, tmp_path, refused) -> None:
+    assert "No LeRobot dataset" in refused("data", "merge", tmp_path / "no", "--out", tmp_path / "out")
+    assert "exists already" in refused("data", "merge", data, "--out", data)
+    assert "is the input" in refused("data", "merge", data, "--out", data, "--overwrite")
+    assert "two different folders" in refused("data", "split", data, "--out", tmp_path / "a", tmp_path / "a")
+    assert "--fraction must lie in (0, 1)" in refused(
+        "data", "split", data, "--fraction", "1", "--out", tmp_path / "a", tmp_path / "b"
+    )
