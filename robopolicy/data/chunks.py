@@ -35,6 +35,13 @@ def history_index(episodes: Episodes, length: int) -> NDArray[np.int64]:
     return np.maximum(np.arange(len(episodes))[:, None] + np.arange(1 - length, 1), first)
 
 
+def chunk_index(episodes: Episodes, horizon: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Indices `(F, H)` of the actions of the chunk of every frame, and their mask, 0 after the end of the episode."""
+    ahead = np.arange(len(episodes))[:, None] + np.arange(horizon)
+    last = np.repeat(episodes.ends - 1, episodes.lengths)[:, None]
+    return np.minimum(ahead, last), (ahead <= last).astype(np.float32)
+
+
 class ChunkSampler:
     """Endless shuffled minibatches; every frame starts one chunk per epoch.
 
@@ -72,16 +79,15 @@ class ChunkSampler:
         self.seed = seed
         frame = np.arange(len(episodes))[:, None]
         last = np.repeat(episodes.ends - 1, episodes.lengths)[:, None]
-        ahead = frame + np.arange(horizon)
-        size = sum(array.nbytes for array in episodes.arrays.values()) + ahead.nbytes * 2 + frame.nbytes * obs_horizon
+        future, mask = chunk_index(episodes, horizon)
+        size = sum(array.nbytes for array in episodes.arrays.values()) + future.nbytes * 2 + frame.nbytes * obs_horizon
         self._device = device if has_memory(device, size) else CPU
         self._obs = {key: self._tensor(episodes.arrays[key]) for key in episodes.observation_keys}
         self._action = self._tensor(episodes.arrays["action"])  # (F, A)
         self._executed = self._tensor(episodes.with_executed_actions().arrays["action"])  # (F, A)
         self._weight = None if weight is None else self._tensor(weight)
         self._history = self._tensor(history_index(episodes, obs_horizon))  # (F, To)
-        self._future = self._tensor(np.minimum(ahead, last))  # (F, H)
-        self._mask = self._tensor((ahead <= last).astype(np.float32))  # (F, H)
+        self._future, self._mask = self._tensor(future), self._tensor(mask)  # (F, H)
         self._after: Tensor | None = None
         if lookahead_steps:
             self._after = self._tensor(np.minimum(frame + lookahead_steps, last)[:, 0])  # (F,)

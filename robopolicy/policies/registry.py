@@ -33,6 +33,7 @@ POLICIES: Registry[type[Policy]] = Registry(
         "onnx": "robopolicy.interop.onnx:OnnxPolicy",
         "openpi": "robopolicy.interop.openpi:OpenpiPolicy",
         "optimized": "robopolicy.policies.wrappers.action_optimized:ActionOptimizedPolicy",
+        "relative_actions": "robopolicy.policies.wrappers.relative_actions:RelativeActionPolicy",
         "remote": "robopolicy.interop.remote:RemotePolicy",
         "selected": "robopolicy.policies.wrappers.best_of_n:BestOfNPolicy",
         "shortcut": "robopolicy.policies.heads.average_velocity:ShortcutPolicy",

@@ -34,6 +34,8 @@ class TaskConfig(Validated):
     point_clouds: tuple[str, ...] = ()  # cameras of the policy's point clouds
     points: PositiveInt = 256  # points per cloud
     wrappers: tuple[WrapperSpec, ...] = ()  # simulator wrappers, each NAME or {name: NAME, OPTION: VALUE}
+    action_representation: str = "absolute"  # absolute | delta | relative actions in a new policy that imitates
+    absolute_entries: tuple[str, ...] = ()  # entries that are no differences, e.g. [gripper], by name or number
     obs_keys: tuple[str, ...] = ()  # observation keys of a new policy, e.g. [image.front]; empty: all
 
 
@@ -171,6 +173,13 @@ def check_settings(config: TrainConfig) -> None:
     if config.name == "null":
         raise UserError("name=null is not a name; omit name to have it composed.")
     check_run_name(config.name)
+    representation, kinds = config.task.action_representation, ("absolute", "delta", "relative")
+    if representation not in kinds:
+        raise unknown_name("value", representation, kinds, "of task.action_representation")
+    if representation == "absolute" and config.task.absolute_entries:
+        raise UserError("task.absolute_entries has no effect on absolute actions; set task.action_representation too.")
+    if representation != "absolute" and config.init_from:
+        raise UserError("The representation of actions comes from the checkpoint; drop task.action_representation.")
     if config.sim.final_obs not in FINAL_OBS:
         raise unknown_name("value", config.sim.final_obs, FINAL_OBS, "of sim.final_obs")
     if config.evaluation.success_step not in SUCCESS_STEPS:

@@ -8,19 +8,29 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from robopolicy.algorithms.common.algorithm import IMITATION, Algorithm
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.core.distributed import rank
+from robopolicy.data.chunks import chunk_index
 from robopolicy.data.episodes import Episodes
-from robopolicy.data.statistics import dataset_statistics
+from robopolicy.data.statistics import dataset_statistics, vector_statistics
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.evaluation.actors import check_compatible
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import make_policy
+from robopolicy.policies.wrappers.nested import describe
+from robopolicy.policies.wrappers.relative_actions import (
+    ActionRepresentation,
+    RelativeActionConfig,
+    RelativeActionPolicy,
+    match_entries,
+)
 from robopolicy.schema import to_dict
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import SimOptions, WorldOptions
@@ -52,7 +62,8 @@ def build_learner(
     if checkpoint is not None:
         policy = load_policy(checkpoint, device)[0].train()
         policy_name, settings = section("policy", config.policy)
-        if start is not None and (policy.name, to_dict(policy.config)) != (policy_name, to_dict(settings)):
+        deployed = (policy.name, to_dict(policy.config)) != (policy_name, to_dict(settings))
+        if start is not None and deployed and config.task.action_representation == "absolute":
             # The algorithm deploys another policy than its initial one, which the resumed state contains.
             with torch.device(device):
                 policy = make_policy(policy_name, settings, policy.spec)
@@ -129,6 +140,8 @@ def _new_policy(
     name, policy_config = section("policy", config.policy)
     with torch.device(device):
         policy = make_policy(name, policy_config, spec)
+    if config.task.action_representation != "absolute":
+        return _relative_policy(config, policy, episodes, sim, device)
     limits = _bounds(sim) if bounds else {}  # exploration exceeds the range of the data
     if episodes is not None:
         learned = episodes.with_executed_actions() if bounds else episodes  # imitation learns the commanded actions
@@ -142,6 +155,33 @@ def _new_policy(
                 "pass init_from=CHECKPOINT, or choose another policy, e.g. policy=gaussian."
             ) from error
     return policy
+
+
+def _relative_policy(
+    config: TrainConfig, base: Policy, episodes: Episodes | None, sim: SimSpec, device: torch.device
+) -> Policy:
+    """Wrap a new policy so that it predicts differences of actions, whose statistics it is fitted to."""
+    task, spec = config.task, base.spec
+    if ALGORITHMS[str(config.algorithm["name"])].data_source != "dataset" or episodes is None:
+        raise UserError(f"task.action_representation={task.action_representation} needs imitation, e.g. algorithm=bc.")
+    if "state" not in spec.observation:
+        raise UserError(f"{task.action_representation} actions need 'state' among the observations of the policy.")
+    sizes, positions = (spec.action_dim, spec.observation["state"][0]), sim.observation["state"].names
+    names = sim.action_names
+    found = match_entries(task.action_representation, "state", names, positions, sizes, task.absolute_entries)
+    with torch.device(device):
+        policy = RelativeActionPolicy(RelativeActionConfig(describe(base), found), spec)
+    differences = encoded_actions(found, episodes, spec.horizon)
+    policy.fit_normalizer({**dataset_statistics(episodes), "action": vector_statistics(differences)})
+    return policy
+
+
+def encoded_actions(representation: ActionRepresentation, episodes: Episodes, horizon: int) -> NDArray[np.float64]:
+    """All differences `(steps, A)` of the chunks of `horizon` actions that start at every frame."""
+    future, mask = chunk_index(episodes, horizon)  # (F, H)
+    obs = {representation.key: torch.from_numpy(episodes.arrays[representation.key].astype(np.float64))[:, None]}
+    chunks = torch.from_numpy(episodes.arrays["action"].astype(np.float64)[future])
+    return representation.encode(obs, chunks)[torch.from_numpy(mask > 0)].numpy()
 
 
 def _check_policy(policy: Policy, algorithm: str, data_source: str) -> None:

@@ -1,0 +1,157 @@
+"""Policies whose network predicts differences of actions, while the policy takes and returns the actions of the task.
+
+Joint or end-effector targets follow the measured positions closely, so differences have a smaller range and do not
+depend on the place in the workspace. `relative` subtracts the newest measured position from all actions of a chunk
+(as UMI, Chi et al. 2024); `delta` subtracts the measured position from the first action, and from each later action
+the one before. Both are inverted when the policy acts, so that evaluation, export and deployment need no further code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from robopolicy.errors import UserError, unknown_name
+from robopolicy.nets.normalizer import Statistics
+from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample
+from robopolicy.policies.noise import Randomness
+from robopolicy.policies.wrappers.nested import WrappingPolicy, rebuild
+
+REPRESENTATIONS = ("absolute", "delta", "relative")
+
+
+@dataclass(frozen=True)
+class ActionRepresentation:
+    """Entries of an action that are differences, and the measured positions from which they differ."""
+
+    kind: str = "relative"  # delta | relative
+    key: str = "state"  # observation with the positions
+    actions: tuple[int, ...] = ()  # entries of the action
+    positions: tuple[int, ...] = ()  # entries of the observation, one per entry of the action
+
+    def __post_init__(self) -> None:
+        if self.kind not in REPRESENTATIONS[1:]:
+            raise unknown_name("representation of actions", self.kind, REPRESENTATIONS)
+        if len(self.actions) != len(self.positions):
+            raise UserError(f"{self.kind} actions need as many entries of the observation as of the action.")
+
+    def encode(self, obs: Observation, chunk: Tensor) -> Tensor:
+        """Differences `(B, H, A)` of actions `(B, H, A)` at observations `{key: (B, To, ...)}`."""
+        targets = chunk[..., list(self.actions)]
+        start = self._start(obs)
+        before = start.expand_as(targets) if self.kind == "relative" else torch.cat([start, targets[:, :-1]], 1)
+        return self._with(chunk, targets - before)
+
+    def decode(self, obs: Observation, chunk: Tensor) -> Tensor:
+        """Inverse of `encode`."""
+        found = chunk[..., list(self.actions)]
+        return self._with(chunk, self._start(obs) + (found if self.kind == "relative" else found.cumsum(1)))
+
+    def _start(self, obs: Observation) -> Tensor:
+        return obs[self.key][:, -1:, list(self.positions)]  # (B, 1, n)
+
+    def _with(self, chunk: Tensor, values: Tensor) -> Tensor:
+        """Chunk whose chosen entries are `values` `(B, H, n)`."""
+        order = {entry: index for index, entry in enumerate(self.actions)}
+        columns = [values[..., order[i]] if i in order else chunk[..., i] for i in range(chunk.shape[-1])]
+        return torch.stack(columns, -1)
+
+
+def match_entries(
+    kind: str, key: str, actions: Sequence[str], positions: Sequence[str], sizes: tuple[int, int], keep: Sequence[str]
+) -> ActionRepresentation:
+    """Pair the entries of actions and positions by name, or by index without names.
+
+    Args:
+        kind: `delta` or `relative`.
+        key: Observation with the positions.
+        actions: Names of the entries of the action; may be empty.
+        positions: Names of the entries of the observation; may be empty.
+        sizes: Sizes of action and observation.
+        keep: Names or indices of entries of the action that stay absolute, such as a gripper.
+
+    Raises:
+        UserError: No entry has a position, or an entry of `keep` does not exist.
+    """
+    known = [*actions, *map(str, range(sizes[0]))]
+    for entry in keep:
+        if entry not in known:
+            raise unknown_name("entry", entry, known, "in task.absolute_entries")
+    if actions and positions:
+        pairs = [(i, list(positions).index(name)) for i, name in enumerate(actions) if name in positions]
+    else:
+        pairs = [(i, i) for i in range(min(sizes))]
+    kept = {*keep}
+    pairs = [(i, j) for i, j in pairs if not {str(i), *(actions[i : i + 1])} & kept]
+    if not pairs:
+        raise UserError(f"No entry of the action has the name of an entry of '{key}', so {kind} actions do not exist.")
+    return ActionRepresentation(kind, key, *map(tuple, zip(*pairs, strict=True)))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class RelativeActionConfig:
+    """Settings of a `RelativeActionPolicy`, which `task.action_representation` creates."""
+
+    base: dict[str, Any] = field(default_factory=dict)  # description of the inner policy, see `nested`
+    representation: ActionRepresentation = field(default_factory=ActionRepresentation)
+
+
+class RelativeActionPolicy(WrappingPolicy):
+    """Policy whose inner policy predicts differences of actions."""
+
+    name: ClassVar[str] = "relative_actions"
+    config_class: ClassVar[type[Any]] = RelativeActionConfig
+
+    def __init__(self, config: RelativeActionConfig, spec: PolicySpec) -> None:
+        """Build the inner policy; raise a UserError if the observation lacks the positions."""
+        super().__init__()
+        found, size = config.representation, spec.observation.get(config.representation.key, (0,))
+        fits = len(size) == 1 and max(found.positions, default=0) < size[0]
+        if not fits or max(found.actions, default=0) >= spec.action_dim:
+            raise UserError(f"{found.kind} actions need '{found.key}' among the observations of the policy.")
+        self.config, self.spec, self.representation = config, spec, found
+        self.base = rebuild(config.base)
+
+    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
+        """Actions of the task."""
+        chunk = self.base.act(obs, deterministic=deterministic, generator=generator)
+        return self.representation.decode(obs, chunk)
+
+    def imitation_loss(
+        self,
+        obs: Observation,
+        chunk: Tensor,
+        weight: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        generator: Randomness = None,
+    ) -> tuple[Tensor, Info]:
+        """Loss of the inner policy towards the differences."""
+        differences = self.representation.encode(obs, chunk)
+        return self.base.imitation_loss(obs, differences, weight, mask=mask, generator=generator)
+
+    def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
+        """Sample of the inner policy with the actions of the task."""
+        found = self.base.sample(obs, generator=generator)
+        return replace(found, chunk=self.representation.decode(obs, found.chunk))
+
+    def decisions(self, obs: Observation, record: Record) -> DecisionOutput:
+        """Score the decisions of the inner policy."""
+        return self.base.decisions(obs, record)
+
+    def next_hidden(self, obs: Observation) -> Tensor:
+        """Memory of the inner policy."""
+        return self.base.next_hidden(obs)
+
+    def fit_normalizer(self, statistics: Statistics) -> None:
+        """Fit the inner policy; the statistics of `action` are those of the differences."""
+        self.base.fit_normalizer(statistics)
+
+    @property
+    def nfe(self) -> int:
+        """Network evaluations of the inner policy."""
+        return self.base.nfe
