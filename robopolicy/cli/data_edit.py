@@ -11,7 +11,7 @@ from robopolicy.errors import UserError
 
 HELP = "rename or remove keys, name entries, set the instruction"
 DESCRIPTION = (
-    "Write a changed copy. Keys are those of episodes, e.g. state or image.front, or features of LeRobot. Numbers, "
+    "Write a changed copy. Keys name entries of episodes, e.g. state or image.front, or features of LeRobot. Numbers, "
     "images and video files are copied as they are stored."
 )
 

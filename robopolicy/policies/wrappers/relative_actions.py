@@ -148,7 +148,7 @@ class RelativeActionPolicy(WrappingPolicy):
         return self.base.next_hidden(obs)
 
     def fit_normalizer(self, statistics: Statistics) -> None:
-        """Fit the inner policy; the statistics of `action` are those of the differences."""
+        """Fit the inner policy; `action` has the statistics of the differences."""
         self.base.fit_normalizer(statistics)
 
     @property

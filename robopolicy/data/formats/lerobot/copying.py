@@ -37,7 +37,7 @@ REQUIRED = ("action", *layout.INDEX_FEATURES)  # features that every dataset has
 
 @dataclass(frozen=True)
 class Edit:
-    """Changes of a copy; keys are those of episodes, e.g. `state` or `image.front`, or features of LeRobot."""
+    """Changes of a copy; keys name entries of episodes, e.g. `state` or `image.front`, or features of LeRobot."""
 
     rename: Mapping[str, str] = field(default_factory=dict[str, str])  # key -> new key
     remove: tuple[str, ...] = ()  # keys
@@ -163,7 +163,7 @@ class EpisodeCopier:
         self._folder.discard()
 
     def _check_features(self, source: DatasetFiles, features: dict[str, dict[str, Any]]) -> None:
-        """Compare the rate and the features of a source with those of the first one."""
+        """Compare the rate and the features of a source with the first one."""
         if self._first is None:
             self._first, self._features = source, features
             return
