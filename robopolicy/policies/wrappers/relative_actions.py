@@ -34,6 +34,7 @@ class ActionRepresentation:
     positions: tuple[int, ...] = ()  # entries of the observation, one per entry of the action
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.kind not in REPRESENTATIONS[1:]:
             raise unknown_name("representation of actions", self.kind, REPRESENTATIONS)
         if len(self.actions) != len(self.positions):
