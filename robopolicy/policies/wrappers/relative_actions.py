@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from robopolicy.constraints import NonNegativeInt, Validated
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.normalizer import Statistics
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample
@@ -25,13 +26,13 @@ REPRESENTATIONS = ("absolute", "delta", "relative")
 
 
 @dataclass(frozen=True)
-class ActionRepresentation:
+class ActionRepresentation(Validated):
     """Entries of an action that are differences, and the measured positions from which they differ."""
 
     kind: str = "relative"  # delta | relative
     key: str = "state"  # observation with the positions
-    actions: tuple[int, ...] = ()  # entries of the action
-    positions: tuple[int, ...] = ()  # entries of the observation, one per entry of the action
+    actions: tuple[NonNegativeInt, ...] = ()  # entries of the action
+    positions: tuple[NonNegativeInt, ...] = ()  # entries of the observation, one per entry of the action
 
     def __post_init__(self) -> None:
         super().__post_init__()
