@@ -6,18 +6,21 @@ the task is made, not when it is registered, so it may import its package.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.sim.gl import gl_backend
 from robopolicy.sim.registry import Expert, SimOptions, TaskEntry, TaskFamily, register, register_family
 
 if TYPE_CHECKING:
+    import gymnasium
+
     from robopolicy.sim.contract import VectorSim
 
 
@@ -29,12 +32,14 @@ def register_package_task(
     cameras: tuple[str, ...] = (),
     module_name: str = "",
     prefix: str = "",
+    model_cameras: bool = False,
 ) -> None:
     """Register `family/task`, or `prefix/task`, with a scripted expert, whose episodes end at success.
 
-    The extra is named like the family, without underscores; `module_name` is its module, if the name differs.
+    The extra is named like the family, without underscores; `module_name` is its module, if the name differs. With
+    `model_cameras`, every camera of its MuJoCo model can be observed; `cameras` are those that the environment renders.
     """
-    entry = _entry(family, task, description, rewards, cameras, module_name, prefix=prefix)
+    entry = _entry(family, task, description, rewards, cameras, module_name, prefix=prefix, model_cameras=model_cameras)
     register(replace(entry, success="end"))
 
 
@@ -45,14 +50,16 @@ def register_package_family(
     module_name: str = "",
     install: str = "",
     success: str = "any",
+    model_cameras: bool = False,
 ) -> None:
     """Register every `family/<id>` of a package, without experts.
 
-    `install` replaces the command of the extra; `success` is that field of `TaskEntry`.
+    `install` replaces the command of the extra; `success` is that field of `TaskEntry`; `model_cameras` as for a task.
     """
 
     def make_entry(task: str) -> TaskEntry:
-        entry = _entry(family, task, description, rewards, (), module_name or family, install)
+        module = module_name or family
+        entry = _entry(family, task, description, rewards, (), module, install, model_cameras=model_cameras)
         return replace(entry, make_expert=None, success=success)
 
     register_family(family, TaskFamily(make_entry, description, requires=_extra(family), module=module_name or family))
@@ -67,6 +74,7 @@ def _entry(
     module_name: str,
     install: str = "",
     prefix: str = "",
+    model_cameras: bool = False,
 ) -> TaskEntry:
     name, extra = f"{prefix or family}/{task}", _extra(family)
 
@@ -81,18 +89,24 @@ def _entry(
             raise UserError(f"Task {name} needs {command} ({reason}).") from error
 
     def make(options: SimOptions) -> VectorSim:
-        from robopolicy.sim.backends.gymnasium import GymnasiumSim
+        from robopolicy.sim.backends.gymnasium import GymnasiumSim, mujoco_objects
 
-        if options.cameras and not cameras:
+        make_env: Callable[[], gymnasium.Env[Any, Any]] = partial(module().make_env, task, options)
+        if options.cameras and model_cameras:
+            from robopolicy.sim.camera_env import CameraEnv, SharedRenderer
+
+            plain, renderer = make_env, SharedRenderer(options.image_size)
+            make_env = lambda: CameraEnv(plain(), mujoco_objects, options.cameras, renderer)  # noqa: E731
+        elif options.cameras and not cameras:
             raise UserError(f"Task {name} has only state observations; remove the cameras.")
         if options.point_clouds:
             raise UserError(f"Task {name} has no point clouds; remove them.")
         for camera in options.cameras:
-            if camera not in cameras:
+            if camera not in cameras and not model_cameras:
                 raise unknown_name("camera", camera, cameras, f"of task {name}")
         if options.reward not in rewards:
             raise unknown_name("reward", options.reward, rewards, f"of task {name}")
-        return GymnasiumSim(partial(module().make_env, task, options), options.num_envs, task=name)
+        return GymnasiumSim(make_env, options.num_envs, task=name)
 
     def make_expert() -> Expert:
         return module().make_expert(task)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.errors import SimulatorFailed, UserError
+from robopolicy.sim.camera_env import CameraEnv
 from robopolicy.sim.contract import TERM_PREFIX, Observation, SimSpec, Step
 from robopolicy.sim.gl import gl_backend
 from robopolicy.sim.physics_state import MujocoState
@@ -70,8 +71,8 @@ class GymnasiumSim(NumpyVectorEnv):
 
     @property
     def envs(self) -> list[gymnasium.Env[Any, Any]]:
-        """The environments, for scripted experts that read their internal state."""
-        return self._envs
+        """The environments without their cameras, for scripted experts that read their internal state."""
+        return [env.env if isinstance(env, CameraEnv) else env for env in self._envs]
 
     def reset(self, seed: int | Sequence[int] = 0) -> Observation:
         """Reset every environment; environment i runs episode `seed + i`, or `seed[i]` for a sequence."""
@@ -131,7 +132,7 @@ class GymnasiumSim(NumpyVectorEnv):
         """Return frames `(envs, 3, height, width)` uint8, scaled from the size that the environment renders."""
         if camera is not None:
             raise UserError(f"Task {self.spec.task} has a fixed view; remove the camera option.")
-        if _mujoco(self._envs[0])[0] is not None:
+        if mujoco_objects(self._envs[0])[0] is not None:
             gl_backend()
         frames = [self._render_row(row) for row in range(min(envs, self.num_envs))]
         pixels = torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2)
@@ -139,8 +140,8 @@ class GymnasiumSim(NumpyVectorEnv):
         return scaled.round().to(torch.uint8)
 
     def physics_state(self, env: int = 0) -> MujocoState | None:
-        """Return the positions of an environment with a MuJoCo model; see `_mujoco`."""
-        model, data = _mujoco(self._envs[env])
+        """Return the positions of an environment with a MuJoCo model; see `mujoco_objects`."""
+        model, data = mujoco_objects(self._envs[env])
         return None if data is None else MujocoState.of(model, data)
 
     def _render_row(self, row: int) -> NDArray[np.uint8]:
@@ -240,7 +241,7 @@ def _maker(name: str) -> Callable[[], gymnasium.Env[Any, Any]]:
     return make
 
 
-def _mujoco(env: gymnasium.Env[Any, Any]) -> tuple[Any, Any]:
+def mujoco_objects(env: gymnasium.Env[Any, Any]) -> tuple[Any, Any]:
     """`MjModel` and `MjData` of an environment, or None.
 
     They are the result of a method `mujoco_objects` of the environment or of a wrapper, or its `model` and `data`.
@@ -253,7 +254,7 @@ def _mujoco(env: gymnasium.Env[Any, Any]) -> tuple[Any, Any]:
 
 def _without_shadows(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     """Disable shadows and multisampling, which make CPU rendering of MuJoCo 20 to 60 times slower."""
-    model, _ = _mujoco(env)
+    model, _ = mujoco_objects(env)
     if model is not None:
         model.light_castshadow[:] = 0
         model.mat_reflectance[:] = 0

@@ -22,4 +22,5 @@ def register() -> None:
     """Register the family without importing Meta-World."""
     for task in TASKS:
         words = task.replace("-", " ")
-        register_package_task("metaworld", f"{task}-v3", f"Meta-World: {words}.", rewards=("sparse", "shaped"))
+        rewards = ("sparse", "shaped")
+        register_package_task("metaworld", f"{task}-v3", f"Meta-World: {words}.", rewards, model_cameras=True)

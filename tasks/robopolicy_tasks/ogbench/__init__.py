@@ -28,9 +28,10 @@ COLLECT = "ogbench_collect"  # prefix of the tasks in data-collection mode
 
 def register() -> None:
     """Register the family without importing OGBench."""
-    register_package_family("ogbench", "OGBench: single tasks and goals of scene, cube, puzzle and mazes.", REWARDS)
+    description = "OGBench: single tasks and goals of scene, cube, puzzle and mazes."
+    register_package_family("ogbench", description, REWARDS, model_cameras=True)
     for task, description in TASKS.items():
         description = f"Data collection of OGBench, with the target visible: {description}."
-        register_package_task("ogbench", task, description, rewards=("sparse",), prefix=COLLECT)
+        register_package_task("ogbench", task, description, ("sparse",), prefix=COLLECT, model_cameras=True)
         single = f"ogbench/{task.removesuffix('-v0')}-singletask-v0"
         register_renamed(f"ogbench/{task}", f"{COLLECT}/{task}", f"the protocol of OGBench is {single}.")

@@ -26,8 +26,6 @@ class Renderer:
             self._draw = _draw_context(model, height, width)
         self._draw.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR  # accurate at large distances
         self._scene = mujoco.MjvScene(model, maxgeom=10_000)
-        self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
-        self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
         self._option = mujoco.MjvOption()
         for group in hidden:
             self._option.geomgroup[group] = 0
@@ -37,8 +35,19 @@ class Renderer:
 
     def frame(self, camera: str | None = None) -> NDArray[np.uint8]:
         """Render `data` from `camera` (free camera if None): `(height, width, 3)`, valid until the next call."""
+        return self.picture(self._model, self.data, camera)
+
+    def picture(
+        self, model: mujoco.MjModel, data: mujoco.MjData, camera: str | None, *, shadows: bool = False
+    ) -> NDArray[np.uint8]:
+        """Render `data` of a model with the same meshes and textures: `(height, width, 3)`, valid until the next call.
+
+        `shadows` adds shadows and reflections.
+        """
+        for flag in (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION):
+            self._scene.flags[flag] = shadows
         with self._bound():
-            self._render(camera)
+            self._render(model, data, camera)
             mujoco.mjr_readPixels(self._pixels, None, self._rect, self._draw)
         return self._pixels[::-1]  # OpenGL starts with the bottom row
 
@@ -51,7 +60,7 @@ class Renderer:
         with self._bound():
             for flag in flat:
                 self._scene.flags[flag] = True
-            self._render(camera)
+            self._render(self._model, self.data, camera)
             for flag in flat:
                 self._scene.flags[flag] = False
             mujoco.mjr_readPixels(None, self._depth, self._rect, self._draw)
@@ -69,15 +78,13 @@ class Renderer:
         finally:
             _unbind_context()
 
-    def _render(self, camera: str | None) -> None:
+    def _render(self, model: mujoco.MjModel, data: mujoco.MjData, camera: str | None) -> None:
         view = mujoco.MjvCamera()
-        mujoco.mjv_defaultFreeCamera(self._model, view)
+        mujoco.mjv_defaultFreeCamera(model, view)
         if camera is not None:
             view.type = mujoco.mjtCamera.mjCAMERA_FIXED
-            view.fixedcamid = self._model.camera(camera).id
-        mujoco.mjv_updateScene(
-            self._model, self.data, self._option, None, view, mujoco.mjtCatBit.mjCAT_ALL, self._scene
-        )
+            view.fixedcamid = model.camera(camera).id
+        mujoco.mjv_updateScene(model, data, self._option, None, view, mujoco.mjtCatBit.mjCAT_ALL, self._scene)
         mujoco.mjr_render(self._rect, self._scene, self._draw)
 
     def close(self) -> None:
