@@ -39,6 +39,7 @@ PRODUCT_HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     "diffusion": ("diffusion", {}),
     "edm": ("edm", {}),
     "consistency": ("consistency", {}),
+    "act": ("act", {}),
     "autoregressive": ("autoregressive", {}),
     "mixture": ("mixture", {}),
     "squashed_mixture": ("mixture", {"squash": True}),

@@ -155,10 +155,22 @@ class ObservationEncoder(nn.Module):
         self, obs: Mapping[str, Tensor], *, augment: bool = False, generator: torch.Generator | None = None
     ) -> Tensor:
         """Encode `obs`; `augment` randomly crops images and drops embeddings (only in imitation, not for ratios)."""
+        parts = self.parts(obs, augment=augment, generator=generator)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def parts(
+        self, obs: Mapping[str, Tensor], *, augment: bool = False, generator: torch.Generator | None = None
+    ) -> list[Tensor]:
+        """Features `(B, To, F)` of the normalised vectors, if any, then of every key of `encoded`."""
         parts = [self.normalizer.normalize(self.vectors(obs))] if self.vector_dim else []
         for name in self._features:
             parts += self._encoder(name)(obs, augment=augment, generator=generator)
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+        return parts
+
+    @property
+    def encoded(self) -> tuple[str, ...]:
+        """Keys with features of their own, in the order of `parts`."""
+        return tuple(key for name in self._features for key in self._encoder(name).observations)
 
     def vectors(self, obs: Mapping[str, Tensor]) -> Tensor:
         """Concatenate the vectors and encoder outputs with "vector" statistics in raw units, `(B, To, D)`."""

@@ -1,6 +1,6 @@
-"""Camera networks: a ResNet with GroupNorm and spatial softmax, or a small transformer over patches.
+"""Camera networks: a ResNet with GroupNorm and spatial softmax, a ResNet-18, or a small transformer over patches.
 
-Both use the centre crop, or a random crop in imitation, and the images of a batch never interact (no BatchNorm). The
+All use the centre crop, or a random crop in imitation, and the images of a batch never interact (no BatchNorm). The
 transformer is DPPO's (from IBRL): two convolutions embed overlapping patches, followed by `vit_depth` attention blocks
 and a learned spatial embedding instead of pooling. Deviations: random crops instead of DPPO's padded random shifts, and
 no dropout (there: 0.5 on the embedding), which would break density ratios.
@@ -19,25 +19,28 @@ from torch import Tensor, nn
 from robopolicy.constraints import AtLeastTwo, Layers, PositiveFraction, PositiveInt, Validated
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.augmentation import augmentation_config
-from robopolicy.nets.modality import ModalityEncoder
+from robopolicy.nets.modality import ModalityEncoder, module_name
+from robopolicy.nets.resnet18 import CHANNELS, ResNet18
 from robopolicy.nets.transformer import AttentionBlock
 
-KINDS = ("resnet", "vit")
+KINDS = ("resnet", "resnet18", "vit")
 
 
 @dataclass(frozen=True)
 class VisionConfig(Validated):
-    """Type and sizes of a camera network (one network per camera)."""
+    """Type and sizes of a camera network."""
 
-    kind: str = "resnet"  # resnet | vit
+    kind: str = "resnet"  # resnet | resnet18 (of LeRobot and torchvision) | vit
     widths: tuple[PositiveInt, ...] = (32, 64, 128)  # resnet: channels per stage; each halves the image
     blocks: Layers = 1  # resnet: blocks per stage; widths [64, 128, 256, 512] with 2 blocks is a ResNet-18
-    keypoints: PositiveInt = 32  # resnet: expected 2-D positions of the spatial softmax
+    keypoints: PositiveInt = 32  # resnet, resnet18: expected 2-D positions of the spatial softmax
     vit_patch: AtLeastTwo = 8  # vit: distance of neighbouring patches [pixels], even
     vit_depth: Layers = 1  # vit: attention blocks
     vit_width: PositiveInt = 128  # vit: channels per patch
     vit_heads: PositiveInt = 4  # vit: attention heads
     vit_features: PositiveInt = 128  # vit: size of the spatial embedding
+    shared: bool = False  # one network for all cameras, whose images have one size; else one per camera
+    tokens: bool = False  # features are the pixels or patches of the last map, which the policy `act` attends to
     crop: PositiveFraction = 0.9  # side of the crop relative to the image; 1 disables cropping
     augmentation: dict[str, Any] = field(
         default_factory=dict
@@ -103,6 +106,7 @@ class PatchTransformer(nn.Module):
                 f"A vit with vit_patch {patch} needs crops of at least {2 * patch} pixels a side, got {min(size)}; "
                 "use larger images, smaller patches or vision.kind=resnet."
             )
+        self.grid = grid[0], grid[1]
         self.count = grid[0] * grid[1]  # P
         self.embed = nn.Sequential(
             nn.Conv2d(channels, width, patch, patch // 2), nn.ReLU(), nn.Conv2d(width, width, 3, 2)
@@ -133,8 +137,19 @@ class SpatialEmbedding(nn.Module):
         return (self.weight * self.project(x.transpose(1, 2))).sum(1)
 
 
+class Tokens(nn.Module):
+    """Pixels `(B, C, h, w)` or patches `(B, P, C)` as features `(B, P * C)`, by rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Put the channels last and flatten."""
+        return (x if x.dim() == 3 else x.permute(0, 2, 3, 1)).flatten(1)
+
+
 class CameraNet(nn.Module):
-    """Map uint8 images `(B, 3, h, w)` to features `(B, feature_dim)`."""
+    """Map uint8 images `(B, 3, h, w)` to features `(B, feature_dim)`.
+
+    The last map has `grid` rows and columns and `map_channels` channels.
+    """
 
     def __init__(self, shape: Sequence[int], config: VisionConfig) -> None:
         super().__init__()
@@ -142,14 +157,26 @@ class CameraNet(nn.Module):
         self.crop_size = (max(1, round(height * config.crop)), max(1, round(width * config.crop)))
         chosen = augmentation_config(config.augmentation)
         self.augmentation = None if chosen is None else chosen[0](channels, chosen[1])
+        self.body: nn.Module
+        self.pool: nn.Module
         if config.kind == "vit":
-            self.body: nn.Module = PatchTransformer(channels, self.crop_size, config)
-            self.pool: nn.Module = SpatialEmbedding(self.body.count, config.vit_width, config.vit_features)
+            self.body = PatchTransformer(channels, self.crop_size, config)
+            self.pool = SpatialEmbedding(self.body.count, config.vit_width, config.vit_features)
+            self.map_channels, self.grid = config.vit_width, self.body.grid
             self.feature_dim = config.vit_features
         else:
-            self.body = _resnet(channels, self.crop_size, config)
-            self.pool = SpatialSoftmax(config.widths[-1], config.keypoints)
+            if config.kind == "resnet18":
+                self.body, self.map_channels, halvings = ResNet18(), CHANNELS, 5
+            else:
+                self.body, halvings = _resnet(channels, self.crop_size, config)
+                self.map_channels = config.widths[-1]
+            height, width = (-(-side // 2**halvings) for side in self.crop_size)
+            self.grid = height, width
+            self.pool = SpatialSoftmax(self.map_channels, config.keypoints)
             self.feature_dim = 2 * config.keypoints
+        if config.tokens:
+            self.pool = Tokens()
+            self.feature_dim = self.grid[0] * self.grid[1] * self.map_channels
 
     def forward(self, image: Tensor, *, augment: bool = False, generator: torch.Generator | None = None) -> Tensor:
         """Encode the centre crop, or with `augment` a random crop per image with learned augmentation."""
@@ -178,7 +205,7 @@ class CameraNet(nn.Module):
 
 
 class ImageEncoder(ModalityEncoder):
-    """Images `image.*`, uint8 `(3, h, w)`, one camera network each."""
+    """Images `image.*`, uint8 `(3, h, w)`, one camera network each, or one for all."""
 
     config_class = VisionConfig
     attribute = "cameras"
@@ -186,8 +213,20 @@ class ImageEncoder(ModalityEncoder):
     rank = 3
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], config: VisionConfig) -> None:
-        super().__init__(shapes, config)
-        self.feature_dim = sum(cast(CameraNet, camera).feature_dim for camera in self.values())
+        sizes = dict(shapes)
+        if config.shared:
+            sizes = dict(list(sizes.items())[:1])
+            if len(set(shapes.values())) > 1:
+                found = ", ".join(f"{key} {shape}" for key, shape in shapes.items())
+                raise UserError(f"vision.shared needs images of one size, found {found}; set it to false.")
+        super().__init__(sizes, config)
+        self.observations = tuple(shapes)
+        self.feature_dim = sum(self.network(key).feature_dim for key in self.observations)
+
+    def network(self, key: str) -> CameraNet:
+        """Network of a camera."""
+        name = module_name(key)
+        return cast(CameraNet, self[name] if name in self else next(iter(self.values())))
 
     def build(self, shape: tuple[int, ...], config: VisionConfig) -> CameraNet:
         """Build a camera network."""
@@ -198,22 +237,22 @@ class ImageEncoder(ModalityEncoder):
     ) -> list[Tensor]:
         """Features `(B, To, F)` of every camera; `augment` crops images randomly."""
         features: list[Tensor] = []
-        for key, camera in zip(self.observations, self.values(), strict=True):
+        for key in self.observations:
             image = obs[key]  # (B, To, 3, h, w) uint8
-            encoded = camera(image.flatten(0, 1), augment=augment, generator=generator)
+            encoded = self.network(key)(image.flatten(0, 1), augment=augment, generator=generator)
             features.append(encoded.unflatten(0, image.shape[:2]))
         return features
 
 
-def _resnet(channels: int, size: tuple[int, int], config: VisionConfig) -> nn.Sequential:
-    """Build stages that halve images of `size` while at least two rows and columns remain for the keypoints."""
+def _resnet(channels: int, size: tuple[int, int], config: VisionConfig) -> tuple[nn.Sequential, int]:
+    """Build stages that halve images of `size` while at least two rows and columns remain; count the halvings."""
     stem = config.widths[0]
     layers: list[nn.Module] = [nn.Conv2d(channels, stem, 5, 2, 2), nn.GroupNorm(stem // 16, stem), nn.ReLU()]
-    in_channels, side = stem, -(-min(size) // 2)
+    in_channels, side, halvings = stem, -(-min(size) // 2), 1
     for out_channels in config.widths:
         stride = 2 if side > 2 else 1
-        side = -(-side // stride)
+        side, halvings = -(-side // stride), halvings + stride - 1
         for block in range(config.blocks):
             layers.append(ResidualBlock(in_channels, out_channels, stride if block == 0 else 1))
             in_channels = out_channels
-    return nn.Sequential(*layers)
+    return nn.Sequential(*layers), halvings

@@ -67,6 +67,7 @@ class Policy(nn.Module, ABC):
     name: ClassVar[str]  # key in `POLICIES`
     config_class: ClassVar[type[Any]]  # frozen dataclass of the settings
     contains_code: ClassVar[bool] = False  # its settings are a program, so that loading it requires a permission
+    is_external: ClassVar[bool] = False  # opens a file, an endpoint or a library's policy when it is built
     scored_by_sample: ClassVar[bool] = True  # `decisions` scores the record of `sample`; else algorithms complete it
     fallback_hint: ClassVar[str] = ""  # of a wrapper: alternative if a method needs the wrapped policy
     spec: PolicySpec

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 POLICIES: Registry[type[Policy]] = Registry(
     "policies",
     {
+        "act": "robopolicy.policies.heads.act:ACTPolicy",
         "autoregressive": "robopolicy.policies.heads.autoregressive:AutoregressivePolicy",
         "callable": "robopolicy.policies.wrappers.black_box:CallablePolicy",
         "composed": "robopolicy.policies.wrappers.composed:ComposedPolicy",
@@ -25,6 +26,7 @@ POLICIES: Registry[type[Policy]] = Registry(
         "gated": "robopolicy.policies.wrappers.learned_gate:LearnedGatePolicy",
         "gaussian": "robopolicy.policies.heads.gaussian:GaussianPolicy",
         "latent": "robopolicy.policies.wrappers.latent:LatentPolicy",
+        "lerobot": "robopolicy.interop.lerobot.black_box:LeRobotBlackBox",
         "lerobot_diffusion": "robopolicy.interop.lerobot.diffusion:LeRobotDiffusion",
         "lerobot_vla": "robopolicy.interop.lerobot.policy:LeRobotVLA",
         "meanflow": "robopolicy.policies.heads.average_velocity:MeanFlowPolicy",

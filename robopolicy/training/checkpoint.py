@@ -30,7 +30,6 @@ from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.migration import migrate_state
 from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.registry import POLICIES
-from robopolicy.policies.wrappers.black_box import BlackBoxPolicy
 from robopolicy.schema import fill_defaults, from_dict, to_dict
 from robopolicy.spec import HIDDEN_STATE, PolicySpec, TaskMetadata
 from robopolicy.training.manifest import (
@@ -149,7 +148,7 @@ def _load_policy(folder: Path, device: torch.device) -> tuple[Policy, Manifest]:
 
 def _check_size(policy_class: type[Policy], config: Any, spec: PolicySpec, folder: Path) -> None:
     """Raise a UserError if a manifest describes many more numbers than are stored, before they are allocated."""
-    if issubclass(policy_class, BlackBoxPolicy):  # opens what it wraps
+    if policy_class.is_external:
         return
     try:
         with torch.device("meta"):

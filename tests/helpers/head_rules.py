@@ -25,6 +25,13 @@ STATISTICS = {
 
 SMALL = {"hidden": (16, 16, 16), "unet_channels": (8, 16), "transformer_width": 16, "transformer_layers": 1}
 SMALL |= {"transformer_heads": 2, "steps": 2, "spacing": "trailing", "bins": 8, "experts": 2}
+SMALL |= {
+    "width": 16,
+    "attention_heads": 2,
+    "feedforward": 16,
+    "posterior_layers": 1,
+    "dropout": 0.0,
+}
 
 CAMERAS = {
     "resnet": VisionConfig(widths=(16,), keypoints=4, crop=0.8),

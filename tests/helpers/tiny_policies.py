@@ -103,6 +103,7 @@ EXPORTED: dict[str, Callable[[], Any]] = {
     "gaussian-gru": lambda: head("gaussian", ONE, hidden=(8,), recurrent=RecurrentConfig("gru", 4)),
     "gaussian-lstm": lambda: head("gaussian", ONE, hidden=(8,), recurrent=RecurrentConfig("lstm", 4)),
     "mixture (PMOE)": lambda: head("mixture", hidden=(8,), experts=3, router_hidden=(4,), squash=True),
+    "act": lambda: head("act", width=8, attention_heads=2, feedforward=8, posterior_layers=1),
     "autoregressive": lambda: head("autoregressive", bins=8, **TRANSFORMER),
     "latent (DSRL)": lambda: steered(NoiseSpace("repeat")),
     "latent-drawn-rest": lambda: steered(NoiseSpace("truncated", rest="draw")),

@@ -71,7 +71,6 @@ def test_padding_cameras_are_not_observed(tmp_path: Path) -> None:
             r"'min' of 'action' .* has shape \(2,\), expected \(3,\)",
         ),
         ({"config": {"horizon": None}}, "'horizon' .* positive number, found None"),
-        ({"config": {"type": "act"}}, "Unknown kind of LeRobot policy 'act'"),
         ({"config": {"output_features": {}}}, "one output 'action'"),
         ({"config": {"input_features": {"observation.state": [3]}}}, "each feature a type and a shape"),
         ({"config": {"output_features": {"action": {"type": "ACTION", "shape": []}}}}, "shape of positive numbers"),

@@ -174,7 +174,7 @@ def test_copies_share_the_frozen_original(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda weights: weights | {"diffusion.extra": torch.zeros(1)}, "weight 'diffusion.extra', which LeRobot's"),
+        (lambda weights: weights | {"diffusion.extra": torch.zeros(1)}, "weight 'diffusion.extra', which is unknown"),
         (lambda weights: dict(list(weights.items())[1:]), "lacks weight 'diffusion"),
         (lambda weights: {key: value + float("nan") for key, value in weights.items()}, "is not finite"),
         (lambda weights: {key: value[:1] for key, value in weights.items()}, "has shape|size mismatch|Error"),

@@ -110,6 +110,7 @@ class LeRobotConfig(Validated):
 class LeRobotPolicy(Policy):
     """Base class of all kinds; verbs `act` and `decode`."""
 
+    is_external: ClassVar[bool] = True
     kinds: ClassVar[dict[str, str]]  # LeRobot's names of its policies -> their setting of sampler steps
     config: LeRobotConfig
 
@@ -125,7 +126,7 @@ class LeRobotPolicy(Policy):
         self.config = config
         self.spec = spec
         self.source = source
-        self.original = load_original(source, {self.kinds[source.kind]: config.steps} if config.steps else {})
+        self.original = load_original(source, self.settings(source))
         self.encoder = _encoder(source, spec, len(config.instructions))
         mode, statistics = _units(source.normalization[ACTION])
         self.action_normalizer = make_normalizer(source.action_dim, mode)
@@ -143,6 +144,10 @@ class LeRobotPolicy(Policy):
         """Normalised actions `(B, H, A)` for `noise` `(B, *noise_shape)`."""
 
     # Shared methods.
+
+    def settings(self, source: SavedPolicy) -> dict[str, Any]:
+        """Entries of config.json to replace."""
+        return {self.kinds[source.kind]: self.config.steps} if self.config.steps else {}
 
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
         """Chunk `(B, H, A)` in action units for `noise` `(B, *noise_shape)`, without gradients."""
@@ -169,7 +174,20 @@ class LeRobotPolicy(Policy):
 
     def prepared(self, obs: Observation) -> dict[str, Any]:
         """Return the output of the LeRobot processors for `obs`, by feature."""
-        rows: dict[str, Any] = {}
+        self.check_inputs(obs)
+        return self.processed({key: self.history(obs[key]) for key in self.source.inputs}, obs)
+
+    def processed(self, values: Observation, obs: Observation) -> dict[str, Any]:
+        """Return the output of the LeRobot processors for some of the steps of `obs`, by feature."""
+        rows: dict[str, Any] = {
+            self.source.inputs[key]: value.float() / 255 if key.startswith(IMAGE_PREFIX) else value.float()
+            for key, value in values.items()
+        }
+        rows["task"] = self._instructions(obs)
+        return self.original.preprocessor(rows)
+
+    def check_inputs(self, obs: Observation) -> None:
+        """Raise a UserError if an observation is missing or has another shape."""
         for key, shape in self.spec.observation.items():
             found = tuple(obs[key].shape[1:]) if key in obs else f"only {', '.join(sorted(obs))}"
             expected = (self.spec.obs_horizon, *shape)
@@ -178,11 +196,6 @@ class LeRobotPolicy(Policy):
                     f"{self.config.source} expects observation '{key}' of shape {expected}, found {found}; where only "
                     "the name differs, load it with keys={'image.ours': 'observation.images.theirs'}."
                 )
-            if key in self.source.inputs:
-                value = self.history(obs[key].float())
-                rows[self.source.inputs[key]] = value / 255 if key.startswith(IMAGE_PREFIX) else value
-        rows["task"] = self._instructions(obs)
-        return self.original.preprocessor(rows)
 
     def in_action_units(self, actions: Tensor) -> Tensor:
         """Convert normalised actions `(B, H, A)` to action units by the LeRobot processors."""

@@ -95,6 +95,7 @@ class LatencyStats:
 class BlackBoxPolicy(Policy):
     """Base of the black boxes: methods `act` and, with noise, `decode`; subclasses implement `call`."""
 
+    is_external: ClassVar[bool] = True
     config: BlackBoxConfig
 
     def __init__(self, config: BlackBoxConfig, spec: PolicySpec) -> None:
