@@ -73,6 +73,14 @@ def test_definitions_are_the_same_in_every_release(kind: type[Message]) -> None:
     assert len(checksum) == 32 and isinstance(text, str)
 
 
+def test_char_is_hashed_as_uint8_as_in_ros() -> None:
+    kind = register("test_msgs/msg/Letters", "char one\nchar[4] four\nchar[] many\n")
+    same = register("test_msgs/msg/Numbers", "uint8 one\nuint8[4] four\nuint8[] many\n")
+    assert [(each.base, each.size) for each in describe(kind)] == [(each.base, each.size) for each in describe(same)]
+    info = message_type("rmw_dds_common/msg/ParticipantEntitiesInfo")  # of a real system; its ids are chars
+    assert type_hash(info) == "RIHS01_91a0593bacdcc50ea9bdcf849a938b128412cc1ea821245c663bcd26f83c295e"
+
+
 FROZEN = {
     "std_msgs/msg/String": "RIHS01_df668c740482bbd48fb39d76a70dfd4bd59db1288021743503259e948f6b1a18",
     "sensor_msgs/msg/JointState": "RIHS01_a13ee3a330e346c9d87b5aa18d24e11690752bd33a0350f11c5882bc9179260e",

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import types
+import uuid
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -36,7 +37,7 @@ from cyclonedds.topic import Topic
 from cyclonedds.util import duration
 
 from robopolicy.errors import UserError
-from robopolicy_robots.transports.dds import DdsTransport, cyclone_settings
+from robopolicy_robots.transports.dds import DdsTransport, ParticipantEntitiesInfo, cyclone_settings, idl_type
 
 SHIPPED = sorted((kind for kind in CATALOGUE.values() if kind.__module__ == "robopolicy_robots.messages"), key=str)
 RELIABLE = {True: Policy.Reliability.Reliable(duration(milliseconds=10)), False: Policy.Reliability.BestEffort}
@@ -93,6 +94,36 @@ def test_the_announced_endpoint_matches_ros(domain: int, transport: DdsTransport
         policy.data for each in participants.take(N=20) for policy in each.qos if isinstance(policy, Policy.Userdata)
     ]
     assert b"enclave=/;" in users
+
+
+def test_the_endpoints_are_those_of_a_node(domain: int, transport: DdsTransport) -> None:
+    publisher = transport.advertise("/joint_states", JointState, SENSOR)
+    subscription = transport.subscribe("/note", String, COMMAND)
+    participant = DomainParticipant(domain)  # late, as `ros2 node list`
+    topic = Topic(participant, "ros_discovery_info", idl_type(ParticipantEntitiesInfo))
+    reader = DataReader(participant, topic, qos=quality(True, True, Policy.DataRepresentation(True)))
+    endpoints = builtin.BuiltinDataReader(participant, builtin.BuiltinTopicDcpsPublication)
+    names: dict[str, str] = {}
+    infos: list[ParticipantEntitiesInfo] = []
+
+    def newest() -> tuple[Any, ...]:
+        taken = [each for each in reader.take(10) if hasattr(each, "data")]
+        infos.extend(cdr.decode(ParticipantEntitiesInfo, each.data) for each in taken)
+        return infos[-1].node_entities_info_seq if infos else ()
+
+    def announced() -> Any:
+        names.update({str(each.key): each.topic_name for each in endpoints.take(N=20) if hasattr(each, "topic_name")})
+        return newest() and "rt/joint_states" in names.values()
+
+    until(announced)
+    [node] = newest()
+    assert (node.node_namespace, node.node_name) == ("/", "robopolicy")
+    assert len(node.reader_gid_seq) == len(node.writer_gid_seq) == 1
+    [writer] = (uuid.UUID(bytes=each.data.tobytes()) for each in node.writer_gid_seq)
+    assert names[str(writer)] == "rt/joint_states"
+    publisher.close()
+    subscription.close()
+    until(lambda: not newest()[0].writer_gid_seq and not newest()[0].reader_gid_seq)
 
 
 @cache

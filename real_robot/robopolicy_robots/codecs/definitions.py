@@ -7,7 +7,7 @@ Foxy, and in ROS 1 except for the sequence number of a header, which the codec o
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
@@ -20,7 +20,7 @@ from robopolicy.optional import require
 from robopolicy_robots.message import CATALOGUE, Message, array
 
 _SCALARS = {"bool": False, "string": "", "float32": 0.0, "float64": 0.0}  # all others are integers
-_DTYPES = {"bool": np.bool_, "byte": np.uint8, "char": np.uint8}  # the others are named as in numpy
+_DTYPES = {"bool": np.bool_, "byte": np.uint8}  # the others are named as in numpy
 
 
 class CodecError(ValueError):
@@ -35,6 +35,7 @@ class FieldType:
     base: str | type[Message]  # "float64", "string", ..., or the type of a nested message
     many: bool = False  # an array or a sequence
     size: int | None = None  # length of an array
+    bound: int = 0  # largest length of a string; 0 without a bound
 
     @property
     def dtype(self) -> type[np.generic] | None:
@@ -47,7 +48,25 @@ class FieldType:
 @cache
 def _store() -> Any:
     typesys = require("rosbags.typesys", "ros")
-    return typesys.get_typestore(typesys.Stores.ROS2_JAZZY)
+    store = typesys.get_typestore(typesys.Stores.ROS2_JAZZY)
+    store.fielddefs.update(_as_ros(store.fielddefs))
+    return store
+
+
+def _as_ros(definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """Definitions with `uint8` for `char`, which ROS 2 replaces before it hashes a type."""
+    return {
+        name: (constants, [(field_name, _without_char(kind)) for field_name, kind in entries])
+        for name, (constants, entries) in definitions.items()
+    }
+
+
+def _without_char(description: Any) -> Any:
+    kind, detail = description
+    if detail == ("char", 0):
+        return kind, ("uint8", 0)
+    nested = isinstance(detail, tuple) and isinstance(detail[0], tuple)
+    return kind, (_without_char(detail[0]), detail[1]) if nested else detail
 
 
 @cache
@@ -104,7 +123,7 @@ def register(name: str, text: str) -> type[Message]:
     if name.count("/") != 2 or name.split("/")[1] != "msg":
         raise UserError(f"Expected a name like 'package/msg/Type', found '{name}'.")
     try:
-        _store().register(typesys.get_types_from_msg(text, name))
+        _store().register(_as_ros(typesys.get_types_from_msg(text, name)))
         return message_type(name)
     except (typesys.TypesysError, KeyError) as error:
         line = " ".join(str(error).split())
@@ -136,11 +155,11 @@ def _field(name: str, description: Any) -> FieldType:
     node = require("rosbags.interfaces", "ros").Nodetype
     name += "_" if keyword.iskeyword(name) else ""
     if kind == node.BASE:
-        return FieldType(name, detail[0])
+        return FieldType(name, detail[0], bound=detail[1])
     if kind == node.NAME:
         return FieldType(name, message_type(detail))
     item = _field(name, detail[0])
-    return FieldType(name, item.base, True, detail[1] if kind == node.ARRAY else None)
+    return FieldType(name, item.base, True, detail[1] if kind == node.ARRAY else None, item.bound)
 
 
 def _default(each: FieldType) -> Any:

@@ -1,8 +1,10 @@
 """Transport to ROS 2 over DDS without a ROS installation: Cyclone DDS with the names, types and QoS of ROS 2.
 
-Names, type hashes and encoding are compatible with `rmw_cyclonedds` and `rmw_fastrtps`; node names, services and
-actions are not announced. Readers are polled without listeners, since a Python listener suppresses exceptions and may
-crash at shutdown. `Received.received` is the time of the poll, so ages are exact to one control period.
+Names, type hashes and encoding are compatible with `rmw_cyclonedds` and `rmw_fastrtps`. The endpoints of a process are
+announced as those of the node `/robopolicy`, so that `ros2 node list` and `ros2 node info` of Iron and later show them;
+services and actions are not announced. Readers are polled without listeners, since a Python listener suppresses
+exceptions and may crash at shutdown. `Received.received` is the time of the poll, so ages are exact to one control
+period.
 
 DDS detects only after its lease (10 s) that a peer has ended, and a new process on the same topic is another publisher,
 so ages and identities must be checked in addition to the number of publishers.
@@ -14,13 +16,17 @@ import os
 import socket
 import time
 import weakref
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from robopolicy.optional import require
 from robopolicy_robots.codecs import cdr
 from robopolicy_robots.codecs.definitions import describe, prepare, type_hash
-from robopolicy_robots.message import Message
+from robopolicy_robots.message import Message, array
 from robopolicy_robots.transports.base import (
     BLOCKING,
     Arrival,
@@ -37,7 +43,36 @@ from robopolicy_robots.transports.names import dds_topic, dds_type
 NANO = 10**9
 TIMEOUT = -10  # return code of a write that would have to wait longer
 POLICIES = {2: "durability", 4: "deadline", 8: "liveliness", 11: "reliability", 23: "representation"}  # standard ids
+DISCOVERY, NODE = "ros_discovery_info", "robopolicy"  # DDS topic without "rt/", and name of our node
 BATCH = 16  # maximum number of samples per poll
+
+
+@dataclass(frozen=True, eq=False)
+class Gid(Message):
+    """Id of a participant, reader or writer: its DDS GUID."""
+
+    ros_name: ClassVar[str] = "rmw_dds_common/msg/Gid"
+    data: NDArray[np.uint8] = array(np.uint8, 16)  # noqa: RUF009 -- a field
+
+
+@dataclass(frozen=True, eq=False)
+class NodeEntitiesInfo(Message):
+    """Endpoints of a node."""
+
+    ros_name: ClassVar[str] = "rmw_dds_common/msg/NodeEntitiesInfo"
+    node_namespace: str = ""
+    node_name: str = ""
+    reader_gid_seq: tuple[Gid, ...] = ()
+    writer_gid_seq: tuple[Gid, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class ParticipantEntitiesInfo(Message):
+    """Nodes of a participant; each message replaces the one before."""
+
+    ros_name: ClassVar[str] = "rmw_dds_common/msg/ParticipantEntitiesInfo"
+    gid: Gid = field(default_factory=Gid)
+    node_entities_info_seq: tuple[NodeEntitiesInfo, ...] = ()
 
 
 def cyclone_settings(interface: str) -> str:
@@ -68,6 +103,30 @@ class _Participant:
             text = f"DDS cannot join domain {domain} on interface '{interface}': {_line(error)}"
             raise TransportError(text) from error
         self.topics: dict[str, Any] = {}
+        self._readers: dict[bytes, Any] = {}  # by id
+        self._writers: dict[bytes, Any] = {}
+        topic = require("cyclonedds.topic", "ros").Topic(self.entity, DISCOVERY, idl_type(ParticipantEntitiesInfo))
+        quality = _quality(ParticipantEntitiesInfo, reliable=True, latched=True)
+        self._graph: Any = require("cyclonedds.pub", "ros").DataWriter(self.entity, topic, qos=quality)
+        self._announce()
+
+    def add(self, entity: Any, *, writes: bool) -> None:
+        """Announce an endpoint of the node."""
+        (self._writers if writes else self._readers)[_gid(entity)] = entity
+        self._announce()
+
+    def remove(self, entity: Any) -> None:
+        """Announce that an endpoint has been closed."""
+        for known in (self._readers, self._writers):
+            known.pop(_gid(entity), None)
+        self._announce()
+
+    def _announce(self) -> None:
+        readers, writers = (tuple(map(Gid, map(_octets, known))) for known in (self._readers, self._writers))
+        node = NodeEntitiesInfo("/", NODE, readers, writers)
+        sample = object.__new__(idl_type(ParticipantEntitiesInfo))
+        sample.data = cdr.encode(ParticipantEntitiesInfo(Gid(_octets(_gid(self.entity))), (node,)))
+        self._graph.write(sample)
 
     def topic(self, name: str, kind: type[Message]) -> Any:
         """Return the topic, created on first use."""
@@ -100,6 +159,8 @@ class DdsPublisher(Publisher[M]):
         settings = _quality(kind, qos.offers_reliable, qos.latched)
         self._writer: Any = require("cyclonedds.pub", "ros").DataWriter(participant.entity, entity, qos=settings)
         self._failure = require("cyclonedds.core", "ros").DDSException
+        self._participant: Any = participant
+        participant.add(self._writer, writes=True)
 
     def _send(self, message: M) -> None:
         self._sample.data = cdr.encode(message)
@@ -116,7 +177,8 @@ class DdsPublisher(Publisher[M]):
         return _policy(self._writer.get_offered_incompatible_qos_status())
 
     def _leave(self) -> None:
-        self._writer = None
+        self._participant.remove(self._writer)
+        self._writer = self._participant = None
 
 
 class DdsSubscription(Subscription[M]):
@@ -127,6 +189,8 @@ class DdsSubscription(Subscription[M]):
         settings = _quality(kind, qos.requests_reliable, qos.latched, qos.depth)
         entity = participant.topic(topic, kind)
         self._reader: Any = require("cyclonedds.sub", "ros").DataReader(participant.entity, entity, qos=settings)
+        self._participant: Any = participant
+        participant.add(self._reader, writes=False)
 
     def _arrived(self) -> list[Arrival]:
         now = time.monotonic()
@@ -146,7 +210,8 @@ class DdsSubscription(Subscription[M]):
         return _policy(self._reader.get_requested_incompatible_qos_status())
 
     def _leave(self) -> None:
-        self._reader = None
+        self._participant.remove(self._reader)
+        self._reader = self._participant = None
 
 
 class DdsTransport(Transport):
@@ -202,7 +267,8 @@ def _member(each: Any) -> Any:
     if isinstance(each.base, type):
         base = idl_type(each.base)
     else:
-        base = {"string": str, "bool": bool, "byte": types.uint8, "char": types.uint8}.get(each.base)
+        text = types.bounded_str[each.bound] if each.bound else str
+        base = {"string": text, "bool": bool, "byte": types.uint8}.get(each.base)
         base = base or getattr(types, each.base)
     if not each.many:
         return base
@@ -224,6 +290,14 @@ def _quality(kind: type[Message], reliable: bool, latched: bool, depth: int = 1)
 def _policy(status: Any) -> tuple[str, ...]:
     policy = status.last_policy_id
     return (POLICIES.get(policy, f"policy {policy}"),) if status.total_count else ()
+
+
+def _gid(entity: Any) -> bytes:
+    return bytes(entity.guid.bytes)
+
+
+def _octets(data: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(data, np.uint8)
 
 
 def _identity(handle: int) -> str:
