@@ -52,6 +52,17 @@ def test_demonstrations_of_robomimic_are_read_in_the_order_of_their_numbers(tmp_
     assert read(path, DatasetMapping(split="valid")).lengths.tolist() == [12]
 
 
+def test_a_demonstration_in_two_splits_is_refused(tmp_path: Path) -> None:
+    path = toys.write_robomimic_file(tmp_path / "demo.hdf5")
+    with pytest.raises(UserError, match="no split 'test'; there are train, valid"):
+        read(path, DatasetMapping(split="test"))
+    with h5py.File(path, "a") as file:
+        del file["mask/valid"]
+        file["mask/valid"] = np.array(["demo_2"], "S")
+    with pytest.raises(UserError, match="demo_2 is in both splits"):
+        read(path, DatasetMapping(split="train"))
+
+
 def test_other_actions_of_robomimic_are_read_only_on_request(tmp_path: Path) -> None:
     path = toys.write_robomimic_file(tmp_path / "demo.hdf5")
     with open_dataset(path) as dataset:

@@ -55,6 +55,14 @@ def _write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
+def _damage_heap(path: Path) -> None:
+    """Damage the list of free places among the names of the root group."""
+    data = bytearray(path.read_bytes())
+    place = data.index(b"HEAP") + 16
+    data[place : place + 8] = b"\x07" * 8
+    path.write_bytes(data)
+
+
 def _edited(path: Path, edit: Callable[[Any], object]) -> None:
     import h5py
 
@@ -115,6 +123,7 @@ def hdf5_damages(action: str, state: str, reward: str) -> Iterator[tuple[str, Da
         }
         for what_is, edit in rows.items():
             yield f"{what} {what_is}", partial(_edited, edit=edit)
+    yield "names of the root damaged", _damage_heap
     yield "actions a group", partial(_edited, edit=lambda file: (file.__delitem__(action), file.create_group(action)))
     yield "actions virtual", partial(_edited, edit=virtual)
     yield "actions of three axes", partial(_edited, edit=change(action, lambda array: array[:, :, None, None]))
