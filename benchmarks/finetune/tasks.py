@@ -38,7 +38,7 @@ class BenchTask:
 TASKS = {
     task.name: task
     for task in (
-        BenchTask("lift", "manipulation/lift", {"flow": 6, "diffusion": 4}),
+        BenchTask("lift", "manipulation/lift", {"flow": 6, "diffusion": 5}),
         BenchTask("drawer", "manipulation/drawer", {"flow": 10, "diffusion": 6}, rollout=64),
         BenchTask(
             "pick_place",
@@ -49,9 +49,9 @@ TASKS = {
             published_steps=60_000,
             rollout=64,
         ),
-        BenchTask("pick-place", "metaworld/pick-place-v3", {"flow": 10, "diffusion": 25}, evaluated=50, rollout=128),
+        BenchTask("pick-place", "metaworld/pick-place-v3", {"flow": 10, "diffusion": 6}, evaluated=50, rollout=128),
         BenchTask(
-            "peg-insert", "metaworld/peg-insert-side-v3", {"flow": 10, "diffusion": 25}, evaluated=50, rollout=128
+            "peg-insert", "metaworld/peg-insert-side-v3", {"flow": 10, "diffusion": 8}, evaluated=50, rollout=128
         ),
         BenchTask(
             "hopper", "locomotion/hopper", {"flow": 40, "diffusion": 40}, horizon=1, evaluated=50, source_steps=60_000
