@@ -22,6 +22,7 @@ PAGES = (
     "README.md",
     "docs/guide/gpu_simulation.md",
     "docs/text/recipes.md",
+    "docs/world_models/results.md",
     "robopolicy/contrib/drone_volleyball/README.md",
     "tasks/robopolicy_tasks/manipulation/README.md",
 )
@@ -65,6 +66,14 @@ def mjlab_finetune() -> str:
     return table(["seed", "return before [95 %]", "after"], [*rows, ["mean gain", "", gain]])
 
 
+def world_throughput() -> str:
+    """Predicted frames per second of 64 environments, and the cost of a frame in units of the simulator."""
+    rows = [row for row in _record("world_throughput")["rows"] if (row["environments"], row["threads"]) == (64, 2)]
+    columns = ("task", "played in", "frames/s", "cost", "cost, drawn")
+    cells = [[str(row[column]) for column in columns] for row in rows]
+    return table(["task", "source of frames", "frames/s [95 %]", "cost", "cost against a drawn simulator"], cells)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "demo": demo,
     "comparisons": comparisons,
@@ -72,6 +81,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "drills": partial(experts, "volley/"),
     "parts": parts,
     "mjlab_finetune": mjlab_finetune,
+    "world_throughput": world_throughput,
 }
 
 

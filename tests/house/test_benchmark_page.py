@@ -11,11 +11,6 @@ from docs import generate_numbers
 from docs.generate_benchmarks import CHARTS, PAGE, SECTIONS, charts, render
 
 INTERVAL = re.compile(r"\d ?%? \[[+-]?[\d.,]+ ?%?, [+-]?[\d.,]+ ?%?\]")  # an estimate with its interval
-HAND_TYPED = {  # pages whose intervals no generator writes yet; new pages stay out
-    "docs/guide/compose.md",
-    "docs/world_models/results.md",
-    "docs/world_models/use.md",
-}
 GENERATED = ("docs/benchmarks.md", "docs/methods/", "benchmarks/")
 PAGES = [path for path in project_files() if path.suffix == ".md" and not path.as_posix().startswith(GENERATED)]
 
@@ -47,4 +42,4 @@ def test_measured_numbers_of_pages_are_up_to_date():
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_measured_intervals_are_not_typed_by_hand(page: Path):
     found = INTERVAL.findall(generate_numbers.BLOCK.sub("", read(page)))
-    assert not found or page.as_posix() in HAND_TYPED, f"{page}: {found}"
+    assert not found, f"{page}: {found}"
