@@ -45,7 +45,7 @@ CHEETAH = ("experiment=from_scratch", "task=half_cheetah")
 SAC = (*CHEETAH, "policy=squashed_gaussian", "algorithm=sac", "replay.learning_starts=1000")
 CASES = {
     "ppo": Case("PPO, 16 environments", CHEETAH, 4, 100_000),
-    "sac": Case("SAC, 4 environments, 4 gradient steps", SAC, 40, 20_000),
+    "sac": Case("SAC, 4 environments, 4 gradient steps", SAC, 40, 21_000),
     "sac_64": Case("SAC, 64 environments, 4 gradient steps", (*SAC, "sim.num_envs=64", "algorithm.utd=0.0625"), 40),
     "sac_512": Case(
         "SAC, 512 environments, 4 gradient steps", (*SAC, "sim.num_envs=512", f"algorithm.utd={4 / 512}"), 40
