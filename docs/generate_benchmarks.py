@@ -38,6 +38,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "finetune": "Which fine-tuner improves a cloned policy, and by how much?",
         "update_time": "How long does an update take compared with DPPO's?",
         "few_step": "How much success do few network calls cost?",
+        "takeover": "How much do corrections by a person improve a cloned policy?",
         "ogbench": "Do offline learners reach their published success on OGBench?",
         "offline": "Which offline learner copes with data of mixed quality?",
         "pixels": "Can ReinFlow fine-tune from camera images?",

@@ -41,7 +41,11 @@ def add_parser(subparsers: Any) -> None:
     )
     shipped = ", ".join(robot_names())
     parser.add_argument("--robot", required=True, help=f"YAML file, or name of a shipped robot: {shipped}")
-    parser.add_argument("--policy", required=True, help="folder of a bundle or a checkpoint, or ws://HOST:PORT")
+    parser.add_argument("--policy", help="folder of a bundle or a checkpoint, or ws://HOST:PORT")
+    text = "a person at a device moves the robot, or takes over from --policy; see 'robopolicy list teleops'"
+    parser.add_argument("--teleop", metavar="DEVICE", help=text)
+    text = "dataset to write of the episodes with --teleop (default: none)"
+    parser.add_argument("--demonstrations", type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--task", required=True, help="task of the policy; none: joints and cameras of the robot alone")
     add_options(parser)
     parser.add_argument("--episodes", type=int, default=1, help="episodes of a simulated robot (default: 1)")

@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,12 @@ from robopolicy.evaluation.intervals import wilson
 from robopolicy.files import check_new_file, next_free_path
 from robopolicy.sim.registry import NO_TASK
 from robopolicy.spec import HIDDEN_STATE
+from robopolicy.teleop.chunk_policy import HumanChunkPolicy
 from robopolicy_robots.check import PreflightContext, check, show
 from robopolicy_robots.connection import connect, to_argv
 from robopolicy_robots.embodiment import Embodiment
 from robopolicy_robots.filter_log import RecordedFilter
+from robopolicy_robots.human import open_human
 from robopolicy_robots.loop import ControlLoop, LoopOptions
 from robopolicy_robots.metrics import RunMetrics
 from robopolicy_robots.policy_runner import PolicyRunner
@@ -88,8 +90,11 @@ def deploy(args: argparse.Namespace) -> int:
     estop = EStop(robot.safety.heartbeat_timeout)
     with ExitStack() as stack:
         stack.enter_context(estop.on_signal())
-        source = open_source(args.policy, args.device)
-        stack.callback(source.close)
+        if args.teleop is None:
+            source = stack.enter_context(closing(open_source(args.policy, args.device)))
+        else:
+            assert setup is not None
+            source = open_human(args, task_of(args.task), setup.requirements, stack)
         if args.chunk_blending == "rtc" and not source.takes_prefix:
             raise UserError(
                 f"--chunk-blending rtc needs a policy that continues a prefix, and {args.policy} does not; pass a "
@@ -128,6 +133,12 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
     """Raise `UserError` for invalid or conflicting options."""
     if args.browser is not None:
         parse_address(args.browser)
+    if args.policy is None and args.teleop is None:
+        raise UserError("Pass a policy with --policy, a person's device with --teleop, or both.")
+    if args.teleop is None:
+        reject_unused(args, "without --teleop", "--demonstrations")
+    elif args.task == NO_TASK:
+        raise UserError(f"--teleop needs a task, whose actions the device moves; --task {NO_TASK} has none.")
     check_transport(args.transport)
     if args.chunk_blending not in BLENDINGS:
         raise unknown_name("chunk blending", args.chunk_blending, BLENDINGS)
@@ -274,7 +285,7 @@ def _run_episode(
                 armed, begin, missed = True, time.monotonic(), loop.overruns
             elif not armed and time.monotonic() - begin > START_TIMEOUT:
                 raise UserError(f"The robot cannot be armed: {loop.arming_blocker(tick.now)}.")
-            done = simulation is not None and simulation.status.done
+            done = (simulation is not None and simulation.status.done) or getattr(source, "stopped", False)
             expired = armed and args.seconds and time.monotonic() - begin > args.seconds
             if done or tick.state is State.ESTOP or expired:
                 record.state, record.reason = str(tick.state), tick.reason
@@ -290,6 +301,8 @@ def _run_episode(
         if simulation is not None:
             status = simulation.status
             record.success, record.steps, record.done = status.success, status.steps, status.done
+        if isinstance(source, HumanChunkPolicy):
+            source.finish(success=bool(record.success))
         record.state = record.state or str(loop.state)
         record.ticks, record.misses = len(record.tick_times), loop.overruns - missed
         record.interventions, record.inference_ms = dict(loop.log.counts), 1e3 * runner.latency

@@ -241,6 +241,16 @@ class JointState(Message):
 
 
 @dataclass(frozen=True, eq=False)
+class Joy(Message):
+    """Axes in [-1, 1] and buttons (0 or 1) of a gamepad or joystick."""
+
+    ros_name: ClassVar[str] = "sensor_msgs/msg/Joy"
+    header: Header = field(default_factory=Header)
+    axes: NDArray[np.float32] = array(np.float32)
+    buttons: NDArray[np.int32] = array(np.int32)
+
+
+@dataclass(frozen=True, eq=False)
 class Image(Message):
     """Raw image; `data` contains `height` rows of `step` bytes."""
 

@@ -72,6 +72,11 @@ class HumanOperator:
         low, high = spec.action_low.cpu().numpy(), spec.action_high.cpu().numpy()
         return cls(device, low, high, spec.control_dt, spec.action_names, inputs, scale)
 
+    @property
+    def action_dim(self) -> int:
+        """Number of action dimensions A."""
+        return len(self._low)
+
     def reset(self, target: Array | None = None) -> None:
         """Come to rest with an open gripper, for a new episode; `target` `(A,)` are the joint targets at its start."""
         self._gripper, self._clutch = OPEN, None

@@ -1,0 +1,92 @@
+"""Input devices on ROS topics: a gamepad as `sensor_msgs/Joy`, and speeds as `geometry_msgs/Twist`."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+import numpy as np
+
+from robopolicy.errors import UserError
+from robopolicy.teleop.bindings import BUTTONS, ENABLE_BUTTON, EVENT_BUTTONS, STICKS
+from robopolicy.teleop.contract import AXES, DEAD_ZONE, Teleop, TeleopCommand
+from robopolicy_robots.messages import Joy, Twist
+from robopolicy_robots.transports.base import AUTO, SENSOR, Transport, open_transport
+
+NUM_AXES, NUM_BUTTONS = 4, 1 + max(ENABLE_BUTTON, *EVENT_BUTTONS.values(), *sum(BUTTONS.values(), ()))
+
+
+def _open(argument: str) -> tuple[Transport, str]:
+    """Transport and topic of `[TRANSPORT:]/TOPIC`."""
+    transport, colon, topic = argument.rpartition(":")
+    if not topic.startswith("/"):
+        raise UserError(f"A device of ROS has a topic, such as joy:/joy or joy:dds:/joy, got '{argument}'.")
+    return open_transport(transport if colon else AUTO), topic
+
+
+class JoyTeleop(Teleop):
+    """Topic of `sensor_msgs/Joy`, `joy:[TRANSPORT:]/TOPIC`, with axes and buttons in the layout of the Gamepad API."""
+
+    module = "rosbags"
+    extra = "ros"
+
+    def __init__(self, transport: Transport, topic: str) -> None:
+        self._transport = transport
+        self._joy = transport.subscribe(topic, Joy, SENSOR)
+        self._pressed: set[str] = set()
+        self.malformed = 0  # messages with too few axes or buttons
+
+    @classmethod
+    def open(cls, argument: str = "") -> Self:
+        """Subscribe to the topic."""
+        return cls(*_open(argument))
+
+    def read(self, now: float) -> TeleopCommand:
+        """Return the newest message, with the time of its arrival."""
+        if (received := self._joy.latest()) is None:
+            return TeleopCommand()
+        joy = received.message
+        if len(joy.axes) < NUM_AXES or len(joy.buttons) < NUM_BUTTONS:
+            self.malformed += 1
+            return TeleopCommand()
+        values = {axis: sign * float(joy.axes[number]) for axis, (number, sign) in STICKS.items()}
+        held = [float(button > 0) for button in joy.buttons]
+        values |= {name: held[up] - held[down] for name, (up, down) in BUTTONS.items()}
+        pressed = {event for event, button in EVENT_BUTTONS.items() if held[button]}
+        events, self._pressed = pressed - self._pressed, pressed
+        twist = np.array([values[axis] for axis in AXES])
+        return TeleopCommand(
+            bool(held[ENABLE_BUTTON]), twist, values["gripper"], None, tuple(sorted(events)), received.received
+        )
+
+    def close(self) -> None:
+        """Close the transport."""
+        self._transport.close()
+
+
+class TwistTeleop(Teleop):
+    """Topic of `geometry_msgs/Twist`, `twist:[TRANSPORT:]/TOPIC`, as fractions of full speed; zero lets go."""
+
+    module = "rosbags"
+    extra = "ros"
+    springs_back: ClassVar[bool] = True
+
+    def __init__(self, transport: Transport, topic: str) -> None:
+        self._transport = transport
+        self._twist = transport.subscribe(topic, Twist, SENSOR)
+
+    @classmethod
+    def open(cls, argument: str = "") -> Self:
+        """Subscribe to the topic."""
+        return cls(*_open(argument))
+
+    def read(self, now: float) -> TeleopCommand:
+        """Return the newest message, with the time of its arrival."""
+        if (received := self._twist.latest()) is None:
+            return TeleopCommand()
+        parts = received.message.linear, received.message.angular
+        twist = np.array([getattr(part, axis) for part in parts for axis in "xyz"])
+        return TeleopCommand(bool((np.abs(twist) > DEAD_ZONE).any()), twist, stamp=received.received)
+
+    def close(self) -> None:
+        """Close the transport."""
+        self._transport.close()
