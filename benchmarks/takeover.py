@@ -145,8 +145,8 @@ def main() -> None:
             options = ["--task", TASK, "--episodes", str(episodes), "--seed", str(HELD_OUT), "--json"]
             result, times[f"evaluate {name}"] = timed(lambda at=checkpoint, options=options: run("eval", at, *options))
             found = next(iter(result["results"].values()))
-            rows.append({"policy": name, **{key: found[key] for key in ("success", "low", "high")}})
-            print(name, rows[-1], {key: round(value) for key, value in times.items()}, flush=True)
+            figures[name] = {key: found[key] for key in ("success", "low", "high")}
+            rows.append({"policy": name, "success": "{success:.1%} [{low:.1%}, {high:.1%}]".format(**figures[name])})
             if name == "dagger":
                 metrics = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
                 figures |= {key: metrics[-1][key] for key in metrics[-1] if key.startswith("dagger/")}
