@@ -38,7 +38,6 @@ examples:
   robopolicy worldmodel rank runs/push_world/checkpoints/best runs/push_bc/checkpoints/best expert expert+0.5 random
   robopolicy worldmodel play runs/push_world/checkpoints/best expert
   robopolicy worldmodel play runs/push_world/checkpoints/best --keys dddwww
-  robopolicy worldmodel play runs/push_world/checkpoints/best --browser
   robopolicy eval runs/push_bc/checkpoints/best --backend worldmodel:runs/push_world/checkpoints/best
 """
 
@@ -84,8 +83,6 @@ def add_parser(subparsers: Any) -> None:
     play.add_argument("world", metavar="WORLD", help=ensemble)
     play.add_argument("policy", nargs="?", metavar="CKPT", help="checkpoint, 'expert' or 'random' (default: keyboard)")
     play.add_argument("--keys", help="scripted keys instead of the keyboard, e.g. ddddww")
-    text = "teleoperate or watch in a browser; loopback unless ROBOPOLICY_TOKEN is set (default: 8780)"
-    play.add_argument("--browser", nargs="?", const="8780", metavar="ADDRESS", help=text)
     play.add_argument("--episodes", type=int, default=4, help="episodes to record (default: 4)")
     text = ".mp4 or .gif (default: the next free one of runs/world.mp4, runs/world_2.mp4)"
     play.add_argument("--out", type=Path, help=text)
@@ -247,28 +244,21 @@ def _record_video(args: argparse.Namespace, sims: _Sims, real: dict[str, EvalRes
 
 
 def _play(args: argparse.Namespace) -> int:
-    from robopolicy.deploy.dashboard import parse_address
     from robopolicy.errors import UserError
     from robopolicy.files import check_new_file, next_free_path
 
     check_numbers(args, positive=("episodes",), non_negative=("seed",))
-    if args.keys is not None and (args.policy is not None or args.browser is not None):
-        raise UserError("Pass exactly one of a policy, --keys and --browser.")
-    if args.browser is not None:
-        parse_address(args.browser)
+    if args.keys is not None and args.policy is not None:
+        raise UserError("Pass either a policy or --keys.")
     check_overwrite(args, "--out")
-    if args.policy is None or args.browser is not None:
-        reject_unused(args, "without a video", "--out")
     if args.policy is None:
+        reject_unused(args, "without a video", "--out")
         reject_unused(args, "without a policy", "--episodes")
     args.out = args.out or next_free_path(Path("runs/world.mp4"))
     check_new_file(args.out, ".mp4", ".gif", overwrite=args.overwrite)
     sims = _Sims(args, [] if args.policy is None else [args.policy])
     if sims.refusal:
         print(f"note: {sims.refusal}")
-    if args.browser is not None:
-        _show_in_browser(args, sims)
-        return 0
     if args.policy is not None:
         sims.record_video(sims.policy_entries[0], range(args.seed, args.seed + args.episodes), args.out)
         print(f"video: {args.out}")
@@ -278,19 +268,6 @@ def _play(args: argparse.Namespace) -> int:
     with closing(sims.open("predicted", 1)) as sim:
         _teleoperate_in_terminal(args, sim)
     return 0
-
-
-def _show_in_browser(args: argparse.Namespace, sims: _Sims) -> None:
-    from contextlib import ExitStack, closing
-
-    from robopolicy.cli.world_view import run_policy, teleoperate
-
-    with ExitStack() as stack:
-        predicted = stack.enter_context(closing(sims.open("predicted", 1)))
-        if sims.policy_entries:
-            run_policy(args.browser, predicted, sims.policy_entries[0], range(args.seed, args.seed + args.episodes))
-        else:
-            teleoperate(args.browser, predicted, stack.enter_context(closing(sims.open("real", 1))), args.seed)
 
 
 def _teleoperate_in_terminal(args: argparse.Namespace, sim: VectorSim) -> None:
