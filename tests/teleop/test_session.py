@@ -5,11 +5,13 @@ import pytest
 from scripted_device import FakeClock, ScriptedTeleop
 
 from robopolicy.data.episodes import Episode, Episodes
-from robopolicy.data.formats.lerobot import LeRobotWriter, read_lerobot
+from robopolicy.data.formats.lerobot import LeRobotWriter, layout, read_lerobot
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.teleop.contract import DISCARD, STOP, SUCCESS, TeleopCommand
 from robopolicy.teleop.operator import HumanOperator
 from robopolicy.teleop.session import SessionConfig, TeleopSession
+from robopolicy.training.build import build, resolve_config
+from robopolicy.training.compose import compose_config
 
 HELD = TeleopCommand(True)
 
@@ -138,3 +140,23 @@ def test_demonstrations_and_takeovers_are_aggregated():
     both = Episodes.concat([plain, Episodes.from_list([takeover(0, 1)], 0.1)])
     assert both.arrays["intervention"].tolist() == [True, True, False, True] and "policy_action" not in both.arrays
     assert len(both.demonstrated()) == 3
+
+
+def test_the_flag_of_hil_serl_is_read_as_an_intervention():
+    assert layout.key_of("complementary_info.is_intervention", camera=False) == "intervention"
+    assert layout.feature_of("intervention") == "intervention"
+
+
+def test_replay_learners_use_the_frames_of_the_person_as_offline_data(tmp_path):
+    settings = ["algorithm=rlpd", "policy=squashed_gaussian", "task.name=toy/point_mass", "budget.env_steps=200"]
+    settings += ["sim.num_envs=2", "replay.learning_starts=50", "evaluation.episodes=0", f"dataset={tmp_path / 'data'}"]
+    steps = np.arange(10)
+    with LeRobotWriter(tmp_path / "data", control_dt=0.1) as writer:
+        for acted in (steps > 5, steps < 0):
+            rows = np.random.default_rng(0).normal(size=(10, 8)).astype(np.float32)
+            arrays = {"state": rows[:, :6], "action": rows[:, 6:].clip(-1, 1), "policy_action": rows[:, 6:]}
+            flags = {"intervention": acted, "reward": np.zeros(10, np.float32), "terminated": steps == 9}
+            writer.add(Episode(arrays | flags, "toy/point_mass"))
+    parts = build(resolve_config(compose_config(settings)))
+    assert parts.source.offline.length <= 6, "four frames, and the slots after them"
+    parts.close()
