@@ -55,6 +55,7 @@ def canvas_spread(driver: Any) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("width, height", [(900, 600), (390, 700)])  # a desktop and a phone
 def test_the_page_shows_and_controls_episodes_without_other_hosts(page: Page, width: int, height: int) -> None:
+    page.playback.repeats = True
     stop = threading.Event()
     loop = threading.Thread(target=page.run, args=(stop.is_set,))
     loop.start()
@@ -68,7 +69,7 @@ def test_the_page_shows_and_controls_episodes_without_other_hosts(page: Page, wi
             until(lambda: not page.playback.playing, wait)
             found.page.evaluate(press.format("Next"))
             until(lambda: page.playback.episode == 1, wait)
-            assert "seed 1" in found.page.inner_text("body")
+            until(lambda: "seed 1" in found.page.inner_text("body"), wait)
             assert found.hosts == {"127.0.0.1"} and found.errors == []
     finally:
         stop.set()
