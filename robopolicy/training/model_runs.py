@@ -68,6 +68,7 @@ class ModelRunComponents:
     """Common parts of the components of these runs, which use no simulator."""
 
     eval_sim = None
+    held_out = None
 
     def close(self) -> None:
         """Do nothing."""

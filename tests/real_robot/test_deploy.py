@@ -177,7 +177,7 @@ def test_a_policy_for_another_task_is_refused_before_anything_starts(
     source = CheckpointChunkPolicy(ScriptedLift())
     source.policy.spec = replace(source.policy.spec, **spec)
     known = {"task": "manipulation/lift", "control_dt": 0.05, "action_low": (-1.0,) * 5, "action_high": (1.0,) * 5}
-    source.manifest = SimpleNamespace(**known | manifest)
+    source.task_metadata = SimpleNamespace(**known | manifest)
     monkeypatch.setattr("robopolicy_robots.deployment.open_source", lambda name, device: source)
     out, recording = tmp_path / "deploy" / "report.json", tmp_path / "run.mcap"
     words = ["--transport", "loopback", "--out", str(out), "--record", str(recording)]

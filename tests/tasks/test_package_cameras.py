@@ -52,10 +52,15 @@ def test_images_join_the_observations_of_meta_world() -> None:
     sim.close()
 
 
-def test_shadows_are_those_of_the_package() -> None:
+def test_shadows_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """Edges differ, since our pictures have no multisampling, while shadows darken whole regions."""
     import mujoco
+    from mujoco.rendering.classic import gl_context
 
+    context = import_module(f"mujoco.{gl.gl_backend()}").GLContext
+    monkeypatch.setattr(
+        gl_context, "GLContext", context
+    )  # MuJoCo may have been imported before the choice of a library
     sim = opened("metaworld/reach-v3", "corner4", "corner4_shadows", size=64)
     obs = sim.reset(0)
     model, data = mujoco_objects(sim.envs[0])

@@ -94,7 +94,7 @@ def test_foreign_long_and_too_many_messages_disconnect(device, texts, code):
         while True:
             page.recv(timeout=10)
     assert end.value.rcvd.code == code
-    time.sleep(MAX_AGE)
+    time.sleep(1.5 * MAX_AGE)
     now = time.monotonic()
     assert not DeadManSwitch().check(device.read(now), now).enabled
 
