@@ -42,7 +42,7 @@ def comparisons() -> str:
     return table(["comparison", "result", "command"], [row for row in rows if row])
 
 
-FINE_TUNING = (("reinflow-flow-10", "lift"), ("expo", "lift"), ("dsrl_na-diffusion", "drawer"))
+FINE_TUNING = (("reinflow", "lift"), ("expo", "lift"), ("dsrl_na", "pick_place"))
 
 
 def experts(family: str) -> str:
@@ -103,7 +103,8 @@ def _speed() -> list[list[str]]:
 
 def _fine_tuning(method: str, task: str) -> list[str]:
     """Success of a fine-tuner and of its base, with the interval and the verdict over seeds."""
-    entries = {(entry["method"], entry["task"]): entry for entry in _record("finetune")["entries"]}
+    record = _record("finetune") if (RESULTS / "finetune.json").is_file() else {"entries": []}
+    entries = {(entry["method"], entry["task"]): entry for entry in record["entries"]}
     found = entries.get((method, task))
     if found is None:
         return []

@@ -38,7 +38,7 @@ class BenchTask:
 TASKS = {
     task.name: task
     for task in (
-        BenchTask("lift", "manipulation/lift", {"flow": 6, "diffusion": 5}),
+        BenchTask("lift", "manipulation/lift", {"flow": 5, "diffusion": 5}),
         BenchTask("drawer", "manipulation/drawer", {"flow": 10, "diffusion": 6}, rollout=64),
         BenchTask(
             "pick_place",
