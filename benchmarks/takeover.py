@@ -3,7 +3,7 @@
     python -m benchmarks.takeover --quick    # little training, nothing written
     python -m benchmarks.takeover            # about ten minutes on one core
 
-The commands are those of a new user. A person at a gamepad demonstrates 10 episodes of lift, a flow policy is cloned,
+The commands are what a new user types. A person at a gamepad demonstrates 10 episodes of lift, a flow policy is cloned,
 the person watches 10 of its episodes and takes over where it has not lifted the cube after `PATIENCE` steps, and DAgger
 trains on both. The control trains as many further updates without corrections. The gamepad is a virtual joystick of
 SDL, read by the device `gamepad`; the scripted person moves it as the expert of the task would act, in real time.

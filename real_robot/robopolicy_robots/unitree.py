@@ -134,7 +134,7 @@ def low_command(q: ArrayLike, dq: ArrayLike = 0.0, tau: ArrayLike = 0.0, *, kp: 
     Args:
         q: Positions [rad].
         dq: Velocities [rad/s].
-        tau: Torques [N m] in addition to those of the gains.
+        tau: Feedforward torques [N m], added to the torques of the gains.
         kp: Stiffness [N m/rad].
         kd: Damping [N m s/rad].
 

@@ -56,7 +56,7 @@ def add_parser(subparsers: Any) -> None:
     text = "checkpoint folder, 'expert' or 'random'"
     parser.add_argument("policies", nargs="+", metavar="CKPT", help=text)
     add_rollout_options(parser)
-    text = "compare the actions with those of this dataset, without a simulator"
+    text = "compare predicted actions with recorded actions of this dataset, without a simulator"
     parser.add_argument("--dataset", type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--episodes", type=int, default=100, help="episodes per policy (default: 100)")
     parser.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")

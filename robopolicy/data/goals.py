@@ -7,7 +7,7 @@ if both are the same frame.
 
 `HindsightReplay` holds steps of environments with goals, or a dataset of them (HER, Andrychowicz et al. 2017). The
 goal of some windows is one that a later state of the same episode achieved, and the task computes their rewards again.
-Terminal states stay those of the original goals.
+Terminal states are not recomputed: they follow the original goals.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def open_openpi(
         rename: Our observation -> entry of requests; not needed for servers of this package.
         actions: Entries of a reply with actions; () for `actions`, or the `action_keys` of the metadata.
         prompt: Instruction.
-        action_horizon: Actions executed per chunk; 0 for those of the metadata, or all.
+        action_horizon: Actions executed per chunk; 0 for the number in the metadata, or for all.
         settings: Further fields of `OpenpiConfig`.
 
     Raises:

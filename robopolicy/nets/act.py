@@ -85,7 +85,7 @@ class ChunkTransformer(nn.Module):
     """Decoder of the autoencoder: latent variables and observations to one vector per action.
 
     The tokens are the latent variables, then all vectors of every observation step, then all pixels of every feature
-    map of every observation step. Vectors have learned positions, and pixels those of sines of their row and column.
+    map of every observation step. Vectors have learned positions, pixels sinusoidal ones by row and column.
     """
 
     grid_positions: Tensor

@@ -1,7 +1,7 @@
 """ResNet-18 with frozen batch normalisation (He et al. 2016), with the names of torchvision's weights.
 
-Normalisation uses constants instead of statistics of a batch, so that images never interact. The constants are those of
-pretrained weights: without such weights they are 0 and 1, and `vision.kind=resnet` trains better.
+Normalisation uses constants instead of statistics of a batch, so that images never interact. The constants come
+from pretrained weights: without such weights they are 0 and 1, and `vision.kind=resnet` trains better.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class BasicBlock(nn.Module):
 class ResNet18(nn.Module):
     """Map images `(B, 3, h, w)` in [-1, 1] to the last feature map `(B, 512, h / 32, w / 32)`, rounded up.
 
-    The image is standardised by `mean` and `std` `(3, 1, 1)`, which refer to [0, 1]: those of ImageNet at first.
+    The image is standardised by `mean` and `std` `(3, 1, 1)`, in units of [0, 1], at first the statistics of ImageNet.
     """
 
     mean: Tensor

@@ -1,6 +1,6 @@
 """JSON schemas of the messages of Foxglove that `McapSink` writes: the fields that it uses.
 
-Names and fields are those of Foxglove's public schemas; `title` is the name of the schema.
+Names and fields follow Foxglove's public schemas; `title` is the name of the schema.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def test_the_preset_and_the_settings_of_every_task_compose() -> None:
 
 @pytest.mark.slow
 def test_a_cell_trains_and_records_success_and_curve(tmp_path: Path) -> None:
-    pytest.importorskip("gymnasium_robotics", reason="needs robopolicy[robotics]")
+    pytest.importorskip("gymnasium_robotics", reason="needs robopolicy[gymnasiumrobotics]")
     study = HER(1200)
     cell = study.run(("sac_her", "reach", 0), tmp_path)
     assert len(cell["success"]) == 100 and cell["env_steps"] == 1200

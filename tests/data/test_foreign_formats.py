@@ -253,7 +253,7 @@ def test_a_written_minari_dataset_is_read_by_its_package(
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_policy_trains_on_every_format(source: str, tmp_path: Path, minari_set: Callable[..., Path]) -> None:
     path, mapping = write_any(source, tmp_path, minari_set), tmp_path / "mapping.yaml"
-    mapping.write_text(f"source: {path.relative_to(tmp_path)}\nrate: 10\n")  # that of the task
+    mapping.write_text(f"source: {path.relative_to(tmp_path)}\nrate: 10\n")  # the rate of the task
     settings = ["task=point_mass", "algorithm=bc", "policy=flow", "policy.hidden=[8]", "budget.updates=2"]
     settings += [f"dataset={mapping}", "evaluation.episodes=0", f"out={tmp_path}", "name=run"]
     assert main(["train", *settings]) == 0

@@ -1,7 +1,7 @@
 """Transport to ROS 2 over DDS without a ROS installation: Cyclone DDS with the names, types and QoS of ROS 2.
 
 Names, type hashes and encoding are compatible with `rmw_cyclonedds` and `rmw_fastrtps`. The endpoints of a process are
-announced as those of the node `/robopolicy`, so that `ros2 node list` and `ros2 node info` of Iron and later show them;
+announced under the node `/robopolicy`, so that `ros2 node list` and `ros2 node info` of Iron and later show them;
 services and actions are not announced. Readers are polled without listeners, since a Python listener suppresses
 exceptions and may crash at shutdown. `Received.received` is the time of the poll, so ages are exact to one control
 period.
