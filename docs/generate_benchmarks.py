@@ -6,17 +6,16 @@ Run `python -m docs.generate_benchmarks` after a benchmark, and `--check` to see
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import as_text
 from docs.markdown import table
+from docs.measured import record
 from docs.study_curves import draw_curves, has_curves
 from docs.study_pages import draw, is_study, null_arm, summary
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 PAGE = Path(__file__).parent / "benchmarks.md"
 CHARTS = Path(__file__).parent / "charts"
 
@@ -90,30 +89,24 @@ def render() -> str:
 
 
 def _section(name: str, question: str) -> str:
-    record = _record(name)
+    found = record(name)
     lines = [f"### {question}\n", f"`python -m benchmarks.{name}` ([full table](../benchmarks/results/{name}.md))\n"]
-    if not record:
+    if not found:
         return f"### {question}\n\nNot measured with the settings of today: `python -m benchmarks.{name}`.\n"
-    if is_study(record):
-        lines += [f"{CHART} {null_arm(record)}\n", f"![{question}](charts/{name}.png)\n", summary(record)]
-        if has_curves(record):
-            lines.append(f"{CURVES.format(unit=record['curve_unit'])}\n\n![{question}](charts/{name}{CURVE}.png)\n")
-    elif len(record["rows"]) <= LONG:
-        rows = record["rows"]
+    if is_study(found):
+        lines += [f"{CHART} {null_arm(found)}\n", f"![{question}](charts/{name}.png)\n", summary(found)]
+        if has_curves(found):
+            lines.append(f"{CURVES.format(unit=found['curve_unit'])}\n\n![{question}](charts/{name}{CURVE}.png)\n")
+    elif len(found["rows"]) <= LONG:
+        rows = found["rows"]
         lines.append(table(list(rows[0]), [[as_text(value) for value in row.values()] for row in rows]))
     return "\n".join(lines)
 
 
-def _record(name: str) -> dict[str, Any]:
-    """A committed result; empty if there is none."""
-    file = RESULTS / f"{name}.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
 def studies() -> dict[str, dict[str, Any]]:
     """Committed results of the studies on the page."""
-    records = {name: _record(name) for benchmarks in SECTIONS.values() for name in benchmarks}
-    return {name: record for name, record in records.items() if is_study(record)}
+    records = {name: record(name) for benchmarks in SECTIONS.values() for name in benchmarks}
+    return {name: found for name, found in records.items() if is_study(found)}
 
 
 def draw_charts() -> None:
@@ -122,16 +115,16 @@ def draw_charts() -> None:
     for file in CHARTS.glob("*.png"):
         if file.stem not in charts():
             file.unlink()
-    for name, record in studies().items():
-        draw(record, CHARTS / f"{name}.png")
-        if has_curves(record):
-            draw_curves(record, CHARTS / f"{name}{CURVE}.png")
+    for name, study in studies().items():
+        draw(study, CHARTS / f"{name}.png")
+        if has_curves(study):
+            draw_curves(study, CHARTS / f"{name}{CURVE}.png")
 
 
 def charts() -> set[str]:
     """Names of all charts."""
     found = studies()
-    return {*found, *(f"{name}{CURVE}" for name, record in found.items() if has_curves(record))}
+    return {*found, *(f"{name}{CURVE}" for name, study in found.items() if has_curves(study))}
 
 
 def main() -> int:

@@ -6,16 +6,14 @@ Run `python -m docs.generate_numbers` after a benchmark, and `--check` to see wh
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from docs.markdown import table
-from docs.measured import RESULTS
+from docs.measured import record
 
 ROOT = Path(__file__).parents[1]
 PAGES = (
@@ -32,7 +30,7 @@ BLOCK = re.compile(r"(<!-- measured (\w+) -->\n).*?(<!-- end of \2 -->)", re.DOT
 def demo() -> str:
     """Success before and after fine-tuning, one row per seed of the demo."""
     return table(
-        ["seed", "base", "fine-tuned"], [[str(value) for value in row.values()] for row in _record("demo")["rows"]]
+        ["seed", "base", "fine-tuned"], [[str(value) for value in row.values()] for row in record("demo")["rows"]]
     )
 
 
@@ -47,28 +45,28 @@ FINE_TUNING = (("reinflow", "lift"), ("expo", "lift"), ("dsrl_na", "pick_place")
 
 def experts(family: str) -> str:
     """Success of the scripted experts of a family of tasks."""
-    rows = [[str(value) for value in row.values()] for row in _record("experts")["rows"] if family in row["task"]]
+    rows = [[str(value) for value in row.values()] for row in record("experts")["rows"] if family in row["task"]]
     return table(["task", "episodes", "success of the expert [95 %]", "mean steps"], rows)
 
 
 def parts() -> str:
     """One row per part of a text method."""
     columns = ("part", "from", "after [95 %]", "minus plain clip [95 %]")
-    rows = [[str(row[column]).partition(", p")[0] for column in columns] for row in _record("parts")["rows"]]
+    rows = [[str(row[column]).partition(", p")[0] for column in columns] for row in record("parts")["rows"]]
     return table(["part", "from", "success [95 %]", "difference to the plain clip [95 %]"], rows)
 
 
 def mjlab_finetune() -> str:
     """One row per seed, and the mean gain."""
-    record = _record("mjlab_finetune")
-    rows = [[str(row[column]) for column in ("seed", "before", "after")] for row in record["rows"]]
-    gain = "{mean:+.0f} [{low:+.0f}, {high:+.0f}]".format(**record["gain"])
+    found = record("mjlab_finetune")
+    rows = [[str(row[column]) for column in ("seed", "before", "after")] for row in found["rows"]]
+    gain = "{mean:+.0f} [{low:+.0f}, {high:+.0f}]".format(**found["gain"])
     return table(["seed", "return before [95 %]", "after"], [*rows, ["mean gain", "", gain]])
 
 
 def world_throughput() -> str:
     """Predicted frames per second of 64 environments, and the cost of a frame in units of the simulator."""
-    rows = [row for row in _record("world_throughput")["rows"] if (row["environments"], row["threads"]) == (64, 2)]
+    rows = [row for row in record("world_throughput")["rows"] if (row["environments"], row["threads"]) == (64, 2)]
     columns = ("task", "played in", "frames/s", "cost", "cost, drawn")
     cells = [[str(row[column]) for column in columns] for row in rows]
     return table(["task", "source of frames", "frames/s [95 %]", "cost", "cost against a drawn simulator"], cells)
@@ -86,7 +84,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
 
 
 def _speed() -> list[list[str]]:
-    ppo, simulator = _record("ppo_vs_sb3"), _record("sim_throughput")
+    ppo, simulator = record("ppo_vs_sb3"), record("sim_throughput")
     found = ppo["HalfCheetah-v5"]
     ours, theirs = (
         "{iqm:.0f} [{low:.0f}, {high:.0f}]".format(**found[name]) for name in ("robopolicy", "stable-baselines3")
@@ -103,8 +101,7 @@ def _speed() -> list[list[str]]:
 
 def _fine_tuning(method: str, task: str) -> list[str]:
     """Success of a fine-tuner and of its base, with the interval and the verdict over seeds."""
-    record = _record("finetune") if (RESULTS / "finetune.json").is_file() else {"entries": []}
-    entries = {(entry["method"], entry["task"]): entry for entry in record["entries"]}
+    entries = {(entry["method"], entry["task"]): entry for entry in record("finetune").get("entries", [])}
     found = entries.get((method, task))
     if found is None:
         return []
@@ -115,20 +112,16 @@ def _fine_tuning(method: str, task: str) -> list[str]:
 
 
 def _exports() -> list[str]:
-    record = _record("latency")
-    speedups = [float(row["faster by"].partition("x")[0]) for row in record["rows"]]
+    found = record("latency")
+    speedups = [float(row["faster by"].partition("x")[0]) for row in found["rows"]]
     what = f"Exported bundles against torch, {len(speedups)} policies, CPU time per chunk"
-    result = f"{min(speedups)}x to {max(speedups)}x faster; largest difference {record['largest_parity']:.0e}"
+    result = f"{min(speedups)}x to {max(speedups)}x faster; largest difference {found['largest_parity']:.0e}"
     return [what, result, _command("latency")]
 
 
 def render(text: str) -> str:
     """The page with the numbers of today."""
     return BLOCK.sub(lambda match: f"{match[1]}{BLOCKS[match[2]]()}{match[3]}", text)
-
-
-def _record(name: str) -> dict[str, Any]:
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def _command(name: str) -> str:

@@ -22,22 +22,22 @@ def measured(benchmark: str, names: Sequence[str], results: Path = RESULTS) -> s
     rows = rows_of(benchmark, names, results)
     if not rows:
         return ""
-    record = _record(results / f"{benchmark}.json")
-    task = f" on {record['task']}" if "task" in record else ""
-    columns = [column for column in rows[0] if "entries" not in record or column in SHOWN]
+    found = record(benchmark, results)
+    task = f" on {found['task']}" if "task" in found else ""
+    columns = [column for column in rows[0] if "entries" not in found or column in SHOWN]
     cells = [[_text(row[column]) for column in columns] for row in rows]
     return f"- **Our result**, by `python -m benchmarks.{benchmark}`{task}:\n\n{table(columns, cells)}"
 
 
 def rows_of(benchmark: str, names: Sequence[str], results: Path = RESULTS) -> list[dict[str, Any]]:
     """The rows of `names` and their variants in the committed table of a benchmark."""
-    rows = _record(results / f"{benchmark}.json").get("rows", [])
+    rows = record(benchmark, results).get("rows", [])
     return [row for row in rows if any(_is_of(row, name) for name in names)]
 
 
 def entries_of(benchmark: str, name: str, results: Path = RESULTS) -> list[dict[str, Any]]:
     """The entries of `name` and its variants in the committed result of a study."""
-    return [entry for entry in _record(results / f"{benchmark}.json").get("entries", []) if _is_of(entry, name)]
+    return [entry for entry in record(benchmark, results).get("entries", []) if _is_of(entry, name)]
 
 
 def recipes_measured(names: Sequence[str], results: Path = RESULTS) -> list[str]:
@@ -45,7 +45,7 @@ def recipes_measured(names: Sequence[str], results: Path = RESULTS) -> list[str]
 
     Accuracy [%] on held-out problems before and after, the baseline's, and the verdict.
     """
-    entries = _record(results / "text.json").get("entries", [])
+    entries = record("text", results).get("entries", [])
     accuracy = {(entry["task"], entry["method"]): f"{100 * entry['estimate']:.1f}" for entry in entries}
     found: list[str] = []
     for entry in entries:
@@ -61,8 +61,9 @@ def recipes_measured(names: Sequence[str], results: Path = RESULTS) -> list[str]
 
 
 @cache
-def _record(file: Path) -> dict[str, Any]:
+def record(benchmark: str, results: Path = RESULTS) -> dict[str, Any]:
     """A committed result; empty if it was not run."""
+    file = results / f"{benchmark}.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 

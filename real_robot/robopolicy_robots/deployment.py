@@ -19,7 +19,7 @@ from robopolicy.atomic import write_text
 from robopolicy.cli.options import check_overwrite, reject_unused
 from robopolicy.data.ood_detector import OODDetector, load_ood_detector
 from robopolicy.deploy.chunk_buffer import BLENDINGS
-from robopolicy.deploy.contract import ChunkPolicy
+from robopolicy.deploy.contract import ChunkPolicy, start_episode
 from robopolicy.deploy.dashboard import parse_address
 from robopolicy.deploy.safety.ood import RESPONSES, ActionOODCheck, ActionOODConfig
 from robopolicy.deploy.safety.watchdog import EStop
@@ -42,7 +42,6 @@ from robopolicy_robots.policy_source import (
     SyncRunner,
     compatibility_errors,
     open_source,
-    start_episode,
 )
 from robopolicy_robots.rate import set_realtime_priority
 from robopolicy_robots.recorder import RecordedTransport, Recorder

@@ -82,12 +82,6 @@ def open_source(name: str, device: str = "cpu") -> ChunkPolicy:
     return CheckpointChunkPolicy(policy, task_metadata=manifest.task_metadata)
 
 
-def start_episode(source: ChunkPolicy, seed: int) -> None:
-    """Reset a policy with state or noise for episode `seed`; servers have no episodes."""
-    if reset := getattr(source, "reset", None):
-        reset(seed)
-
-
 class NonClosing:
     """Chunk policy that several runners use in sequence; closing a runner does not close it."""
 

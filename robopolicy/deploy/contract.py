@@ -45,3 +45,9 @@ class ChunkPolicy(Protocol):
 
     def close(self) -> None:
         """Free resources; safe to call twice."""
+
+
+def start_episode(source: ChunkPolicy, seed: int) -> None:
+    """Reset a policy with state or noise for episode `seed`; servers have no episodes."""
+    if reset := getattr(source, "reset", None):
+        reset(seed)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from robopolicy.data.collect import EpisodeWriter
 from robopolicy.data.episodes import Episode
-from robopolicy.deploy.contract import ChunkPolicy, Observed
+from robopolicy.deploy.contract import ChunkPolicy, Observed, start_episode
 from robopolicy.spec import PolicySpec
 from robopolicy.teleop.contract import DISCARD, STOP, SUCCESS, SessionStatus
 from robopolicy.teleop.operator import HumanOperator
@@ -24,7 +24,7 @@ class HumanChunkPolicy:
     Args:
         operator: The person.
         task: Task of the recorded episodes.
-        observation: Shapes of the observations to record; those of `base` if there is one.
+        observation: Shapes of the observations to record, replaced by the shapes of `base` if there is one.
         base: Policy from which the person takes over.
         sink: Receives the recorded episodes.
     """
@@ -53,8 +53,8 @@ class HumanChunkPolicy:
         self._operator.reset()
         self._rows.clear()
         self._frames, self._seed = [], seed
-        if self._base is not None and (reset := getattr(self._base, "reset", None)):
-            reset(seed)
+        if self._base is not None:
+            start_episode(self._base, seed)
 
     def chunk(self, obs: Observed, prefix: NDArray[Any] | None = None) -> NDArray[np.float32]:
         """Return the next action `(1, A)`; raises a `UserError` of `base`."""
