@@ -1,6 +1,7 @@
 """Small jobs for tests of the queue; their processes import this module, so it imports no torch."""
 
 import os
+import signal
 import sys
 import time
 from functools import partial
@@ -53,6 +54,13 @@ def killing_itself(folder: Path) -> None:
 
 def sleeping(folder: Path) -> None:
     time.sleep(60)
+
+
+def stubborn(folder: Path) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: (folder / "warned").touch())
+    (folder / "ready").touch()
+    while True:
+        time.sleep(0.05)
 
 
 def _nothing(folder: Path) -> None:

@@ -99,11 +99,19 @@ def test_a_killed_queue_loses_nothing_and_its_jobs_resume(tmp_path):
     assert 3 < int(cells.result(tmp_path, "count").read_text()) == counted
 
 
-@pytest.mark.parametrize("signals", [1, 2])
-def test_signals_stop_the_queue(tmp_path, signals):
+def test_a_signal_stops_the_queue(tmp_path):
     queue = start_queue(tmp_path, "long:sleeping", "other:sleeping")
     wait_for(lambda: (tmp_path / "order.txt").exists())
-    for _ in range(signals):
+    queue.send_signal(signal.SIGINT)
+    assert queue.wait(timeout=20) == 130
+    assert cells.order(tmp_path) == ["long"] and not cells.is_stored(tmp_path, "long")
+
+
+def test_a_second_signal_kills_jobs_that_do_not_stop(tmp_path):
+    queue = start_queue(tmp_path, "long:stubborn", "other:sleeping")
+    folder = tmp_path / "work/long"
+    for sign in "ready", "warned":
+        wait_for((folder / sign).exists)
         queue.send_signal(signal.SIGINT)
     assert queue.wait(timeout=20) == 130
     assert cells.order(tmp_path) == ["long"] and not cells.is_stored(tmp_path, "long")
