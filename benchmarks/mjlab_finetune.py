@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import print_result, write_result
-from benchmarks.finetune.cell import HELD_OUT
+from benchmarks.finetune.bases import HELD_OUT
 from benchmarks.parallel import run_cells
 from benchmarks.study import run_command, train_once
 from robopolicy.evaluation.harness import evaluate

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import finished_cells, print_result, write_result
-from benchmarks.finetune.cell import HELD_OUT, held_out
+from benchmarks.finetune.bases import HELD_OUT, held_out
 from benchmarks.parallel import run_cells
 from benchmarks.study import train_to_end
 from benchmarks.themes import contributed

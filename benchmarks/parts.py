@@ -29,7 +29,7 @@ import torch
 import yaml
 
 from benchmarks.common import finished_cells, print_result, write_result
-from benchmarks.finetune.cell import base_policy, held_out
+from benchmarks.finetune.bases import base_policy, held_out
 from benchmarks.finetune.methods import FLOW
 from benchmarks.finetune.tasks import TASKS
 from benchmarks.parallel import run_cells

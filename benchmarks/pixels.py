@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import print_result, write_result
-from benchmarks.finetune.cell import judge
+from benchmarks.finetune.bases import judge
 from benchmarks.parallel import run_cells
 from benchmarks.study import run_command, train_once, train_to_end
 from robopolicy.evaluation.intervals import wilson

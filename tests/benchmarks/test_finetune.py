@@ -2,12 +2,15 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from benchmarks.finetune import cell as cell_module
-from benchmarks.finetune.cell import judge, run_cell
+from benchmarks.finetune import bases
+from benchmarks.finetune.bases import judge
+from benchmarks.finetune.cell import run_cell
 from benchmarks.finetune.methods import FLOW, METHODS, Method, notes
 from benchmarks.finetune.study import STUDY
 from benchmarks.finetune.tasks import MAIN, BenchTask
@@ -51,12 +54,38 @@ def test_rows_with_published_update_ratios_change_only_ratios_ensembles_and_cand
 
 @pytest.fixture
 def small_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cell_module, "WORK", tmp_path / "shared")
-    monkeypatch.setattr(cell_module, "EPISODES", 4)
+    monkeypatch.setattr(bases, "WORK", tmp_path / "shared")
+    monkeypatch.setattr(bases, "EPISODES", 4)
+    monkeypatch.setattr(bases, "CLONES", 2)
     monkeypatch.setattr(
-        cell_module, "train_once", lambda folder, *settings: train_once(folder, *settings, "budget.updates=5")
+        bases, "train_once", lambda folder, *settings: train_once(folder, *settings, "budget.updates=5")
     )
     return tmp_path / "cell"
+
+
+@pytest.mark.parametrize(
+    ("success", "tried", "chosen"),
+    [
+        ({10: 0.5}, [10], 10),
+        ({10: 0.2, 12: 0.3, 14: 0.45}, [10, 12, 14], 14),
+        ({10: 0.9, 8: 0.35, 9: 0.8}, [10, 8, 9], 8),
+        ({10: 0.1, 12: 0.1, 14: 0.2, 16: 0.2, 19: 0.3}, [10, 12, 14, 16, 19], 19),
+    ],
+)
+def test_the_number_of_demonstrations_brings_the_clone_into_the_range(tmp_path, monkeypatch, success, tried, chosen):
+    seen = []
+
+    def clone(base, task, seed, count):
+        seen.append(count)
+        return count
+
+    monkeypatch.setattr(bases, "WORK", tmp_path)
+    monkeypatch.setattr(bases, "_clone", clone)
+    monkeypatch.setattr(bases, "held_out", lambda count, *_, **__: SimpleNamespace(success=np.array([success[count]])))
+    task = BenchTask("a", "toy/a", {"flow": 10})
+    for _ in range(2):  # the second call reads what the first wrote
+        assert bases.demonstration_count(task, 0, "flow") == chosen
+    assert seen == tried
 
 
 @pytest.mark.parametrize(
@@ -86,11 +115,11 @@ def test_a_cell_runs_from_demonstrations_to_evaluation(small_work: Path, method:
 def test_the_same_policy_is_evaluated_once(small_work: Path, monkeypatch: pytest.MonkeyPatch):
     method = Method("reinflow", "reinflow", FLOW)
     run_cell(method, POINT_MASS, 0, small_work)
-    base = cell_module.WORK / "base" / "flow-point_mass-0" / "checkpoints" / "last"
+    base = bases.base_policy(FLOW, POINT_MASS, 0)
     copied = small_work / "copied"
     shutil.copytree(base, copied)
     known = judge(base, POINT_MASS.task)
-    monkeypatch.setattr(cell_module, "evaluate", lambda *_, **__: pytest.fail("played again"))
+    monkeypatch.setattr(bases, "evaluate", lambda *_, **__: pytest.fail("played again"))
     assert judge(copied, POINT_MASS.task) == known
     with pytest.raises(pytest.fail.Exception, match="played again"):
         judge(copied, "toy/push")
