@@ -6,7 +6,10 @@ from importlib import import_module
 
 from benchmarks.study import Study
 
-STUDIES = ("finetune", "control", "control_million", "pendulum", "composition", "worldmodel", "text", "ogbench", "her")
+STUDIES = (
+    *("finetune", "takeover", "control", "control_million", "pendulum", "her"),
+    *("ogbench", "composition", "worldmodel", "text"),
+)
 """Names of packages with a module `study`."""
 
 

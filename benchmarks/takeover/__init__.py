@@ -1,0 +1,1 @@
+"""Corrections by a person: cloning before and after DAgger."""

@@ -1,0 +1,9 @@
+"""Command line of the study."""
+
+import sys
+
+from benchmarks.study import main
+from benchmarks.takeover.study import STUDY
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))
