@@ -29,6 +29,7 @@ from robopolicy.evaluation.action_error import HeldOut
 from robopolicy.policies.base import Policy
 from robopolicy.policies.heads.explicit import ExplicitPolicy
 from robopolicy.policies.registry import POLICIES
+from robopolicy.policies.wrappers.relative_actions import RelativeActionPolicy
 from robopolicy.schema import fill_defaults, to_dict
 from robopolicy.sim.contract import SimSpec, VectorSim
 from robopolicy.sim.registry import NO_TASK, WorldOptions, get_task, observation_options
@@ -244,6 +245,8 @@ def build(config: TrainConfig, start: Path | None = None) -> RunComponents:
     elif episodes is not None:
         check_dataset(episodes, sim, config.dataset)
     policy, algorithm, updates = build_learner(config, episodes, sim, device, start)
+    if metadata is not None and not metadata.action_names and isinstance(policy, RelativeActionPolicy):
+        metadata = replace(metadata, action_names=policy.representation.entry_names(policy.spec.action_dim))
     if rank():  # weights are equal in all processes, and the noise of losses is not
         torch.manual_seed(config.seed + SEEDS_PER_RANK * rank())
     if episodes is not None:

@@ -16,6 +16,7 @@ from robopolicy.data.goals import HindsightConfig
 from robopolicy.device import GPUConfig
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.registry import POLICIES
+from robopolicy.policies.wrappers.relative_poses import PoseConfig
 from robopolicy.schema import from_dict
 from robopolicy.sim.registry import SUCCESS_STEPS, WorldOptions
 from robopolicy.sim.wrappers.registry import WrapperSpec
@@ -36,6 +37,7 @@ class TaskConfig(Validated):
     wrappers: tuple[WrapperSpec, ...] = ()  # simulator wrappers, each NAME or {name: NAME, OPTION: VALUE}
     action_representation: str = "absolute"  # absolute | delta | relative actions in a new policy that imitates
     absolute_entries: tuple[str, ...] = ()  # entries that are no differences, e.g. [gripper], by name or number
+    poses: tuple[PoseConfig, ...] = ()  # poses of relative actions, each {position: [x, y, z], rotation: [...]}
     obs_keys: tuple[str, ...] = ()  # observation keys of a new policy, e.g. [image.front]; empty: all
 
 
@@ -178,6 +180,8 @@ def check_settings(config: TrainConfig) -> None:
         raise unknown_name("value", representation, kinds, "of task.action_representation")
     if representation == "absolute" and config.task.absolute_entries:
         raise UserError("task.absolute_entries has no effect on absolute actions; set task.action_representation too.")
+    if representation != "relative" and config.task.poses:
+        raise UserError("task.poses are relative to the measured pose; set task.action_representation=relative.")
     if representation != "absolute" and config.init_from:
         raise UserError("The representation of actions comes from the checkpoint; drop task.action_representation.")
     if config.sim.final_obs not in FINAL_OBS:

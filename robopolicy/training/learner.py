@@ -138,10 +138,10 @@ def _new_policy(
     chunk = config.chunk
     spec = PolicySpec(observation, sim.action_dim, chunk.horizon, chunk.action_horizon, chunk.obs_horizon)
     name, policy_config = section("policy", config.policy)
+    if config.task.action_representation != "absolute":
+        return _relative_policy(config, spec, episodes, sim, device)
     with torch.device(device):
         policy = make_policy(name, policy_config, spec)
-    if config.task.action_representation != "absolute":
-        return _relative_policy(config, policy, episodes, sim, device)
     limits = _bounds(sim) if bounds else {}  # exploration exceeds the range of the data
     if episodes is not None:
         learned = episodes.with_executed_actions() if bounds else episodes  # imitation learns the commanded actions
@@ -158,18 +158,25 @@ def _new_policy(
 
 
 def _relative_policy(
-    config: TrainConfig, base: Policy, episodes: Episodes | None, sim: SimSpec, device: torch.device
+    config: TrainConfig, spec: PolicySpec, episodes: Episodes | None, sim: SimSpec, device: torch.device
 ) -> Policy:
-    """Wrap a new policy so that it predicts differences of actions, whose statistics it is fitted to."""
-    task, spec = config.task, base.spec
+    """Build a new policy that predicts differences of actions, whose statistics it is fitted to."""
+    task = config.task
     if ALGORITHMS[str(config.algorithm["name"])].data_source != "dataset" or episodes is None:
         raise UserError(f"task.action_representation={task.action_representation} needs imitation, e.g. algorithm=bc.")
     if "state" not in spec.observation:
         raise UserError(f"{task.action_representation} actions need 'state' among the observations of the policy.")
     sizes, positions = (spec.action_dim, spec.observation["state"][0]), sim.observation["state"].names
     names = sim.action_names
-    found = match_entries(task.action_representation, "state", names, positions, sizes, task.absolute_entries)
+    found = match_entries(
+        task.action_representation, "state", names, positions, sizes, task.absolute_entries, task.poses
+    )
+    state, action = (torch.from_numpy(episodes.arrays[key].astype(np.float64)) for key in ("state", "action"))
+    for pose in found.poses:
+        pose.check(state, action)
+    inner = replace(spec, action_dim=found.encoded_dim(spec.action_dim))
     with torch.device(device):
+        base = make_policy(*section("policy", config.policy), inner)
         policy = RelativeActionPolicy(RelativeActionConfig(describe(base), found), spec)
     differences = encoded_actions(found, episodes, spec.horizon)
     policy.fit_normalizer({**dataset_statistics(episodes), "action": vector_statistics(differences)})
@@ -177,7 +184,7 @@ def _relative_policy(
 
 
 def encoded_actions(representation: ActionRepresentation, episodes: Episodes, horizon: int) -> NDArray[np.float64]:
-    """All differences `(steps, A)` of the chunks of `horizon` actions that start at every frame."""
+    """All differences `(steps, D)` of the chunks of `horizon` actions that start at every frame."""
     future, mask = chunk_index(episodes, horizon)  # (F, H)
     obs = {representation.key: torch.from_numpy(episodes.arrays[representation.key].astype(np.float64))[:, None]}
     chunks = torch.from_numpy(episodes.arrays["action"].astype(np.float64)[future])

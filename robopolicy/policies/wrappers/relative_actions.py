@@ -4,6 +4,7 @@ Joint or end-effector targets follow the measured positions closely, so differen
 depend on the place in the workspace. `relative` subtracts the newest measured position from all actions of a chunk
 (as UMI, Chi et al. 2024); `delta` subtracts the measured position from the first action, and from each later action
 the one before. Both are inverted when the policy acts, so that evaluation, export and deployment need no further code.
+Poses with a rotation are relative to the measured pose, see `relative_poses`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from robopolicy.nets.normalizer import Statistics
 from robopolicy.policies.base import DecisionOutput, Info, Observation, PolicySpec, Record, Sample
 from robopolicy.policies.noise import Randomness
 from robopolicy.policies.wrappers.nested import WrappingPolicy, rebuild
+from robopolicy.policies.wrappers.relative_poses import ROT6D, PoseConfig, PoseEntries
 
 REPRESENTATIONS = ("absolute", "delta", "relative")
 
@@ -33,6 +35,7 @@ class ActionRepresentation(Validated):
     key: str = "state"  # observation with the positions
     actions: tuple[NonNegativeInt, ...] = ()  # entries of the action
     positions: tuple[NonNegativeInt, ...] = ()  # entries of the observation, one per entry of the action
+    poses: tuple[PoseEntries, ...] = ()  # relative end-effector poses
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,31 +43,79 @@ class ActionRepresentation(Validated):
             raise unknown_name("representation of actions", self.kind, REPRESENTATIONS)
         if len(self.actions) != len(self.positions):
             raise UserError(f"{self.kind} actions need as many entries of the observation as of the action.")
+        if self.poses and self.kind != "relative":
+            raise UserError("Poses are relative to the measured pose; set task.action_representation=relative.")
+
+    @property
+    def rotations(self) -> tuple[int, ...]:
+        """Entries of the action that are rotations, which differences replace by `ROT6D` entries per pose."""
+        return tuple(entry for pose in self.poses for entry in pose.rotation)
+
+    def encoded_dim(self, action_dim: int) -> int:
+        """Number of entries of the differences of actions with `action_dim` entries."""
+        return action_dim - len(self.rotations) + ROT6D * len(self.poses)
+
+    def entry_names(self, action_dim: int) -> tuple[str, ...]:
+        """Names of the entries of actions without names, so that no robot takes a pose for joints; () without poses."""
+        if not self.poses:
+            return ()
+        names = {entry: f"entry {entry}" for entry in range(action_dim)}
+        for pose in self.poses:
+            names |= {entry: f"{axis} [m]" for axis, entry in zip("xyz", pose.position, strict=True)}
+            names |= {entry: f"{pose.rotation_type} {index}" for index, entry in enumerate(pose.rotation)}
+        return tuple(names.values())
 
     def encode(self, obs: Observation, chunk: Tensor) -> Tensor:
-        """Differences `(B, H, A)` of actions `(B, H, A)` at observations `{key: (B, To, ...)}`."""
-        targets = chunk[..., list(self.actions)]
-        start = self._start(obs)
-        before = start.expand_as(targets) if self.kind == "relative" else torch.cat([start, targets[:, :-1]], 1)
-        return self._with(chunk, targets - before)
+        """Differences `(B, H, D)` of actions `(B, H, A)` at observations `{key: (B, To, ...)}`.
+
+        They are the entries of the action without its rotations, and then the rotations of all poses.
+        """
+        columns = dict(enumerate(chunk.unbind(-1)))
+        if self.actions:
+            targets, start = chunk[..., list(self.actions)], self._start(obs)
+            before = start.expand_as(targets) if self.kind == "relative" else torch.cat([start, targets[:, :-1]], 1)
+            columns |= _columns(self.actions, targets - before)
+        turned: list[Tensor] = []
+        for pose in self.poses:
+            positions, rotations = pose.encode(obs[self.key][:, -1], chunk)
+            columns |= _columns(pose.position, positions)
+            turned += rotations.unbind(-1)
+        kept = [column for entry, column in columns.items() if entry not in self.rotations]
+        return torch.stack([*kept, *turned], -1)
 
     def decode(self, obs: Observation, chunk: Tensor) -> Tensor:
         """Inverse of `encode`."""
-        found = chunk[..., list(self.actions)]
-        return self._with(chunk, self._start(obs) + (found if self.kind == "relative" else found.cumsum(1)))
+        given, poses = list(chunk.unbind(-1)), len(self.poses)
+        size = len(given) - ROT6D * poses + len(self.rotations)
+        columns = dict(zip([entry for entry in range(size) if entry not in self.rotations], given, strict=False))
+        if self.actions:
+            found = torch.stack([columns[entry] for entry in self.actions], -1)
+            found = self._start(obs) + (found if self.kind == "relative" else found.cumsum(1))
+            columns |= _columns(self.actions, found)
+        for index, pose in enumerate(self.poses, -poses):
+            positions = torch.stack([columns[entry] for entry in pose.position], -1)
+            turned = chunk[..., chunk.shape[-1] + ROT6D * index :][..., :ROT6D]
+            positions, rotations = pose.decode(obs[self.key][:, -1], positions, turned)
+            columns |= _columns(pose.position, positions) | _columns(pose.rotation, rotations)
+        return torch.stack([columns[entry] for entry in range(size)], -1)
 
     def _start(self, obs: Observation) -> Tensor:
         return obs[self.key][:, -1:, list(self.positions)]  # (B, 1, n)
 
-    def _with(self, chunk: Tensor, values: Tensor) -> Tensor:
-        """Chunk whose chosen entries are `values` `(B, H, n)`."""
-        order = {entry: index for index, entry in enumerate(self.actions)}
-        columns = [values[..., order[i]] if i in order else chunk[..., i] for i in range(chunk.shape[-1])]
-        return torch.stack(columns, -1)
+
+def _columns(entries: Sequence[int], values: Tensor) -> dict[int, Tensor]:
+    """`values` `(B, H, n)` by entry."""
+    return dict(zip(entries, values.unbind(-1), strict=True))
 
 
 def match_entries(
-    kind: str, key: str, actions: Sequence[str], positions: Sequence[str], sizes: tuple[int, int], keep: Sequence[str]
+    kind: str,
+    key: str,
+    actions: Sequence[str],
+    positions: Sequence[str],
+    sizes: tuple[int, int],
+    keep: Sequence[str],
+    poses: Sequence[PoseConfig] = (),
 ) -> ActionRepresentation:
     """Pair the entries of actions and positions by name, or by index without names.
 
@@ -75,9 +126,10 @@ def match_entries(
         positions: Names of the entries of the observation; may be empty.
         sizes: Sizes of action and observation.
         keep: Names or indices of entries of the action that stay absolute, such as a gripper.
+        poses: End-effector poses among the entries.
 
     Raises:
-        UserError: No entry has a position, or an entry of `keep` does not exist.
+        UserError: No entry has a position, or an entry of `keep` or of a pose does not exist, or is in two poses.
     """
     known = [*actions, *map(str, range(sizes[0]))]
     for entry in keep:
@@ -88,10 +140,14 @@ def match_entries(
     else:
         pairs = [(i, i) for i in range(min(sizes))]
     kept = {*keep}
-    pairs = [(i, j) for i, j in pairs if not {str(i), *(actions[i : i + 1])} & kept]
-    if not pairs:
+    found = tuple(pose.match(actions, positions, sizes) for pose in poses)
+    posed = [entry for pose in found for entry in (*pose.position, *pose.rotation)]
+    if twice := next((entry for entry in posed if posed.count(entry) > 1), None):
+        raise UserError(f"Entry {twice} of the action is in task.poses twice.")
+    pairs = [(i, j) for i, j in pairs if i not in posed and not {str(i), *(actions[i : i + 1])} & kept]
+    if not pairs and not found:
         raise UserError(f"No entry of the action has the name of an entry of '{key}', so {kind} actions do not exist.")
-    return ActionRepresentation(kind, key, *map(tuple, zip(*pairs, strict=True)))  # type: ignore[arg-type]
+    return ActionRepresentation(kind, key, tuple(i for i, _ in pairs), tuple(j for _, j in pairs), found)
 
 
 @dataclass(frozen=True)
@@ -112,8 +168,13 @@ class RelativeActionPolicy(WrappingPolicy):
         """Build the inner policy; raise a UserError if the observation lacks the positions."""
         super().__init__()
         found, size = config.representation, spec.observation.get(config.representation.key, (0,))
-        fits = len(size) == 1 and max(found.positions, default=0) < size[0]
-        if not fits or max(found.actions, default=0) >= spec.action_dim:
+        measured = [
+            *found.positions,
+            *(i for pose in found.poses for i in (*pose.state_position, *pose.state_rotation)),
+        ]
+        changed = [*found.actions, *(i for pose in found.poses for i in (*pose.position, *pose.rotation))]
+        fits = len(size) == 1 and max(measured, default=0) < size[0]
+        if not fits or max(changed, default=0) >= spec.action_dim:
             raise UserError(f"{found.kind} actions need '{found.key}' among the observations of the policy.")
         self.config, self.spec, self.representation = config, spec, found
         self.base = rebuild(config.base)
