@@ -50,7 +50,7 @@ PRODUCT_HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "recurrent_gaussian": ("gaussian", {"normalization": "minmax", "recurrent": RecurrentConfig(kind="gru", width=8)}),
 }
-"""Name in the matrix -> (registered policy, settings), without those of contrib."""
+"""Name in the matrix -> (registered policy, settings), without contrib."""
 
 RECURRENT = {"recurrent_gaussian"}
 

@@ -162,7 +162,7 @@ def _without_absent_themes(tables: Tables) -> Tables:
 
 
 def _present(places: list[str]) -> list[str]:
-    """Symbols or test ids without those of themes that are not here."""
+    """Symbols or test ids, except in themes that are not here."""
     found = [(place, THEME.match(place)) for place in places]
     return [place for place, theme in found if theme is None or theme[1] in plugins.themes()]
 

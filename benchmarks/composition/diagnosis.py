@@ -16,7 +16,7 @@ WEIGHTS = ((0.75, 0.25), (0.5, 0.5), (0.25, 0.75))  # both parents active, so th
 def disagreement(parents: list[Policy], obs: Observation, seed: int = 0) -> list[float]:
     """Difference of the velocities of two parents over their mean velocity, root mean squares, by step of the path.
 
-    The path is that of the convex composition with equal weights, from noise to a chunk, for `obs` `{key: (B, ...)}`.
+    The path belongs to the convex composition with equal weights, from noise to a chunk, for `obs` `{key: (B, ...)}`.
     """
     first, middle, second = (compose(parents, "convex", weights=weights) for weights in WEIGHTS)
     rows = len(next(iter(obs.values())))

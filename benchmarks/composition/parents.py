@@ -25,7 +25,7 @@ DEMONSTRATIONS = 100_000  # first episode seed; a cell adds 1000 * seed
 
 
 def demonstrations(task: PairTask, seed: int, folder: Path) -> Episodes:
-    """Successful episodes of the scripted expert for both parents; those of the first parent come first."""
+    """Successful episodes of the scripted expert for both parents; episodes of the first parent come first."""
     if not folder.exists():
         with closing(make_sim(task.task, task.options(16))) as sim:
             expert = get_task(task.task).require_expert()()

@@ -125,7 +125,7 @@ def largest_difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> T
 
 
 class HostNoise(TorchFunctionMode):
-    """Random numbers of one generator on the CPU in place of those of any device."""
+    """Random numbers of one generator on the CPU in place of the generators of all devices."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,9 +2,9 @@
 
     python -m benchmarks.ogbench.generate scene-v0 --out ~/ogbench-data/scene-play-v0.npz --processes 2
 
-The settings are those of OGBench's generation script for `play`: 1,000 episodes of 1,001 steps (3,000 or 5,000 episodes
+The settings come from OGBench's generation script for `play`: 1,000 episodes of 1,001 steps (3,000 or 5,000 episodes
 of the largest cubes and puzzles), noise 0.1 smoothed with 0.5, and a new random target whenever the oracle has reached
-the last one. With equal random draws the data equal those of that script to the last bit. Episode i depends only on
+the last one. With equal random draws the data equal its output to the last bit. Episode i depends only on
 `--seed` and i, so that a killed run continues from its finished blocks, and the number of processes has no effect.
 """
 

@@ -27,7 +27,7 @@ class Takeover(Study):
 
     The person demonstrates 10 episodes of lift, and a flow policy is cloned from them. Then the person watches 10 of
     its episodes and takes over where the cube is not lifted after 25 steps, and DAgger trains on both. The control
-    trains as many further updates without corrections. Success is that of 200 held-out episodes.
+    trains as many further updates without corrections. Success counts 200 held-out episodes.
     """
 
     name = "takeover"

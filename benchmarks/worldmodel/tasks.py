@@ -32,7 +32,7 @@ REINFLOW = ("sim.num_envs=64", "algorithm.num_steps=8", "algorithm.epochs=10", "
 
 
 def _policies(obs_keys: str, pixels: dict[str, Recipe]) -> dict[str, Recipe]:
-    """Policies of the state `obs_keys`, and those of `pixels`. Names end with the number of demonstrations."""
+    """Policies of the state `obs_keys`, and of `pixels`. Names end with the number of demonstrations."""
 
     def clone(head: str, demonstrations: int, updates: int, *settings: str) -> Clone:
         return Clone(head, demonstrations, updates, (f"task.obs_keys={obs_keys}", *settings))

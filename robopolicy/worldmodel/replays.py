@@ -1,6 +1,6 @@
 """Replays of recorded actions in a world model, compared with what was recorded.
 
-A replay starts at the first frame of an episode and executes its actions. Its errors are those of the model and of the
+A replay starts at the first frame of an episode and executes its actions. Its errors come from the model and the
 success detector alone: no policy reacts to predicted frames.
 
 Calibration moves the decision of the success head of a model to the threshold that separates successful from failed

@@ -22,7 +22,7 @@ GOAL = np.ones(9, np.int64)  # button states of task 4
 
 
 def write_play(path: Path, episodes: int = 2, steps: int = 8) -> dict[str, Any]:
-    """Write play data of the puzzle in the layout of OGBench; the buttons of steps 3 and 4 are those of the goal."""
+    """Write play data of the puzzle in the layout of OGBench; in steps 3 and 4 the buttons reach the goal."""
     rng = np.random.default_rng(0)
     frames = episodes * steps
     states = rng.integers(0, 2, (frames, 9))

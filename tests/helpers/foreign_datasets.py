@@ -92,7 +92,7 @@ def write_robomimic_file(path: Path, *, next_obs: bool = True) -> Path:
 
 
 def write_zarr_store(path: Path, compressor: Any = None, zarr_format: Any = 2, floats: bool = False) -> Path:
-    """A replay buffer of Diffusion Policy; `floats` stores the image as float32, as that of PushT is."""
+    """A replay buffer of Diffusion Policy; `floats` stores the image as float32, as PushT does."""
     import zarr
 
     group = zarr.open_group(path, mode="w", zarr_format=zarr_format)

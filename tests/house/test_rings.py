@@ -86,7 +86,7 @@ def test_every_row_of_a_theme_leads_to_an_object(theme: str) -> None:
 
 
 def kinds(tables: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Kinds of things in a theme.toml; those of parts and of compatibility are nested."""
+    """Kinds of things in a theme.toml; parts and compatibility have nested kinds."""
     for kind, table in tables.items():
         if kind in ("parts", *PLAIN):
             yield from kinds(table, f"{kind}.")

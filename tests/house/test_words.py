@@ -1,4 +1,4 @@
-"""Words: names and sentences are those of the field, and no two public classes share a name."""
+"""Words: names and sentences belong to the field, and no two public classes share a name."""
 
 import ast
 import re

@@ -82,7 +82,7 @@ def test_targets_beyond_half_a_turn_and_of_either_sign_return_without_jumps() ->
 
 
 def test_differences_equal_the_relative_poses_of_umi() -> None:
-    """UMI multiplies the inverse of the homogeneous matrix of the measured pose by that of the target."""
+    """UMI multiplies the inverse of the homogeneous matrix of the measured pose by the matrix of the target."""
 
     def homogeneous(pose: torch.Tensor) -> np.ndarray:
         found = np.eye(4)

@@ -43,7 +43,7 @@ class WarpSim(VectorSim):
 
     The functions of the task must take torch tensors (`MujocoTask.array_api`) and never wait for the device. On a GPU,
     a control step is one recorded graph of control, physics, outcome, observation and restart. Initial states are
-    prepared ahead on the host (`StartRing`). The host reads three numbers per step, on a GPU those of the step before:
+    prepared ahead on the host (`StartRing`). The host reads three numbers per step, on a GPU from the step before:
     how many episodes ended, whether the actions were finite, and whether a buffer overflowed.
 
     A state, reward or observation that is not finite or beyond 1e10 ends its episode: `terminated`, `info["diverged"]`,

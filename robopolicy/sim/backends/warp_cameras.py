@@ -1,6 +1,6 @@
 """Camera observations of many worlds by MuJoCo Warp's ray tracer, on the device of the physics.
 
-The scene is that of the native `Renderer`: the same cameras, lights, headlight, materials and sky, without shadows.
+The scene has the cameras, lights, headlight, materials and sky of the native `Renderer`, without shadows.
 Unlike OpenGL, a texture is not blurred with distance, transparent geoms are opaque, and sites are not drawn.
 """
 
@@ -111,8 +111,8 @@ class WarpCameras:
 def _drawn_model(model: mujoco.MjModel) -> mujoco.MjModel:
     """Copy of `model` without collisions that the ray tracer draws in the colours of OpenGL.
 
-    In OpenGL, the colour of a geom replaces that of its material, a geom without opacity is not drawn, and the texture
-    of a plane may be repeated over its size instead of per metre.
+    In OpenGL, the colour of a geom replaces the colour of its material, a geom without opacity is not drawn, and the
+    texture of a plane may be repeated over its size instead of per metre.
     """
     model = copy(model)
     model.geom_contype[:] = model.geom_conaffinity[:] = 0

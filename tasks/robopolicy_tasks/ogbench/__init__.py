@@ -1,6 +1,6 @@
 """OGBench (Park et al. 2024): its single tasks under their own ids, and its data-collection mode with visible targets.
 
-Ids of single tasks are those of the package, e.g. `ogbench/scene-singletask-task1-v0`; without `-task1` they are the
+Single tasks have the ids of the package, e.g. `ogbench/scene-singletask-task1-v0`; without `-task1` they are the
 default task of the environment. `task.reward=shaped` is the reward of the package, `sparse` is -1 until success.
 `ogbench/scene-oraclerep-v0` has a random one of the tasks per episode, whose goal is observed.
 

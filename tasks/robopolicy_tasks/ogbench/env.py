@@ -65,7 +65,7 @@ class PackageEnv(gymnasium.Wrapper):
 class SingleTaskEnv(PackageEnv):
     """Official single-task environment, e.g. `scene-singletask-task1-v0`, whose episodes depend only on their seed.
 
-    The reward of a step is that of the state before it: the number of satisfied sub-goals minus their number, or, if
+    The reward of a step belongs to the state before it: the number of satisfied sub-goals minus their number, or, if
     `sparse`, -1 until all are satisfied. A step from a state with all satisfied ends the episode.
     """
 
