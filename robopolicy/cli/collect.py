@@ -121,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
                 video=args.images == "video",
                 overwrite=args.overwrite,
                 names=names,
+                action_type=spec.action_type,
             ) as writer,
         ):
             update = add_bar(f"collect {entry.name}", args.episodes)

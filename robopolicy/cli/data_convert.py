@@ -89,6 +89,7 @@ def _write(args: argparse.Namespace, format: str, dataset: OpenDataset, summary:
         write_dataset(args.destination, format, episodes, dataset.control_dt, dataset.names)
         return
     options = {"video": args.video, "overwrite": args.overwrite, "names": dataset.names}
+    options["action_type"] = dataset.reader.action_type
     with LeRobotWriter(args.destination, control_dt=dataset.control_dt, **options) as writer:
         for episode in episodes:
             writer.add(episode)

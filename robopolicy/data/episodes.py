@@ -76,6 +76,7 @@ class Episodes:
     control_dt: float  # seconds between two frames
     behaviours: tuple[str, ...] = ()  # (E,) names of behaviour policies, empty if unknown; () if all are unknown
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])  # of entries, where known
+    action_type: str = ""  # absolute | delta: actions are targets of a controller or changes; empty if unknown
 
     def __post_init__(self) -> None:
         _check(self)
@@ -168,7 +169,8 @@ class Episodes:
         """Copy the episodes chosen by indices, e.g. `range(10)`, or by a mask `(E,)`, e.g. `episodes.success`."""
         chosen = np.asarray(selection)
         indices = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
-        return Episodes.from_list([self.episode(int(index)) for index in indices], self.control_dt, self.names)
+        found = Episodes.from_list([self.episode(int(index)) for index in indices], self.control_dt, self.names)
+        return replace(found, action_type=self.action_type)
 
     @classmethod
     def from_list(
@@ -212,6 +214,9 @@ class Episodes:
         for key, entry_names in [pair for part in parts for pair in part.names.items()]:
             if names.setdefault(key, entry_names) != entry_names:
                 raise UserError(f"Datasets whose '{key}' holds {names[key]} and {entry_names} cannot be joined.")
+        action_types = {part.action_type for part in parts} - {""}
+        if len(action_types) > 1:
+            raise UserError("Datasets with absolute and with delta actions cannot be joined.")
         if any("executed" in part.arrays for part in parts):
             parts = [replace(part, arrays={"executed": part.arrays["action"], **part.arrays}) for part in parts]
         if any("intervention" in part.arrays for part in parts):
@@ -220,7 +225,8 @@ class Episodes:
         if not all("policy_action" in part.arrays for part in parts):
             parts = [replace(part, arrays=_without(part.arrays, "policy_action")) for part in parts]
         episodes = [part.episode(index) for part in parts for index in range(part.num_episodes)]
-        return cls.from_list(episodes, parts[0].control_dt if parts else 0.0, names)
+        joined = cls.from_list(episodes, parts[0].control_dt if parts else 0.0, names)
+        return replace(joined, action_type="".join(action_types))
 
 
 def _without(arrays: Mapping[str, Array], key: str) -> dict[str, Array]:

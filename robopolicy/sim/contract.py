@@ -69,6 +69,7 @@ class SimSpec:
     supports_masked_step: bool = True  # False where the backend cannot skip rows; see `VectorSim.reset_rows`
     final_obs_exact: bool = True  # False where the last observation is unknown; `final_obs` is the previous one
     mirror: MirrorSymmetry | None = None  # left-right symmetry of the task, if any
+    action_type: str = ""  # absolute | delta: actions are targets of a controller or changes; empty if unknown
     success_step: str = "any"  # steps of an episode whose success an evaluation counts: any | last
 
     @property

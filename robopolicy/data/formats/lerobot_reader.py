@@ -17,7 +17,7 @@ class EpisodesReader(DatasetReader):
     def __init__(self, format: str, episodes: Episodes, rate_origin: str) -> None:
         self.format, self._episodes = format, episodes
         self.keys = {key: key for key in episodes.arrays}
-        self.names = episodes.names
+        self.names, self.action_type = episodes.names, episodes.action_type
         self.rate, self.rate_origin = 1 / episodes.control_dt, rate_origin
         parts = [episodes.episode(index) for index in range(episodes.num_episodes)]
         self.episodes = [

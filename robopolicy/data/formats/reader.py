@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -36,6 +37,7 @@ class DatasetReader(ABC):
     rate_origin: str = ""  # where the files state it
     names: Mapping[str, tuple[str, ...]] = {}  # of entries, by key
     notes: tuple[str, ...] = ()  # for the user
+    action_type: str = ""  # absolute | delta: actions are targets of a controller or changes; empty if unknown
 
     @abstractmethod
     def read(self, episode: int, name: str, feature: FeatureMapping) -> Array | list[bytes]:
@@ -108,7 +110,7 @@ class OpenDataset:
         episodes = Episodes.from_list(self, self.control_dt)
         lengths = {key: array.shape[1:] for key, array in episodes.arrays.items()}
         names = {key: names for key, names in self.names.items() if lengths.get(key) == (len(names),)}
-        return Episodes(**{**episodes.__dict__, "names": names})
+        return replace(episodes, names=names, action_type=self.reader.action_type)
 
     def episode(self, index: int) -> Episode:
         """Read one episode."""

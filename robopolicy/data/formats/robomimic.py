@@ -71,6 +71,7 @@ class RobomimicReader(DatasetReader):
         stored = StoredFacts.from_dict(facts, len(self._demos))
         self.names = stored.names
         self._set_rate(stored, env)
+        self.action_type = _action_type(mapping, env)
         task = find_text(json_object(file.text(data, "problem_info") or "{}", "problem_info"), "language_instruction")
         task = task or find_text(env, "env_name")
         self.episodes = [
@@ -207,6 +208,28 @@ def _write_demo(demo: Any, episode: Episode) -> int:
                 demo[f"next_obs/{name}"] = values[1:]
     demo["dones"] = np.arange(count) == count - 1
     return count
+
+
+def _action_type(mapping: DatasetMapping, env: Mapping[str, Any]) -> str:
+    """Whether actions are absolute or delta: by the name of their array, or by `env_args`."""
+    feature = mapping.features.get("action")
+    kinds = {_kind_of_array(name) for name in (feature.source if feature else ("actions",))} - {""}
+    if kinds:
+        return kinds.pop() if len(kinds) == 1 else ""
+    settings = env.get("env_kwargs")
+    controller = settings.get("controller_configs") if isinstance(settings, Mapping) else None
+    if not isinstance(controller, Mapping):
+        return ""
+    if isinstance(controller.get("control_delta"), bool):  # robosuite before 1.5
+        return "delta" if controller["control_delta"] else "absolute"
+    kind = find_text(controller, "body_parts", "right", "input_type")
+    return kind if kind in ("absolute", "delta") else ""
+
+
+def _kind_of_array(name: str) -> str:
+    if name == "actions_abs" or name.startswith("action_dict/abs_"):
+        return "absolute"
+    return "delta" if name.startswith("action_dict/rel_") else ""
 
 
 def _by_number(name: str) -> tuple[str, int, str]:

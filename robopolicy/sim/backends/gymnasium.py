@@ -62,7 +62,10 @@ class GymnasiumSim(NumpyVectorEnv):
         except (Exception, SystemExit) as error:
             raise SimulatorFailed.because(task or str(env), "at its start", error) from error
         self._shape, self._dtype = space.shape or (), space.dtype
-        super().__init__(SimSpec(task, self._map.specs, low, high, rate, longest), num_envs)
+        action_type = getattr(first.unwrapped, "action_type", "")
+        action_type = action_type if action_type in ("absolute", "delta") else ""
+        spec = SimSpec(task, self._map.specs, low, high, rate, longest, action_type=action_type)
+        super().__init__(spec, num_envs)
         # The spec's bounds are rounded to float32 and may exceed the bounds of the space, which some environments
         # check.
         box: Any = space

@@ -76,6 +76,8 @@ class RobosuiteEnv(gymnasium.Env[Any, Any]):
         sizes = {key: value.shape for key, value in self._observe(self._env.reset()).items()}
         self.observation_space = spaces.Dict({key: spaces.Box(-np.inf, np.inf, size) for key, size in sizes.items()})
         self.control_dt = 1 / CONTROL_HZ
+        controllers = self._env.robots[0].composite_controller.part_controllers
+        self.action_type = str(getattr(controllers["right"], "input_type", ""))  # absolute | delta
         self.spec = EnvSpec(f"robosuite/{task}", max_episode_steps=MAX_STEPS)
         self._renderer: Renderer | None = None
 

@@ -174,6 +174,9 @@ class EpisodeCopier:
         for name in sorted(features.keys() ^ self._features.keys()):
             lacking, other = (source, first) if name in self._features else (first, source)
             raise UserError(f"{lacking.root} lacks '{name}' of {other.root}; remove or rename it there first.")
+        types = [layout.action_type_of(each["action"]) for each in (features, self._features)]
+        if all(types) and types[0] != types[1]:
+            raise UserError(f"Actions are {types[0]} in {source.root} and {types[1]} in {first.root}.")
         for name in features:
             for entry in ("dtype", "shape", "names"):
                 ours, theirs = (each[name].get(entry) for each in (self._features, features))

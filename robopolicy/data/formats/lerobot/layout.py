@@ -217,6 +217,18 @@ def names_of(feature: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(map(str, names))
 
 
+def action_feature(feature: Mapping[str, Any], action_type: str) -> dict[str, Any]:
+    """Description of the action that states whether it is absolute or delta."""
+    return {**feature, "info": {"action_type": action_type}} if action_type else dict(feature)
+
+
+def action_type_of(feature: Mapping[str, Any]) -> str:
+    """Inverse of `action_feature`; empty if unknown."""
+    info = feature.get("info")
+    found = info.get("action_type") if isinstance(info, Mapping) else ""
+    return found if found in ("absolute", "delta") else ""
+
+
 def image_feature(images: NDArray[Any], video_info: Mapping[str, Any] | None) -> dict[str, Any]:
     """Description of a camera `(T, 3, height, width)`, stored as video where `video_info` is given."""
     shape = [int(images.shape[2]), int(images.shape[3]), 3]

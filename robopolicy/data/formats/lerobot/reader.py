@@ -85,6 +85,7 @@ def _read(source: DatasetFiles, episodes: Sequence[int] | None, images: bool) ->
     tasks = source.tasks()
     return Episodes(
         arrays=arrays,
+        action_type=layout.action_type_of(features["action"]),
         ends=ends,
         tasks=tuple(tasks.get(int(index), "") for index in first),
         seeds=np.array([row.seed for row in rows], np.int64),

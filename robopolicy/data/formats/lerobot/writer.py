@@ -48,6 +48,7 @@ class LeRobotWriter:
         video: bool = True,
         overwrite: bool = False,
         names: Mapping[str, Sequence[str]] | None = None,
+        action_type: str = "",
         data_file_mb: int = layout.DATA_FILE_MB,
         video_file_mb: int = layout.VIDEO_FILE_MB,
     ) -> None:
@@ -59,6 +60,7 @@ class LeRobotWriter:
             video: Store cameras as video if there is an encoder and the size is even; otherwise as lossless PNG.
             overwrite: Replace an existing dataset once the new one is complete.
             names: Optional names of the elements of vectors, by episode key.
+            action_type: `absolute` or `delta` if actions are targets of a controller or changes; empty if unknown.
             data_file_mb: Size at which a new parquet file begins [MB].
             video_file_mb: Size at which a new video file begins [MB].
         """
@@ -67,7 +69,7 @@ class LeRobotWriter:
         self._rate = layout.frame_rate(control_dt)
         self._encoder = video_encoder() if video else None
         self._overwrite = overwrite
-        self._names = dict(names or {})
+        self._names, self._action_type = dict(names or {}), action_type
         self._limits = {"data_file_mb": data_file_mb, "video_file_mb": video_file_mb}
         self._features: dict[str, dict[str, Any]] = {}
         self._tasks: dict[str, int] = {}
@@ -145,6 +147,7 @@ class LeRobotWriter:
                 features[layout.feature_of(key)] = layout.image_feature(array, info)
             else:
                 features[layout.feature_of(key)] = layout.vector_feature(array, self._names.get(key, ()))
+        features["action"] = layout.action_feature(features["action"], self._action_type)
         if "terminated" in episode.arrays:
             flag = {"dtype": "bool", "shape": [1], "names": None}
             features |= {layout.DONE: flag, layout.TRUNCATED: flag}
@@ -300,6 +303,7 @@ def column_statistics(root: Path, name: str, feature: Mapping[str, Any]) -> Stat
 def write_lerobot(episodes: Episodes, path: str | Path, *, video: bool = True, overwrite: bool = False) -> None:
     """Write `episodes` as a LeRobotDataset."""
     options = {"video": video, "overwrite": overwrite, "names": episodes.names}
+    options["action_type"] = episodes.action_type
     with LeRobotWriter(path, control_dt=episodes.control_dt, **options) as writer:
         for index in range(episodes.num_episodes):
             writer.add(episodes.episode(index))
