@@ -26,6 +26,7 @@ from robopolicy_robots.policy_source import PolicyRequirements, compatibility_er
 from robopolicy_robots.robot import QOS_PROFILES, RobotSpec
 from robopolicy_robots.sensor_inputs import SensorInputs
 from robopolicy_robots.simulated.client import Simulation
+from robopolicy_robots.transports.actions import TrajectoryClient
 from robopolicy_robots.transports.base import Publisher, Transport
 
 MEASURE_TIME = 1.0  # [s] for which rates are measured
@@ -60,15 +61,13 @@ def check(context: PreflightContext) -> list[CheckResult]:
     """Run all checks in the order in which a run depends on them."""
     robot = context.robot
     inputs = SensorInputs(robot, context.transport, context.embodiment.sources)
-    commands = context.transport.advertise(
-        robot.command.topic, CATALOGUE[robot.command.type], QOS_PROFILES[robot.command.qos]
-    )
+    commands = _commands(context)
     results = [_limits(context), *_sources(context, inputs)]
     until = time.monotonic() + DISCOVERY_TIMEOUT
     while not commands.matched and time.monotonic() < until:
         time.sleep(0.01)
-    count = commands.matched
-    results.append(CheckResult("commands", count > 0, f"{count} subscribers of {robot.command.topic}"))
+    count, peers = commands.matched, "action servers" if robot.uses_action else "subscribers of"
+    results.append(CheckResult("commands", count > 0, f"{count} {peers} {robot.command.topic}"))
     steps: tuple[tuple[str, Callable[[], Iterator[CheckResult]]], ...] = (
         ("joints", lambda: _joints(context, inputs)),
         ("policy", lambda: _policy(context, inputs)),
@@ -81,6 +80,14 @@ def check(context: PreflightContext) -> list[CheckResult]:
         except UserError as error:
             results.append(CheckResult(name, False, str(error)))
     return results
+
+
+def _commands(context: PreflightContext) -> Publisher[Message] | TrajectoryClient:
+    """Open the topic or the action of the commands."""
+    command = context.robot.command
+    if context.robot.uses_action:
+        return context.transport.trajectory_client(command.topic)
+    return context.transport.advertise(command.topic, CATALOGUE[command.type], QOS_PROFILES[command.qos])
 
 
 def show(results: list[CheckResult], title: str) -> int:
@@ -210,9 +217,14 @@ def _press(button: Publisher[Bool], ours: Any, pressed: bool, until: float) -> s
     return "not received"
 
 
-def _timeout(context: PreflightContext, inputs: SensorInputs, commands: Publisher[Message]) -> Iterator[CheckResult]:
-    """Check that the command timeout is declared, and measure it on a simulated robot."""
+def _timeout(
+    context: PreflightContext, inputs: SensorInputs, commands: Publisher[Message] | TrajectoryClient
+) -> Iterator[CheckResult]:
+    """Check that the command timeout is declared, and measure it on a simulated robot; goals end at rest themselves."""
     robot, simulation = context.robot, context.simulation
+    if isinstance(commands, TrajectoryClient):
+        yield CheckResult("command time-out", True, "every goal ends at rest")
+        return
     if robot.command_timeout is None:
         raise UserError("not declared: measure when the robot stops without commands, and set 'command_timeout'")
     if simulation is None:

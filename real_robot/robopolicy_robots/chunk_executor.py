@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,8 +18,9 @@ from robopolicy.deploy.safety.motion import Array
 from robopolicy.deploy.safety.ood import ActionOODCheck, ActionOODResult, ObservationGate
 from robopolicy.errors import UserError
 from robopolicy_robots.embodiment import Embodiment
+from robopolicy_robots.messages import JointState
 from robopolicy_robots.policy_runner import InferenceResult, InferenceRunner
-from robopolicy_robots.robot import RobotSpec
+from robopolicy_robots.robot import JOINTS, RobotSpec
 from robopolicy_robots.states import Reason, SafetyHold
 from robopolicy_robots.transports.base import Received
 
@@ -59,6 +62,8 @@ class ChunkExecutor:
         self.buffer = ChunkBuffer(embodiment.control_dt, runner.spec.action_dim, blending)
         self._robot, self._embodiment, self._runner, self._gate = robot, embodiment, runner, gate
         self._support = support
+        self.num_chunks = 0  # received since the construction
+        self._messages: Messages = {}  # of the current action
         self._limited: list[SafetyIntervention] = []  # interventions of the OOD check since the last call
         self._order = [embodiment.joints.index(name) for name in robot.names]
         self._history: deque[dict[str, NDArray[Any]]] = deque(maxlen=runner.spec.obs_horizon)
@@ -131,6 +136,7 @@ class ChunkExecutor:
         requested, slot = self._requested
         if result.chunk is not None and result.observed == requested:
             self.buffer.put(result.chunk, slot * self._embodiment.control_dt)
+            self.num_chunks += 1
 
     def remaining(self, now: float) -> float:
         """Seconds until the buffer runs out of actions."""
@@ -138,7 +144,7 @@ class ChunkExecutor:
 
     def waypoint(self, now: float, state: Messages) -> Array | None:
         """Joint goal `(J,)` of the current action, or None; raises `SafetyHold` if the embodiment rejects it."""
-        slot = self._at(now)
+        slot, self._messages = self._at(now), state
         if slot == self._slot:
             return self._goal
         goal = action = None
@@ -173,6 +179,27 @@ class ChunkExecutor:
             return self._goal
         fraction = (now + self._target_lead - self._origin) / self._embodiment.control_dt - self._slot
         return self._from + max(fraction, 0.0) * (self._goal - self._from) if fraction < 1.0 else self._goal
+
+    def fork(self) -> ChunkExecutor:
+        """Copy for `next_target`, whose use does not change this executor."""
+        ahead = copy(self)
+        ahead.buffer, ahead._embodiment, ahead._support = copy(self.buffer), copy(self._embodiment), copy(self._support)
+        ahead._limited = []
+        return ahead
+
+    def next_target(self, now: float, position: Array) -> Array | None:
+        """Target `(J,)` of a coming tick if the robot is at `position` `(J,)` then; None if no valid action is left."""
+        received = self._messages[JOINTS]
+        message = received.message
+        assert isinstance(message, JointState)
+        moved = message.position.copy()
+        moved[[message.name.index(name) for name in self._robot.names]] = position
+        joints = replace(received, message=replace(message, position=moved))
+        try:
+            goal = self.waypoint(now, {**self._messages, JOINTS: joints})
+        except SafetyHold:
+            return None
+        return None if goal is None else self.target(now)
 
     def _joint_targets(self, action: Array, state: Messages) -> Array:
         try:

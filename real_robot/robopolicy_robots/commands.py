@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from robopolicy.deploy.safety.motion import Array
@@ -28,6 +29,15 @@ def command_message(robot: RobotSpec, command: Array) -> Message:
         fields: dict[str, Any] = {"velocity" if velocity else "position": command}
         return JointState(name=robot.names, **fields)
     raise UserError(f"Commands of type {robot.command.type} are not supported.")
+
+
+def trajectory_of(robot: RobotSpec, commands: Sequence[Array]) -> JointTrajectory:
+    """Trajectory from now on through `commands`, positions `(J,)` of consecutive control periods."""
+    points = tuple(
+        JointTrajectoryPoint(positions=command, time_from_start=Duration.from_seconds(k * robot.dt))
+        for k, command in enumerate(commands, 1)
+    )
+    return JointTrajectory(joint_names=robot.names, points=points)
 
 
 def targets_of(message: Message, order: tuple[str, ...]) -> tuple[tuple[str, ...], Array]:

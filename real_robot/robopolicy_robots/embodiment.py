@@ -21,7 +21,10 @@ MAX_PIXELS = 2**24  # maximum number of pixels of an image
 
 
 class Embodiment(Protocol):
-    """Interface of one robot in one task."""
+    """Interface of one robot in one task.
+
+    The commands of a `copy.copy` of an embodiment do not change the original, since trajectories are planned with it.
+    """
 
     sources: Mapping[str, type[Message]]  # required sources, such as {"joints": JointState, "object.cube": PoseStamped}
     joints: tuple[str, ...]  # (J,) joints that `command` moves, in this order

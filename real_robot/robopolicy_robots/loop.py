@@ -21,14 +21,14 @@ import numpy as np
 
 from robopolicy.deploy.safety.filter import FilterState, JointMeasurement, SafetyFilter
 from robopolicy.deploy.safety.interventions import InterventionLog, SafetyIntervention
-from robopolicy.deploy.safety.motion import Array
+from robopolicy.deploy.safety.motion import Array, hold
 from robopolicy.deploy.safety.watchdog import EStop
 from robopolicy.errors import UserError
 from robopolicy_robots.chunk_executor import ChunkExecutor
-from robopolicy_robots.commands import command_message
+from robopolicy_robots.command_output import open_output
 from robopolicy_robots.embodiment import Embodiment
 from robopolicy_robots.loop_options import LoopOptions
-from robopolicy_robots.messages import CATALOGUE, Bool, String
+from robopolicy_robots.messages import Bool, String
 from robopolicy_robots.policy_runner import InferenceRunner
 from robopolicy_robots.rate import gc_frozen, stop_on_signals, ticks
 from robopolicy_robots.robot import CAMERA, QOS_PROFILES, RobotSpec
@@ -78,10 +78,12 @@ class ControlLoop:
 
     def configure(self, transport: Transport, embodiment: Embodiment) -> None:
         """Connect to the topics; called by the constructor."""
-        robot, command = self.robot, self.robot.command
+        robot = self.robot
         self.transport = transport  # must live as long as its publishers
         self.inputs = SensorInputs(robot, transport, embodiment.sources)
-        self._publisher = transport.advertise(command.topic, CATALOGUE[command.type], QOS_PROFILES[command.qos])
+        self.output = open_output(robot, transport, self.safety, self.executor)
+        if self.options.fallback is not hold and not self.output.streaming:
+            raise UserError(f"A fallback needs commands on a topic, and {robot.name} has an action.")
         self._status = transport.advertise(robot.status.topic, String, QOS_PROFILES[robot.status.qos])
         self._estop_topic = transport.subscribe(robot.estop.topic, Bool, QOS_PROFILES[robot.estop.qos])
         self._heartbeat = transport.subscribe(robot.heartbeat.topic, Bool, QOS_PROFILES[robot.heartbeat.qos])
@@ -161,13 +163,14 @@ class ControlLoop:
                 return
             repeated = 0
             while self._filter_state is not None and repeated < STOP_REPEATS:
-                command, self._filter_state = self.safety.hold(self._filter_state, self.robot.dt)
+                command, self._filter_state = self.output.hold(self._filter_state)
                 repeated += self._filter_state.motion.at_rest
                 with suppress(Exception):  # the transport may have failed
                     self._send(command)
                 time.sleep(self.robot.dt)
             self._enter(State.STOPPED, self.estop.cause or "shut down")
             with suppress(Exception):
+                self.output.cancel()
                 self._publish_status(time.monotonic())
             self.runner.close()
         finally:
@@ -176,8 +179,8 @@ class ControlLoop:
 
     def arming_blocker(self, now: float) -> str:
         """First unmet condition of arming; empty if all are met."""
-        if not self.options.dry_run and self._publisher.matched < 1:
-            return f"no subscriber of {self.robot.command.topic}"
+        if not self.options.dry_run and self.output.matched < 1:
+            return f"no {self.output.name}"
         if fault := self.inputs.publisher_error() or self.inputs.stale_source(now):
             return fault
         if self._measured is None:
@@ -228,6 +231,7 @@ class ControlLoop:
             if self.state is not State.ESTOP:
                 self.log.add(SafetyIntervention("estop", "", np.nan, np.nan, now))
                 self._armed = self._ready = False
+                self.output.cancel()
                 self._enter(State.ESTOP, self.estop.cause)
         elif self.state not in MOVING:
             self._try_arming()
@@ -264,6 +268,9 @@ class ControlLoop:
 
     def _check(self, late: tuple[str, float, float] | None) -> None:
         """Raise `SafetyHold` if a safety condition is violated."""
+        if failure := self.output.failure:
+            self.output.cancel()  # the controller may still follow an earlier goal
+            raise SafetyHold(Reason.GOAL, failure)
         if error := self.inputs.publisher_error():
             raise SafetyHold(Reason.PEER_LOST if error.startswith("0 ") else Reason.PUBLISHER, error)
         if late:
@@ -271,8 +278,8 @@ class ControlLoop:
             raise SafetyHold(reason, f"'{late[0]}'", SafetyIntervention("stale", *late, self._now))
         if self._measured is None:
             raise SafetyHold(Reason.BAD_OBSERVATION, self._joint_fault)
-        if not self.options.dry_run and self._publisher.matched < 1:
-            raise SafetyHold(Reason.PEER_LOST, f"no subscriber of {self.robot.command.topic}")
+        if not self.options.dry_run and self.output.matched < 1:
+            raise SafetyHold(Reason.PEER_LOST, f"no {self.output.name}")
         if self._late_ticks >= self.robot.safety.max_overruns:
             raise SafetyHold(Reason.OVERRUN, f"{self._late_ticks} late ticks in a row")
         if self.state is not State.RUN:
@@ -334,13 +341,13 @@ class ControlLoop:
             self._hold(held)
         if self._filter_state is None:
             return target, None, done
-        dt, measured = self.robot.dt, self._measured
+        measured = self._measured
         if self.state is State.HOLD and not self._ready and not self.inputs.watchdog.oldest(self._now):
-            target = self.options.fallback(self._filter_state.motion.position, dt)
+            target = self.options.fallback(self._filter_state.motion.position, self.robot.dt)
         if target is None or measured is None or self.state not in (State.RUN, State.HOLD):
-            command, self._filter_state = self.safety.hold(self._filter_state, dt)
+            command, self._filter_state = self.output.hold(self._filter_state)
             return target, command, done
-        command, self._filter_state, done = self.safety.step(target, self._filter_state, measured, dt)
+        command, self._filter_state, done = self.output.step(target, self._filter_state, measured, self._due)
         self.log.tick((*self.executor.limited(), *done))
         if done and done[0].kind in REJECTED:
             self._hold(SafetyHold(REJECTED[done[0].kind]))
@@ -358,7 +365,7 @@ class ControlLoop:
 
     def _send(self, command: Array | None) -> None:
         if command is not None and not self.options.dry_run:
-            self._publisher.publish(command_message(self.robot, command))
+            self.output.send(command)
 
     def _enter(self, state: State, reason: str) -> None:
         if state is not self.state:

@@ -21,6 +21,8 @@ from robopolicy.optional import require
 from robopolicy_robots.codecs import cdr
 from robopolicy_robots.codecs.definitions import message_type, prepare
 from robopolicy_robots.message import Message
+from robopolicy_robots.messages import JointTrajectory
+from robopolicy_robots.transports.actions import TrajectoryClient
 from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport
 from robopolicy_robots.transports.wrapped import WrappedPublisher, WrappedSubscription, WrappedTransport
 
@@ -139,8 +141,37 @@ class RecordedTransport(WrappedTransport):
     def _publisher(self, topic: str, kind: type[M], qos: QoS) -> Publisher[M]:
         return _RecordedPublisher(self._inner.advertise(topic, kind, qos), self._recorder)
 
+    def trajectory_client(self, action: str) -> TrajectoryClient:
+        """Create a client whose goals are recorded."""
+        return _RecordedTrajectoryClient(super().trajectory_client(action), self._recorder)
+
     def _subscription(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
         return _RecordedSubscription(self._inner.subscribe(topic, kind, qos), self._recorder)
+
+
+class _RecordedTrajectoryClient(TrajectoryClient):
+    """Client through `inner` that records its goals as messages of the topic ACTION/goal."""
+
+    def __init__(self, inner: TrajectoryClient, recorder: Recorder) -> None:
+        self.action, self._inner, self._recorder = inner.action, inner, recorder
+
+    @property
+    def matched(self) -> int:
+        return self._inner.matched
+
+    @property
+    def failure(self) -> str:
+        return self._inner.failure
+
+    def send(self, trajectory: JointTrajectory) -> None:
+        self._inner.send(trajectory)
+        self._recorder.write(f"{self.action}/goal", trajectory)
+
+    def cancel(self) -> None:
+        self._inner.cancel()
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 class _RecordedPublisher(WrappedPublisher[M]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -30,11 +30,12 @@ from robopolicy_robots.messages import (
     JointTrajectory,
     String,
 )
+from robopolicy_robots.transports.actions import FOLLOW_JOINT_TRAJECTORY
 from robopolicy_robots.transports.base import COMMAND, IMAGE, LATCHED, MAX_DOMAIN, SENSOR, TOPIC, QoS, transport_names
 
 SHIPPED = Path(__file__).parent / "robots"
 QOS_PROFILES: dict[str, QoS] = {"sensor": SENSOR, "image": IMAGE, "command": COMMAND, "latched": LATCHED}
-COMMAND_TYPES = (JointTrajectory.ros_name, Float64MultiArray.ros_name, JointState.ros_name)
+COMMAND_TYPES = (JointTrajectory.ros_name, Float64MultiArray.ros_name, JointState.ros_name, FOLLOW_JOINT_TRAJECTORY)
 IMAGE_TYPES = (Image.ros_name, CompressedImage.ros_name)
 JOINTS, CAMERA = "joints", "image."  # keys of sources
 # {unit: largest plausible position and velocity}; larger values are probably in degrees or millimetres
@@ -123,7 +124,7 @@ class RobotSpec:
     name: str
     joints: tuple[Joint, ...]  # in the order of commands
     state: Topic  # a JointState with at least these joints, in any order
-    command: Topic  # topic with a type in COMMAND_TYPES
+    command: Topic  # topic or action with a type in COMMAND_TYPES
     mode: str = "absolute"  # absolute: positions; velocity: velocities
     interpolate: bool = True  # interpolate between the targets of actions
     rate: float = 50.0  # [Hz] of the control loop
@@ -147,6 +148,9 @@ class RobotSpec:
             raise UserError(
                 f"{self.name}: command must be one of {', '.join(COMMAND_TYPES)}, found {self.command.type}."
             )
+        if self.uses_action and (self.mode != "absolute" or self.simulated):
+            needed = "a topic, since the robot is simulated" if self.simulated else "mode: absolute"
+            raise UserError(f"{self.name}: a command of type {FOLLOW_JOINT_TRAJECTORY} needs {needed}.")
         if not 0 < self.rate <= 2000:
             raise UserError(f"{self.name}: rate must lie in (0, 2000] Hz, got {self.rate:g}.")
         if self.command_timeout is not None and not 1.0 / self.rate < self.command_timeout < math.inf:
@@ -169,6 +173,11 @@ class RobotSpec:
         if outside.any():
             raise UserError(f"{self.name}: home of '{self.names[int(np.argmax(outside))]}' is outside of its range.")
         _ = self.filter_config
+
+    @property
+    def uses_action(self) -> bool:
+        """Whether commands are goals of a trajectory controller."""
+        return self.command.type == FOLLOW_JOINT_TRAJECTORY
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -226,7 +235,8 @@ class RobotSpec:
                 raise UserError(f"{self.name}: the source '{key}' belongs under {section}.")
         own = {"estop": self.estop, "heartbeat": self.heartbeat, "command": self.command, "status": self.status}
         for key, topic in (self.readable_topics | own).items():
-            _check_topic(topic, f"{self.name}: {key}")
+            kinds = (*CATALOGUE, FOLLOW_JOINT_TRAJECTORY) if key == "command" else CATALOGUE
+            _check_topic(topic, f"{self.name}: {key}", kinds)
         for key, kind in (("estop", Bool), ("heartbeat", Bool), ("status", String)):
             if own[key].type != kind.ros_name:
                 raise UserError(f"{self.name}: {key} must be of type {kind.ros_name}, found {own[key].type}.")
@@ -300,9 +310,9 @@ def _check_joint(joint: Joint, where: str) -> None:
             raise UserError(f"{where}: {value:g} {unit} of '{joint.name}' is not plausible; was it meant in {other}?")
 
 
-def _check_topic(topic: Topic, where: str) -> None:
-    if topic.type not in CATALOGUE:
-        raise UserError(f"{where}: {unknown_name('message type', topic.type, CATALOGUE)}")
+def _check_topic(topic: Topic, where: str, kinds: Collection[str]) -> None:
+    if topic.type not in kinds:
+        raise UserError(f"{where}: {unknown_name('message type', topic.type, kinds)}")
     if topic.qos not in QOS_PROFILES:
         raise UserError(f"{where}: {unknown_name('QoS', topic.qos, QOS_PROFILES)}")
     if not TOPIC.fullmatch(topic.topic):

@@ -39,11 +39,14 @@ class Reason(StrEnum):
     TRACKING = "tracking error"
     FIRST_COMMAND = "first command too far"
     SATURATION = "limit saturation"
+    GOAL = "trajectory goal failed"
     OPERATOR = "operator"
 
 
 # Holds after which an operator must arm the robot again.
-LATCHED = frozenset({Reason.PUBLISHER, Reason.TRACKING, Reason.FIRST_COMMAND, Reason.SATURATION, Reason.OPERATOR})
+LATCHED = frozenset(
+    {Reason.PUBLISHER, Reason.TRACKING, Reason.FIRST_COMMAND, Reason.SATURATION, Reason.GOAL, Reason.OPERATOR}
+)
 # Holds after which the robot resumes from the last command instead of the measured position.
 RESUME_FROM_COMMAND = frozenset(
     {Reason.CHUNK_EXHAUSTED, Reason.NON_FINITE, Reason.WRONG_SHAPE, Reason.UNAVAILABLE, Reason.OVERRUN}

@@ -76,6 +76,13 @@ class TaskEmbodiment:
         self._steps += 1
         return control[0, self.topics.actuators]
 
+    def __copy__(self) -> TaskEmbodiment:
+        """Copy with a memory of its own."""
+        made = object.__new__(TaskEmbodiment)
+        vars(made).update(vars(self))
+        made._memory = {key: value.copy() for key, value in self._memory.items()}
+        return made
+
     def _state(self, state: Mapping[str, Received]) -> BatchState:
         model = self.task.model
         qpos, qvel = model.qpos0.copy(), np.zeros(model.nv)

@@ -1,4 +1,4 @@
-"""A small rosbridge server (protocol v2, JSON) for tests: it forwards topics and answers like rosapi.
+"""A small rosbridge server (protocol v2, JSON) for tests: it forwards topics and goals and answers like rosapi.
 
 It forwards the spelling of its clients and implements the part of the published protocol that the tests need.
 """
@@ -7,15 +7,19 @@ import json
 import threading
 from typing import Any
 
+from trajectory_controller import TrajectoryController
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import Server, ServerConnection, serve
 
+from robopolicy_robots.codecs.json import decode
+from robopolicy_robots.messages import JointTrajectory
+
 
 class Hub:
-    """A server on a local port; `rosapi` enables answers to queries about publishers and subscribers."""
+    """A server on a local port; `rosapi` enables answers to queries about publishers, subscribers and actions."""
 
-    def __init__(self, port: int = 0, rosapi: bool = True) -> None:
-        self.rosapi = rosapi
+    def __init__(self, port: int = 0, rosapi: bool = True, controller: TrajectoryController | None = None) -> None:
+        self.rosapi, self.controller = rosapi, controller
         self.requests: list[dict[str, Any]] = []  # all requests except publish
         self.headers: list[str | None] = []  # the Authorization headers of the clients
         self._clients: dict[ServerConnection, dict[str, set[str]]] = {}  # {client: its topics by role}
@@ -84,6 +88,15 @@ class Hub:
         elif operation.startswith("un"):
             with self._lock:
                 topics[operation[2:]].discard(topic)
+        elif operation == "send_action_goal" and self.controller is not None:
+            self._execute(self.controller, client, request)
+        elif operation == "cancel_action_goal" and self.controller is not None:
+            self.controller.cancel(request["id"])
+        elif operation == "call_service" and request["service"] == "/rosapi/action_servers":
+            if self.rosapi:
+                names = [self.controller.action] if self.controller else []
+                answer = {"op": "service_response", "id": request["id"], "values": {"action_servers": names}}
+                client.send(json.dumps(answer))
         elif operation == "call_service" and self.rosapi:
             word = request["service"].rsplit("/", 1)[-1]
             role = {"publishers": "advertise", "subscribers": "subscribe"}[word]
@@ -93,6 +106,25 @@ class Hub:
             answer = {"op": "service_response", "id": request["id"], "values": {word: names}, "result": True}
             client.send(json.dumps(answer))
         self.requests.append(request)
+
+    def _execute(self, controller: TrajectoryController, client: ServerConnection, request: dict[str, Any]) -> None:
+        """Answer as rosbridge does: feedback after acceptance, and one result."""
+        answer = {"id": request["id"], "action": request["action"]}
+
+        def finish(status: int, code: int, text: str) -> None:
+            values = {"error_code": code, "error_string": text}
+            client.send(
+                json.dumps({"op": "action_result", **answer, "values": values, "status": status, "result": True})
+            )
+
+        assert request["action_type"] == "control_msgs/action/FollowJointTrajectory"
+        trajectory = decode(JointTrajectory, request["args"]["trajectory"])
+        if controller.execute(request["id"], trajectory, finish):
+            if request.get("feedback"):
+                client.send(json.dumps({"op": "action_feedback", **answer, "values": {}}))
+        else:
+            text = "Action goal was rejected"
+            client.send(json.dumps({"op": "action_result", **answer, "values": text, "status": 0, "result": False}))
 
     def _pass_on(self, topic: str, data: str) -> None:
         with self._lock:

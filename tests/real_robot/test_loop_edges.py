@@ -77,8 +77,8 @@ def test_missing_messages_before_the_first_command_cause_no_emergency_stop(monke
 def test_a_stop_repeats_the_last_position(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(monkeypatch).running(1.3)
     sent: list[np.ndarray] = []
-    publish = rig.loop._publisher.publish
-    monkeypatch.setattr(rig.loop._publisher, "publish", lambda message: (sent.append(message), publish(message)))
+    publish = rig.loop.output._publisher.publish
+    monkeypatch.setattr(rig.loop.output._publisher, "publish", lambda message: (sent.append(message), publish(message)))
     monkeypatch.setattr("robopolicy_robots.loop.time.sleep", lambda seconds: None)
     rig.loop.stop()
     places = [message.points[0].positions for message in sent]  # type: ignore[attr-defined]

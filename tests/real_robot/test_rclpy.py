@@ -4,14 +4,16 @@ import sys
 import threading
 import time
 import types
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from networks import until
 
 from robopolicy_robots.codecs import native
-from robopolicy_robots.messages import JointState, String
+from robopolicy_robots.messages import Duration, JointState, JointTrajectory, JointTrajectoryPoint, String
 from robopolicy_robots.transports.base import COMMAND, LATCHED, SENSOR, TransportError, open_transport
+from robopolicy_robots.transports.wrapped import WrappedTransport
 
 pytest.importorskip("rosbags", reason="needs robopolicy[ros]")
 
@@ -83,6 +85,66 @@ class FakeContext:
         self.ended = True
 
 
+class FakeFuture:
+    """A future of rclpy that is done at once or later."""
+
+    def __init__(self) -> None:
+        self._result: Any = None
+        self._callbacks: list[Any] = []
+
+    def add_done_callback(self, callback: Any) -> None:
+        self._callbacks.append(callback)
+
+    def result(self) -> Any:
+        return self._result
+
+    def set_result(self, result: Any) -> None:
+        self._result = result
+        for callback in self._callbacks:
+            callback(self)
+
+
+class FakeActionClient:
+    """A client of an action; the test answers its goals."""
+
+    made: ClassVar[list["FakeActionClient"]] = []
+
+    def __init__(self, node: FakeNode, kind: Any, action: str) -> None:
+        self.node, self.kind, self.action = node, kind, action
+        self.goals: list[types.SimpleNamespace] = []  # message, response, result and feedback of every goal
+        self.ready, self.destroyed = True, False
+        FakeActionClient.made.append(self)
+
+    def server_is_ready(self) -> bool:
+        return self.ready
+
+    def send_goal_async(self, message: Any, feedback_callback: Any) -> FakeFuture:
+        goal = types.SimpleNamespace(message=message, response=FakeFuture(), result=FakeFuture(), canceled=0)
+        goal.feedback = feedback_callback
+        self.goals.append(goal)
+        return goal.response
+
+    def answer(self, number: int, accepted: bool = True) -> None:
+        goal = self.goals[number]
+
+        def cancel() -> FakeFuture:
+            goal.canceled += 1
+            return FakeFuture()
+
+        handle = types.SimpleNamespace(
+            accepted=accepted, get_result_async=lambda: goal.result, cancel_goal_async=cancel
+        )
+        goal.response.set_result(handle)
+
+    def finish(self, number: int, status: Any, code: Any, text: str = "") -> None:
+        result = types.SimpleNamespace(error_code=code, error_string=text)
+        self.goals[number].result.set_result(types.SimpleNamespace(status=status, result=result))
+
+    def destroy(self) -> None:
+        assert not self.destroyed
+        self.destroyed = True
+
+
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> list[FakeNode]:
     """Return the list of nodes that the stand-in creates."""
@@ -113,6 +175,10 @@ def node(monkeypatch: pytest.MonkeyPatch) -> list[FakeNode]:
         "rclpy.context": types.SimpleNamespace(Context=FakeContext),
         "rclpy.executors": types.SimpleNamespace(SingleThreadedExecutor=FakeExecutor),
         "rclpy.qos": qos,
+        "rclpy.action": types.SimpleNamespace(ActionClient=FakeActionClient),
+        "control_msgs.action": types.SimpleNamespace(
+            FollowJointTrajectory=types.SimpleNamespace(Goal=types.SimpleNamespace)
+        ),
     }.items():
         monkeypatch.setitem(sys.modules, name, content)
     monkeypatch.setattr(native, "native_type", lambda kind: types.SimpleNamespace if kind is not String else Text)
@@ -151,6 +217,57 @@ def test_messages_arrive_and_qualities_of_service_are_requested(node: list[FakeN
         until(lambda: subscription.latest() is received and subscription.malformed == 1)
     assert fake.destroyed and not fake.subscriptions and len(fake.publishers) == 1
     assert threading.active_count() == before
+
+
+def test_goals_are_sent_replaced_and_canceled_with_rclpy(node: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("robopolicy_robots.transports.actions.CANCEL_PERIOD", 0.0)
+    trajectory = JointTrajectory(
+        joint_names=("a",), points=(JointTrajectoryPoint(positions=np.ones(1), time_from_start=Duration(0, 20)),)
+    )
+    with WrappedTransport(open_transport("rclpy")) as transport:
+        client = transport.trajectory_client("/arm/follow_joint_trajectory")
+        fake = FakeActionClient.made[-1]
+        assert (fake.node, fake.action) == (node[-1], "/arm/follow_joint_trajectory") and client.matched == 1
+        fake.ready = False
+        assert client.matched == 0
+        client.send(trajectory)
+        sent = fake.goals[0].message.trajectory
+        assert sent.joint_names == ["a"] and list(sent.points[0].positions) == [1.0]
+        client.cancel()
+        assert not fake.goals[0].canceled, "it is not accepted yet"
+        fake.answer(0)
+        client.cancel()
+        assert fake.goals[0].canceled == 1
+        fake.finish(0, 5, 0)
+        client.send(trajectory)
+        client.send(trajectory)
+        fake.answer(1)
+        fake.answer(2)
+        fake.goals[2].feedback(None)
+        fake.finish(1, 5, -1, "Current goal cancelled due to new incoming action.")
+        assert not client.failure, "the result of the replaced goal does not count"
+        fake.finish(2, 6, -5, "joint a")
+        assert client.failure == "aborted: goal tolerance violated: joint a"
+        client.send(trajectory)
+        assert not client.failure
+        fake.answer(3, accepted=False)
+        assert client.failure == "rejected"
+        client.send(trajectory)
+        fake.answer(4)
+        fake.finish(4, "done", None)
+        assert client.failure.startswith("malformed result")
+        client.send(trajectory)
+        fake.answer(5)
+        fake.finish(5, 4, 0)
+        client.cancel()
+        assert not client.failure and not fake.goals[5].canceled
+    assert fake.destroyed
+
+
+def test_a_missing_action_package_is_named(node: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "control_msgs.action")
+    with open_transport("rclpy") as transport, pytest.raises(Exception, match="install its package 'control_msgs'"):
+        transport.trajectory_client("/arm/follow_joint_trajectory")
 
 
 def test_auto_selects_rclpy_if_ros_is_set_up(node: list[FakeNode], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trajectory_controller import ACTION, DirectClient, TrajectoryController
 
 from robopolicy.deploy.safety.filter import FilterState, JointMeasurement, SafetyFilter
 from robopolicy.deploy.safety.motion import JointLimits
 from robopolicy.errors import UserError
 from robopolicy_robots.filter_log import TOPIC, RecordedFilter, refilter
 from robopolicy_robots.messages import (
+    Duration,
     Float64MultiArray,
     Header,
     Image,
@@ -95,6 +97,22 @@ def test_a_recorded_transport_records_sent_messages_and_each_received_message_on
         assert len(transport.graph().endpoints) == 2
     robot.close()
     assert [each.topic for each in read(path)] == ["/joint_states", "/commands"] * 3
+
+
+def test_goals_of_a_trajectory_controller_are_recorded(tmp_path, monkeypatch):
+    client = DirectClient(TrajectoryController("a"))
+    monkeypatch.setattr(LoopbackTransport, "_trajectory_client", lambda *_: client)
+    path = tmp_path / "run.mcap"
+    points = (JointTrajectoryPoint(positions=np.ones(1), time_from_start=Duration(1, 0)),)
+    with Recorder(path) as recorder, RecordedTransport(LoopbackTransport(772), recorder) as transport:
+        recorded = transport.trajectory_client(ACTION)
+        recorded.send(JointTrajectory(joint_names=("a",), points=points))
+        assert recorded.matched == 1 and not recorded.failure
+        recorded.cancel()
+        recorded.send(JointTrajectory())
+        assert recorded.failure == "rejected"
+    assert [each.topic for each in read(path)] == [f"{ACTION}/goal"] * 2
+    assert [len(each.message.points) for each in read(path)] == [1, 0]
 
 
 def test_an_invalid_file_is_refused(tmp_path):

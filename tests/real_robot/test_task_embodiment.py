@@ -1,5 +1,7 @@
 """Tests that the embodiment of a MuJoCo task, driven by messages, matches the simulator."""
 
+from copy import copy
+
 import numpy as np
 import pytest
 import torch
@@ -94,6 +96,19 @@ def test_a_bad_action_is_refused_and_changes_nothing():
     np.testing.assert_array_equal(embodiment.observe(state)["state"], before)
     targets = embodiment.command(np.zeros(5), state)
     np.testing.assert_allclose(targets[:7], state["joints"].message.position[:7], atol=0.1)
+
+
+def test_commands_of_a_copy_do_not_change_the_original():
+    embodiment = TaskEmbodiment(Lift(), "panda_")
+    sim = MujocoSim(embodiment.task, 1)
+    sim.reset(0)
+    state = measured(sim, embodiment.topics)
+    embodiment.start(state)
+    before, ahead = embodiment.observe(state)["state"], copy(embodiment)
+    action = np.array([1.0, 1, 1, 1, -1])
+    targets = [ahead.command(action, state) for _ in range(3)]
+    np.testing.assert_array_equal(embodiment.observe(state)["state"], before)
+    np.testing.assert_array_equal(embodiment.command(action, state), targets[0])
 
 
 def test_targets_are_named_like_the_joints_of_the_robot():

@@ -19,11 +19,20 @@ M = TypeVar("M", bound=Message)
 @cache
 def native_type(kind: type[Message]) -> Any:
     """Class of the ROS installation for a message type; raises `UserError` if its package is not installed."""
-    package, _, name = kind.ros_name.split("/")
+    return native_class(kind.ros_name)
+
+
+def native_class(ros_name: str) -> Any:
+    """Class of the ROS installation for "sensor_msgs/msg/JointState" or "control_msgs/action/FollowJointTrajectory".
+
+    Raises:
+        UserError: The package is not installed.
+    """
+    package, group, name = ros_name.split("/")
     try:
-        return getattr(import_module(f"{package}.msg"), name)
+        return getattr(import_module(f"{package}.{group}"), name)
     except (ImportError, AttributeError) as error:
-        raise UserError(f"This ROS installation has no {kind.ros_name}; install its package '{package}'.") from error
+        raise UserError(f"This ROS installation has no {ros_name}; install its package '{package}'.") from error
 
 
 def encode(message: Message) -> Any:

@@ -19,6 +19,7 @@ from robopolicy.errors import UserError, unknown_name
 from robopolicy_robots.codecs.definitions import CodecError
 from robopolicy_robots.message import Message
 from robopolicy_robots.transports import TRANSPORTS
+from robopolicy_robots.transports.actions import ACTION_TRANSPORTS, TrajectoryClient
 
 M = TypeVar("M", bound=Message)
 Item = TypeVar("Item")
@@ -229,6 +230,7 @@ class Transport(ABC):
 
     def __init__(self) -> None:
         self._ends: list[Publisher[Any] | Subscription[Any]] = []
+        self._clients: list[TrajectoryClient] = []
         self._closed = False
 
     def advertise(self, topic: str, kind: type[M], qos: QoS) -> Publisher[M]:
@@ -243,6 +245,16 @@ class Transport(ABC):
         self._ends.append(subscription)
         return subscription
 
+    def trajectory_client(self, action: str) -> TrajectoryClient:
+        """Create a client of the trajectory controller with `action` ("/arm_controller/follow_joint_trajectory").
+
+        Raises:
+            TransportError: The transport is closed or has no actions, or the name is invalid.
+        """
+        client = self._trajectory_client(self._checked(action))
+        self._clients.append(client)
+        return client
+
     def graph(self) -> Graph:
         """Connections of all endpoints."""
         if self._closed:
@@ -253,8 +265,9 @@ class Transport(ABC):
         """Close the transport and all its endpoints; safe to call twice."""
         if not self._closed:
             self._closed = True
-            for end in self._ends:
+            for end in (*self._clients, *self._ends):
                 end.close()
+            self._clients.clear()
             self._ends.clear()
             self._leave()
 
@@ -270,6 +283,11 @@ class Transport(ABC):
         if not TOPIC.fullmatch(topic):
             raise TransportError(f"Expected an absolute topic like '/arm/joint_states', found '{topic}'.")
         return topic
+
+    def _trajectory_client(self, action: str) -> TrajectoryClient:
+        """Make a client of an action; an error by default."""
+        names = " or ".join(ACTION_TRANSPORTS)
+        raise TransportError(f"This transport has no actions, such as {action}: choose the transport {names}.")
 
     @abstractmethod
     def _publisher(self, topic: str, kind: type[M], qos: QoS) -> Publisher[M]:

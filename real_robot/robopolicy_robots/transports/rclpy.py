@@ -9,11 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from robopolicy_robots.codecs import native
 from robopolicy_robots.codecs.definitions import prepare
+from robopolicy_robots.messages import JointTrajectory
+from robopolicy_robots.transports.actions import FOLLOW_JOINT_TRAJECTORY, GoalTracker, goal_failure
 from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport, TransportError, drain
 
 SPIN = 0.1  # [s] interval at which the thread checks whether to end
@@ -71,6 +74,49 @@ class RclpySubscription(Subscription[M]):
         self._kept.append((message, time.monotonic()))
 
 
+class RclpyTrajectoryClient(GoalTracker):
+    """Client of an action with rclpy."""
+
+    def __init__(self, node: Any, action: str) -> None:
+        super().__init__(action)
+        self._kind = native.native_class(FOLLOW_JOINT_TRAJECTORY)
+        self._inner: Any = import_module("rclpy.action").ActionClient(node, self._kind, action)
+        self._handles: dict[str, Any] = {}  # of accepted goals
+
+    @property
+    def matched(self) -> int:
+        """Number of action servers, 0 or 1."""
+        return int(self._inner.server_is_ready())
+
+    def close(self) -> None:
+        """Destroy the client."""
+        self._inner.destroy()
+
+    def _send(self, goal: str, trajectory: JointTrajectory) -> None:
+        message = self._kind.Goal()
+        message.trajectory = native.encode(trajectory)
+        future = self._inner.send_goal_async(message, feedback_callback=lambda _: self._answer(goal))
+        future.add_done_callback(partial(self._on_response, goal))
+
+    def _cancel(self, goal: str) -> None:
+        if handle := self._handles.get(goal):  # else not accepted yet, and a later call cancels it
+            handle.cancel_goal_async()
+
+    def _on_response(self, goal: str, future: Any) -> None:
+        handle = future.result()
+        if not handle.accepted:
+            self._end(goal, "rejected")
+            return
+        self._handles[goal] = handle
+        self._answer(goal)
+        handle.get_result_async().add_done_callback(partial(self._on_result, goal))
+
+    def _on_result(self, goal: str, future: Any) -> None:
+        self._handles.pop(goal, None)
+        response = future.result()
+        self._end(goal, goal_failure(response.status, response.result.error_code, response.result.error_string))
+
+
 class RclpyTransport(Transport):
     """ROS 2 through a local installation.
 
@@ -103,6 +149,9 @@ class RclpyTransport(Transport):
 
     def _subscription(self, topic: str, kind: type[M], qos: QoS) -> RclpySubscription[M]:
         return RclpySubscription(self._node, topic, kind, qos)
+
+    def _trajectory_client(self, action: str) -> RclpyTrajectoryClient:
+        return RclpyTrajectoryClient(self._node, action)
 
     def _leave(self) -> None:
         self._ending.set()

@@ -23,6 +23,8 @@ from robopolicy.optional import require
 from robopolicy.tokens import client_token
 from robopolicy_robots.codecs import json
 from robopolicy_robots.codecs.definitions import prepare
+from robopolicy_robots.messages import JointTrajectory
+from robopolicy_robots.transports.actions import FOLLOW_JOINT_TRAJECTORY, GoalTracker, goal_failure
 from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport, TransportError, drain
 from robopolicy_robots.transports.names import ros1_type
 
@@ -31,6 +33,7 @@ PUBLISHER_TIMEOUT = 1.0  # [s] time after its last message for which a publisher
 PEER_POLL_PERIOD = 1.0  # [s] between requests to rosapi
 MAX_MESSAGE_BYTES = 64 * 2**20
 RETRY = 0.5  # [s] between attempts to reconnect
+ACTION_SERVERS = "action_servers"  # service of rosapi
 
 
 class RosbridgePublisher(Publisher[M]):
@@ -83,6 +86,59 @@ class RosbridgeSubscription(Subscription[M]):
         self._link.remove(self, "unsubscribe")
 
 
+class RosbridgeTrajectoryClient(GoalTracker):
+    """Client of an action over rosbridge (server of version 2 and later, with ROS 2)."""
+
+    def __init__(self, link: _Link, action: str) -> None:
+        super().__init__(action)
+        self.servers: tuple[str, ...] | None = None  # names of the action servers; None: unknown
+        self._link = link
+        link.add_client(self)
+
+    @property
+    def matched(self) -> int:
+        """Number of action servers; 1 while connected if rosapi does not list them."""
+        return int(self._link.connected() and (self.servers is None or self.action in self.servers))
+
+    def close(self) -> None:
+        """Do nothing: the server keeps no state of a client between goals."""
+
+    def receive(self, message: dict[str, Any]) -> None:
+        """Read a message of the server about a goal."""
+        goal, values = str(message.get("id")), message.get("values")
+        if message.get("op") == "action_feedback":
+            self._answer(goal)
+        elif message.get("result") is False:  # the goal was rejected, or the server failed
+            self._end(goal, " ".join(str(values).split())[:200])
+        else:
+            fields = values if isinstance(values, dict) else {}
+            code, text = fields.get("error_code"), fields.get("error_string", "")
+            self._end(goal, goal_failure(message.get("status"), code, text))
+
+    def lose(self) -> None:
+        """End the goals without a result, and cancel them once the connection is open again."""
+        self.servers = None
+        with self._lock:
+            goals = list(self._running)
+        for goal in goals:
+            self._cancel(goal)
+            self._end(goal, "the connection to rosbridge was lost")
+
+    def _send(self, goal: str, trajectory: JointTrajectory) -> None:
+        if not self._link.connected():
+            self._end(goal, "no connection to rosbridge")
+            return
+        arguments = {"trajectory": json.encode(trajectory)}
+        request = self._request("send_action_goal", goal) | {"args": arguments, "feedback": True}
+        self._link.send(self.action, text.dumps(request, allow_nan=False))
+
+    def _cancel(self, goal: str) -> None:
+        self._link.cancel(self.action, text.dumps(self._request("cancel_action_goal", goal)))
+
+    def _request(self, operation: str, goal: str) -> dict[str, Any]:
+        return {"op": operation, "id": goal, "action": self.action, "action_type": FOLLOW_JOINT_TRAJECTORY}
+
+
 class RosbridgeTransport(Transport):
     """ROS over rosbridge.
 
@@ -110,6 +166,11 @@ class RosbridgeTransport(Transport):
         self._link.add(subscription, {"op": "subscribe", "queue_length": qos.depth, "throttle_rate": 0})
         return subscription
 
+    def _trajectory_client(self, action: str) -> RosbridgeTrajectoryClient:
+        if self._link.ros1:
+            raise TransportError("Actions of ROS 1 are not supported; use the controller's topic 'command'.")
+        return RosbridgeTrajectoryClient(self._link, action)
+
     def _leave(self) -> None:
         self._link.close()
 
@@ -129,7 +190,9 @@ class _Link:
         options |= {"max_size": MAX_MESSAGE_BYTES, "close_timeout": CLOSE_TIMEOUT}
         self._open_socket = lambda: client.connect(url, additional_headers=headers, open_timeout=timeout, **options)
         self._requests: list[tuple[Any, str]] = []  # our endpoints and their requests
-        self._outgoing: dict[str, str] = {}  # {topic: newest message, in JSON}
+        self._clients: list[RosbridgeTrajectoryClient] = []
+        self._outgoing: dict[str, str] = {}  # {topic or action: newest message or goal, in JSON}
+        self._cancels: list[str] = []  # requests to cancel goals, kept until they are sent
         self._controls: list[str] = []  # requests to send before messages
         self._changed = threading.Condition()  # guards all of the above
         self._connection, self._closed = 1, False
@@ -157,6 +220,18 @@ class _Link:
             self._controls.append(text.dumps({"op": operation, "topic": end.topic}))
             self._changed.notify()
 
+    def add_client(self, client: RosbridgeTrajectoryClient) -> None:
+        """Deliver messages about goals of the client."""
+        with self._changed:
+            self._clients.append(client)
+
+    def cancel(self, action: str, request: str) -> None:
+        """Send a request to cancel a goal, now or after the reconnection; drop a goal that was not sent yet."""
+        with self._changed:
+            self._outgoing.pop(action, None)
+            self._cancels.append(request)
+            self._changed.notify()
+
     def send(self, topic: str, message: str) -> None:
         """Send a message when the socket is ready, unless a newer one replaces it."""
         with self._changed:
@@ -168,8 +243,9 @@ class _Link:
         return self._socket is not None
 
     def close(self) -> None:
-        """Close the connection and end its threads."""
+        """Close the connection and end its threads, after requests to cancel goals are sent."""
         with self._changed:
+            self._changed.wait_for(lambda: not self._cancels or self._socket is None, CLOSE_TIMEOUT)
             self._closed = True
             socket, self._socket = self._socket, None
             self._changed.notify_all()
@@ -211,6 +287,8 @@ class _Link:
                 self._socket = None
             for end, _ in self._requests:
                 end.peers = None
+        for client in self._clients:
+            client.lose()
         if socket is not None:
             socket.close()
 
@@ -227,9 +305,14 @@ class _Link:
                 if isinstance(end, RosbridgeSubscription) and end.topic == message.get("topic"):
                     end.last_arrival = now
                     end.queue.append(Arrival(message.get("msg"), now, f"{self.url}#{self._connection}"))
+        elif message.get("op") in ("action_feedback", "action_result"):
+            for client in self._clients:
+                client.receive(message)
         elif message.get("op") == "service_response" and isinstance(message.get("values"), dict):
             service, _, topic = str(message.get("id")).partition(":")
             names = message["values"].get(service)
+            for client in self._clients if service == ACTION_SERVERS and isinstance(names, list) else ():
+                client.servers = tuple(map(str, names))
             for end, _ in self._requests:
                 if isinstance(names, list) and end.topic == topic and _service(end) == service:
                     end.peers = tuple(sorted(map(str, names)))
@@ -238,7 +321,7 @@ class _Link:
         requested = 0.0
         while not self._closed:
             with self._changed:
-                if not (self._controls or self._outgoing):
+                if not (self._cancels or self._controls or self._outgoing):
                     self._changed.wait(PEER_POLL_PERIOD)
                 socket = self._socket
                 if socket is None:
@@ -247,17 +330,23 @@ class _Link:
                 if time.monotonic() - requested > PEER_POLL_PERIOD:
                     requested = time.monotonic()
                     self._controls += self._peer_requests()
-                packets = [*self._controls, *self._outgoing.values()]
+                cancels = len(self._cancels)
+                packets = [*self._cancels, *self._controls, *self._outgoing.values()]
                 self._controls, self._outgoing = [], {}
             try:
                 for packet in packets:
                     socket.send(packet)
             except Exception:  # of the network; the reading thread reconnects
                 self._drop(socket)
+            else:
+                with self._changed:
+                    del self._cancels[:cancels]
+                    self._changed.notify_all()
 
     def _peer_requests(self) -> list[str]:
         calls = sorted({(_service(end), end.topic) for end, _ in self._requests})
         rows = [(f"{name}:{topic}", f"/rosapi/{name}", {"topic": topic}) for name, topic in calls]
+        rows += [(f"{ACTION_SERVERS}:", f"/rosapi/{ACTION_SERVERS}", {})] if self._clients else []
         return [text.dumps({"op": "call_service", "id": i, "service": name, "args": args}) for i, name, args in rows]
 
 

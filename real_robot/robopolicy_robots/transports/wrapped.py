@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from robopolicy_robots.transports.actions import TrajectoryClient
 from robopolicy_robots.transports.base import Arrival, M, Publisher, QoS, Subscription, Transport
 
 
@@ -56,6 +57,10 @@ class WrappedTransport(Transport):
 
     def _subscription(self, topic: str, kind: type[M], qos: QoS) -> Subscription[M]:
         return WrappedSubscription(self._inner.subscribe(topic, kind, qos))
+
+    def trajectory_client(self, action: str) -> TrajectoryClient:
+        """Create a client of `inner`, which closes it."""
+        return self._inner.trajectory_client(action)
 
     def _leave(self) -> None:
         self._inner.close()
