@@ -16,7 +16,7 @@ from yaml import YAMLError
 from robopolicy.cli.progress import progress_bars
 from robopolicy.critics.q import QEnsemble
 from robopolicy.data.compatibility import check_dataset_for_policy
-from robopolicy.data.formats.lerobot import read_lerobot
+from robopolicy.data.formats import read_dataset
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Policy
 from robopolicy.policies.composition.guidance import Langevin, ValueGuidance, check_critic
@@ -154,7 +154,7 @@ def _selector(parts: CompositionParts, selection: Selection, dataset: str) -> Se
     plain = compose(parts.policies, parts.composition.build_operator(), unconditioned=parts.composition.unconditioned)
     torch.manual_seed(0)
     policy = make_learned_gate(plain, selection).to(plain.device)
-    episodes = read_lerobot(dataset).without_closing_frames()
+    episodes = read_dataset(dataset).without_closing_frames()
     check_dataset_for_policy(episodes, policy.spec, f"dataset {dataset}")
     with progress_bars() as add_bar:
         ranked = fit_selector(policy, episodes, progress=add_bar("select", selection.updates))

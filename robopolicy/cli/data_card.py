@@ -17,7 +17,7 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the action."""
-    parser.add_argument("dataset", type=Path, metavar="DATASET", help="dataset folder")
+    parser.add_argument("dataset", type=Path, metavar="DATASET", help="dataset of any format, or mapping file")
     text = "mean return of random actions, or a dataset of them; for TQ"
     parser.add_argument("--random", metavar="RETURN", help=text)
     parser.add_argument("--best", metavar="RETURN", help="mean return of the best online policy, or a dataset; for TQ")
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the dataset card; return 0."""
-    from robopolicy.data.formats.lerobot import camera_shapes, read_lerobot
+    from robopolicy.data.formats import camera_shapes, read_dataset
     from robopolicy.errors import UserError
     from robopolicy.evaluation.dataset_card import ADVICE, References, dataset_card
     from robopolicy.evaluation.report import aligned
@@ -36,8 +36,8 @@ def run(args: argparse.Namespace) -> int:
     check_numbers(args, positive=(), non_negative=("bins",))
     if (args.random is None) != (args.best is None):
         raise UserError("Trajectory quality requires both --random and --best.")
-    episodes = read_lerobot(args.dataset, images=False)
-    replay = read_lerobot(args.replay, images=False) if args.replay else None
+    episodes = read_dataset(args.dataset, images=False)
+    replay = read_dataset(args.replay, images=False) if args.replay else None
     references = References(_return("--random", args.random), _return("--best", args.best), replay)
     card = dataset_card(episodes, references, bins=args.bins, cameras=camera_shapes(args.dataset))
     if args.json:
@@ -59,7 +59,7 @@ def _return(option: str, text: str | None) -> float | None:
     """Parse a number, or compute the mean return of the dataset at that path."""
     import math
 
-    from robopolicy.data.formats.lerobot import read_lerobot
+    from robopolicy.data.formats import read_dataset
     from robopolicy.data.quality import returns_of
     from robopolicy.errors import UserError
 
@@ -71,9 +71,9 @@ def _return(option: str, text: str | None) -> float | None:
         number = None
     if number is not None:
         if not math.isfinite(number):
-            raise UserError(f"{option} must be a finite return or a dataset folder, got {text}.")
+            raise UserError(f"{option} must be a finite return or a dataset, got {text}.")
         return number
-    returns = returns_of(read_lerobot(text, images=False).without_closing_frames())
+    returns = returns_of(read_dataset(text, images=False).without_closing_frames())
     if returns is None:
         raise UserError(f"{option} requires a return, and {text} has no rewards.")
     return float(returns.mean())

@@ -34,7 +34,9 @@ def add_parser(subparsers: Any) -> None:
         epilog=EXAMPLES,
     )
     parser.add_argument("policies", nargs="+", metavar="CKPT", help="checkpoint folders")
-    parser.add_argument("--logs", type=Path, required=True, metavar="DATASET", help="dataset with rewards")
+    parser.add_argument(
+        "--logs", type=Path, required=True, metavar="DATASET", help="dataset with rewards, in any format"
+    )
     text = "behavior policy of the logs: a checkpoint with --stochastic, or random; required for importance weights"
     parser.add_argument("--behavior-policy", metavar="CKPT", help=text)
     parser.add_argument("--stochastic", action="store_true", help="evaluate the policies with exploration noise")
@@ -54,7 +56,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the estimates of every policy; return 0."""
     from robopolicy.cli.policy_args import load_policy_entries
-    from robopolicy.data.formats.lerobot import read_lerobot
+    from robopolicy.data.formats import read_dataset
     from robopolicy.errors import UserError
     from robopolicy.evaluation.ope import FQEConfig, OPEConfig, estimate, score_class
     from robopolicy.evaluation.report import aligned
@@ -69,7 +71,9 @@ def run(args: argparse.Namespace) -> int:
     policy_entries, entry = load_policy_entries(args.policies, args.task, args.device)
     behaviour = _behavior_policy(args, entry, policy_entries)
     keys = {key for policy_entry in policy_entries if policy_entry.spec for key in policy_entry.spec.observation}
-    episodes = read_lerobot(args.logs, images=any(key.startswith("image.") for key in keys))
+    episodes = read_dataset(
+        args.logs, task=entry.name, reward=args.reward, images=any(key.startswith("image.") for key in keys)
+    )
     _check_logs(args, episodes, policy_entries, entry)
     fqe = FQEConfig(steps=args.steps)
     config = OPEConfig(gamma=args.gamma, deterministic=not args.stochastic, fqe=fqe, seed=args.seed)

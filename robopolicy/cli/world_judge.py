@@ -14,7 +14,7 @@ KINDS = ("classifier", "probe")
 
 def fit(args: argparse.Namespace) -> int:
     """Train, measure and write a judge; return 0."""
-    from robopolicy.data.formats.lerobot import read_lerobot
+    from robopolicy.data.formats import read_dataset
     from robopolicy.evaluation.judge_metrics import episode_confusions, frame_confusions
     from robopolicy.files import check_new_folder
     from robopolicy.training.world_sims import load_world
@@ -32,7 +32,7 @@ def fit(args: argparse.Namespace) -> int:
         Examples.from_videos(
             VideoDataset(model.spec, part, args.dataset), lambda frames: model.decode(model.encode(frames))
         )
-        for part in split_episodes(read_lerobot(args.dataset), seed=args.seed)
+        for part in split_episodes(read_dataset(args.dataset), seed=args.seed)
     )
     config = JudgeConfig(members=args.members, frames=args.frames)
     settings = {"config": config, "fit": FitConfig(steps=args.steps, seed=args.seed, device=args.device)}

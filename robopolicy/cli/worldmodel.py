@@ -52,7 +52,7 @@ def add_parser(subparsers: Any) -> None:
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     train = actions.add_parser("train", help="train on videos (collect --render), or resume a run")
-    add_model_options(train, "VIDEOS", "dataset folder", "learner.updates=30000")
+    add_model_options(train, "VIDEOS", "dataset of any format, or mapping file", "learner.updates=30000")
     train.add_argument("--preset", default="tiny", help="smoke, tiny, small or base (default: tiny)")
     train.add_argument("--held-out", nargs="+", default=[], metavar="POLICY", help="policies held out for validation")
     tests = actions.add_parser("eval", help="test whether a world model follows its actions")
@@ -121,7 +121,7 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _eval(args: argparse.Namespace) -> int:
-    from robopolicy.data.formats.lerobot import read_lerobot
+    from robopolicy.data.formats import read_dataset
     from robopolicy.evaluation.predicted_outcomes import PredictedOutcomes
     from robopolicy.evaluation.report import aligned
     from robopolicy.evaluation.video_metrics import contact_sheet
@@ -136,7 +136,7 @@ def _eval(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_new_file(args.out, ".png", overwrite=args.overwrite)
     model, manifest = load_world(args.world, args.device)
-    videos = VideoDataset(model.spec, read_lerobot(args.dataset), args.dataset)
+    videos = VideoDataset(model.spec, read_dataset(args.dataset), args.dataset)
     following = measure_action_following(model, videos, horizon=args.horizon, windows=args.windows)
     found = replay(model, videos) if "success" in videos.episodes.arrays else None
     outcomes = None if found is None else PredictedOutcomes.of(found)

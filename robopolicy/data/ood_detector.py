@@ -192,8 +192,8 @@ def load_ood_detector(
     place: str | Path, keys: Sequence[str] | None = None, config: OODDetectorConfig | None = None
 ) -> OODDetector:
     """Load a detector from a `.safetensors` file, or fit one to the dataset in a folder."""
-    from robopolicy.data.formats.lerobot import read_lerobot
+    from robopolicy.data.formats import read_dataset
 
     if Path(place).suffix == ".safetensors":
         return OODDetector.load(place)
-    return fit_ood_detector(read_lerobot(place, images=False), config, keys)
+    return fit_ood_detector(read_dataset(place, images=False), config, keys)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 from robopolicy.atomic import restore_partial
 from robopolicy.constraints import NonNegativeInt, OpenFraction, PositiveInt, Validated
 from robopolicy.core.distributed import all_reduce_max, rank, world_size
-from robopolicy.data.formats.lerobot import read_lerobot
+from robopolicy.data.formats import read_dataset
 from robopolicy.device import GPUConfig, usable_device
 from robopolicy.errors import UserError, cannot_write, did_you_mean, unknown_name
 from robopolicy.evaluation.predicted_outcomes import PredictedOutcomes
@@ -50,7 +50,7 @@ Build = Callable[[Config], Any]
 class ModelRunConfig(Validated):
     """Common settings of these runs; subclasses add the model, its learner and its tests."""
 
-    dataset: str = ""  # folder of episodes
+    dataset: str = ""  # episodes in any format, or a mapping file
     validation: OpenFraction = 0.1  # fraction of the episodes of every behaviour held out for validation
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     guards: GuardConfig = field(default_factory=GuardConfig)
@@ -220,7 +220,7 @@ def build(config: WorldTrainConfig) -> WorldRunComponents:
     """Read the videos and build the learner; unsuitable videos raise a UserError."""
     seed_everything(cast(Any, config))
     device = usable_device(config.device)
-    episodes = read_lerobot(config.dataset)
+    episodes = read_dataset(config.dataset)
     spec = infer_spec(episodes, cameras=config.cameras, proprio=config.proprio, context=config.context)
     train, validation = split_episodes(episodes, share=config.validation, held_out=config.held_out, seed=config.seed)
     videos = VideoDataset(spec, train, config.dataset)

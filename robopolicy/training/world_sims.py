@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from robopolicy.data.formats.lerobot import read_lerobot
+from robopolicy.data.formats import read_dataset
 from robopolicy.data.ood_detector import load_ood_detector
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.schema import from_dict
@@ -198,7 +198,7 @@ def world_sim(
     starts: InitialStates = SimInitialStates(real, spec)
     if world.films:
         starts.close()
-        starts = LoggedInitialStates(read_lerobot(world.films), spec, anywhere=True)
+        starts = LoggedInitialStates(read_dataset(world.films), spec, anywhere=True)
     guard = None
     if world.support:
         guard = OODTermination(load_ood_detector(world.support, spec.proprio), world.support_penalty)

@@ -58,6 +58,17 @@ def test_importance_sampling_of_the_behaviour_policy_gives_the_logged_return(run
         assert rows[name]["effective"] == pytest.approx(30, rel=1e-4)
 
 
+def test_logs_in_another_format_give_the_same_estimates(runs, tmp_path, capsys):
+    pytest.importorskip("h5py", reason="needs robopolicy[hdf5]")
+    assert main(["data", "convert", str(runs / "logs"), str(tmp_path / "logs.hdf5")]) == 0
+    found = []
+    for logs in (runs / "logs", tmp_path / "logs.hdf5"):
+        capsys.readouterr()
+        assert main(["ope", str(runs / "flow"), "--logs", str(logs), "--steps", "5", "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["policies"])
+    assert found[0] == found[1]
+
+
 def test_a_policy_without_density_gets_density_free_estimators(runs, capsys):
     capsys.readouterr()
     assert main(["ope", str(runs / "flow"), "--logs", str(runs / "logs"), "--steps", "20"]) == 0

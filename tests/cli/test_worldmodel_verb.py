@@ -54,6 +54,18 @@ def test_a_model_that_failed_its_tests_can_be_looked_at_and_compared(folder, cap
     assert "verdict: the prediction must not rank policies: it does not distinguish expert 1 in reality" in out
 
 
+def test_videos_in_another_format_train_a_model(folder, tmp_path):
+    """A mapping file keeps the closing frames that the file stores."""
+    pytest.importorskip("h5py", reason="needs robopolicy[hdf5]")
+    assert main(["data", "convert", str(folder / "films"), str(tmp_path / "films.hdf5")]) == 0
+    (tmp_path / "films.yaml").write_text("source: films.hdf5\nclosing: true\n")
+    run = ["--preset", "smoke", "--out", str(tmp_path), "--name", "run", "--override", *TINY, *TESTS]
+    assert main(["worldmodel", "train", str(tmp_path / "films.yaml"), *run]) == 0
+    found, expected = (load_world(each / "run" / "checkpoints" / "last")[0] for each in (tmp_path, folder))
+    assert {*found.spec.proprio} == {*expected.spec.proprio}  # HDF5 orders its arrays by name
+    assert replace(found.spec, proprio=(), proprio_names=()) == replace(expected.spec, proprio=(), proprio_names=())
+
+
 def test_eval_prints_its_results_and_writes_a_contact_sheet(folder, capsys):
     world, sheet = str(folder / "passed"), folder / "sheet.png"
     options = ["--windows", "4", "--horizon", "12", "--out", str(sheet)]

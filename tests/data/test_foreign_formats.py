@@ -335,6 +335,21 @@ def test_a_conversion_reports_what_it_read(tmp_path: Path, capsys: pytest.Captur
     assert facts["features"]["action"]["minimum"] == smallest and facts["frames"] == 26
 
 
+def test_the_card_of_a_foreign_dataset_equals_that_of_its_conversion(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, mapping = toys.write_robomimic_file(tmp_path / "demo.hdf5"), tmp_path / "demo.yaml"
+    mapping.write_text("source: demo.hdf5\n")
+    convert(path, tmp_path / "set")
+    cards: list[dict[str, Any]] = []
+    for each in (path, mapping, tmp_path / "set"):
+        capsys.readouterr()
+        assert main(["data", "card", str(each), "--random", "0", "--best", str(path), "--json"]) == 0
+        cards.append(json.loads(capsys.readouterr().out))
+        assert cards[-1].pop("dataset") == str(each)
+    assert cards[0] == cards[1] == cards[2] and "image.image" in cards[0]["features"]
+
+
 def test_our_facts_survive_formats_without_a_place_for_them(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     parts = [

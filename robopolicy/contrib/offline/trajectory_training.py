@@ -16,7 +16,7 @@ from robopolicy.constraints import NonNegativeInt, PositiveInt, Validated
 from robopolicy.contrib.offline.segments import SegmentSampler, TransitionLayout
 from robopolicy.contrib.offline.trajectory_diffusion import Pull, TrajectoryConfig, TrajectoryModel
 from robopolicy.data.episodes import Episode, Episodes
-from robopolicy.data.formats.lerobot import read_lerobot
+from robopolicy.data.formats import read_dataset
 from robopolicy.device import move, usable_device
 from robopolicy.errors import UserError
 from robopolicy.policies.migration import migrate
@@ -132,7 +132,7 @@ def build(config: TrajectoryTrainConfig) -> TrajectoryRunComponents:
     """
     seed_everything(cast(Any, config))
     device = usable_device(config.device)
-    episodes = read_lerobot(config.dataset).without_closing_frames()
+    episodes = read_dataset(config.dataset).without_closing_frames()
     layout = TransitionLayout.of(episodes)
     train, validation = split_episodes(episodes, share=config.validation, seed=config.seed)
     length = config.model.length
@@ -224,7 +224,7 @@ def kept_episodes(folder: str, layout: TransitionLayout, manifest: TrajectoryMan
     Raises:
         UserError: The dataset does not match the trajectory model.
     """
-    episodes = read_lerobot(folder).without_closing_frames()
+    episodes = read_dataset(folder).without_closing_frames()
     if TransitionLayout.of(episodes) != layout or episodes.control_dt != manifest.control_dt:
         raise UserError(f"{folder} does not match the trajectory model's observations, actions or control step.")
     keys = (*layout.keys, "action", "reward", "terminated")

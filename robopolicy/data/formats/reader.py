@@ -105,26 +105,35 @@ class OpenDataset:
     def __iter__(self) -> Iterator[Episode]:
         return map(self.episode, range(self.num_episodes))
 
-    def read(self) -> Episodes:
-        """Read all episodes into memory."""
-        episodes = Episodes.from_list(self, self.control_dt)
+    def read(self, *, images: bool = True) -> Episodes:
+        """Read all episodes into memory, with or without the cameras."""
+        parts = (self.episode(index, images=images) for index in range(self.num_episodes))
+        episodes = Episodes.from_list(parts, self.control_dt)
         lengths = {key: array.shape[1:] for key, array in episodes.arrays.items()}
         names = {key: names for key, names in self.names.items() if lengths.get(key) == (len(names),)}
         return replace(episodes, names=names, action_type=self.reader.action_type)
 
-    def episode(self, index: int) -> Episode:
-        """Read one episode."""
+    def camera_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes `(3, height, width)` of the cameras, from the first episode."""
+        cameras = [key for key in self.features if is_image(key)]
+        arrays = self.episode(0).arrays if cameras else {}
+        return {key: arrays[key].shape[1:] for key in cameras}
+
+    def episode(self, index: int, *, images: bool = True) -> Episode:
+        """Read one episode, with or without the cameras."""
         info = self.reader.episodes[index]
         with foreign_errors(self.path):
             if info.length < 1:
                 raise UserError(f"Episode {info.name} has no actions; remove it.")
-            return self._episode(index, info)
+            return self._episode(index, info, images=images)
 
-    def _episode(self, index: int, info: EpisodeInfo) -> Episode:
+    def _episode(self, index: int, info: EpisodeInfo, *, images: bool) -> Episode:
         values: dict[str, Array] = {}
         encoded: dict[str, list[bytes]] = {}
         length = info.length
         for key, feature in self.features.items():
+            if is_image(key) and not images:
+                continue
             value, pictures = self._value(index, info, key, feature)
             if feature.next:
                 value, pictures = value[1:], pictures[1:]

@@ -109,8 +109,8 @@ def open_dataset(path: str | Path, mapping: DatasetMapping | None = None) -> Ope
         raise
 
 
-def read_dataset(path: str | Path, *, task: str = "", reward: str = "sparse") -> Episodes:
-    """Read a dataset of any format, or the source of a mapping file, into memory.
+def read_dataset(path: str | Path, *, task: str = "", reward: str = "sparse", images: bool = True) -> Episodes:
+    """Read a dataset of any format, or the source of a mapping file, into memory, with or without the cameras.
 
     With a `task` of OGBench, its files get the rewards of that task, as `read_ogbench` describes.
     """
@@ -119,11 +119,22 @@ def read_dataset(path: str | Path, *, task: str = "", reward: str = "sparse") ->
 
     path, mapping = resolve_source(Path(path))
     if not path.exists() or (path / LEROBOT_INFO).is_file():
-        return read_lerobot(path)
+        return read_lerobot(path, images=images)
     if task.startswith(PREFIX) and is_ogbench(path):
         return read_ogbench(path, task, reward=reward)
     with open_dataset(path, mapping) as dataset:
-        return dataset.read()
+        return dataset.read(images=images)
+
+
+def camera_shapes(path: str | Path) -> Mapping[str, tuple[int, ...]]:
+    """Shapes `(3, height, width)` of the cameras of a dataset of any format."""
+    from robopolicy.data.formats import lerobot
+
+    path, mapping = resolve_source(Path(path))
+    if (path / LEROBOT_INFO).is_file():
+        return lerobot.camera_shapes(path)
+    with open_dataset(path, mapping) as dataset:
+        return dataset.camera_shapes()
 
 
 def resolve_source(path: Path, mapping_file: Path | None = None) -> tuple[Path, DatasetMapping]:
