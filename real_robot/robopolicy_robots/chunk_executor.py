@@ -142,6 +142,15 @@ class ChunkExecutor:
         """Seconds until the buffer runs out of actions."""
         return self.buffer.remaining(now - self._origin) if np.isfinite(self._origin) else 0.0
 
+    @property
+    def observation(self) -> Mapping[str, NDArray[Any]]:
+        """Newest observation; empty before the first one."""
+        return self._history[-1] if self._history else {}
+
+    def upcoming(self, now: float) -> NDArray[Any] | None:
+        """Actions `(H, A)` of the newest chunk from `now` on, or None."""
+        return self.buffer.upcoming(now - self._origin) if np.isfinite(self._origin) else None
+
     def waypoint(self, now: float, state: Messages) -> Array | None:
         """Joint goal `(J,)` of the current action, or None; raises `SafetyHold` if the embodiment rejects it."""
         slot, self._messages = self._at(now), state

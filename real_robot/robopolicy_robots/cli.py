@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from robopolicy.cli.commands import Command
+from robopolicy.cli.display import add_display_option
 from robopolicy.cli.options import add_overwrite_option, check_numbers
 
 REGISTRIES = ("robopolicy_robots.transports:TRANSPORTS",)
@@ -65,6 +66,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--check", action="store_true", help="run checks without motion; exit code 2 on failure")
     parser.add_argument("--record", type=Path, metavar="FILE.mcap", help="record received, sent and filtered messages")
     parser.add_argument("--out", type=Path, help="report file (default: next free runs/deploy/report.json)")
+    add_display_option(parser)
     add_overwrite_option(parser)
     dashboard = "show the run on a web page, with an emergency stop (default: 127.0.0.1:8780)"
     parser.add_argument("--browser", nargs="?", const="127.0.0.1:8780", metavar="[HOST:]PORT", help=dashboard)

@@ -6,9 +6,10 @@ import argparse
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from robopolicy.atomic import write_text
+from robopolicy.cli.display import open_display
 from robopolicy.cli.options import check_overwrite, reject_unused
 from robopolicy.data.ood_detector import OODDetector, load_ood_detector
 from robopolicy.deploy.chunk_buffer import BLENDINGS
@@ -29,6 +31,8 @@ from robopolicy.files import check_new_file, next_free_path
 from robopolicy.sim.registry import NO_TASK
 from robopolicy.spec import HIDDEN_STATE
 from robopolicy.teleop.chunk_policy import HumanChunkPolicy
+from robopolicy.viewer.display import Display
+from robopolicy.viewer.display_process import FrameStream
 from robopolicy_robots.check import PreflightContext, check, show
 from robopolicy_robots.connection import connect, to_argv
 from robopolicy_robots.embodiment import Embodiment
@@ -46,6 +50,7 @@ from robopolicy_robots.policy_source import (
 from robopolicy_robots.rate import set_realtime_priority
 from robopolicy_robots.recorder import RecordedTransport, Recorder
 from robopolicy_robots.robot import CAMERA, RobotSpec, load_robot
+from robopolicy_robots.run_frames import RunFrames
 from robopolicy_robots.setup import Setup, images_of, joint_setup, task_setup
 from robopolicy_robots.simulated.client import START_TIMEOUT, SimulatedTime, Simulation, simulated
 from robopolicy_robots.simulated.node import build, node_parser, task_of
@@ -53,7 +58,7 @@ from robopolicy_robots.states import State, Tick
 from robopolicy_robots.transports.base import check_transport
 from robopolicy_robots.tui import RunDisplay, open_view
 
-RUN_OPTIONS = ("--episodes", "--seconds", "--record", "--out", "--dry-run", "--browser", "--ood-data")
+RUN_OPTIONS = ("--episodes", "--seconds", "--record", "--out", "--dry-run", "--browser", "--ood-data", "--display")
 
 
 @dataclass
@@ -86,6 +91,12 @@ def deploy(args: argparse.Namespace) -> int:
     report = _report_path(args)
     if args.priority is not None:
         set_realtime_priority(args.priority)
+    with open_display(args) as display:
+        return _run(args, robot, setup, report, display)
+
+
+def _run(args: argparse.Namespace, robot: RobotSpec, setup: Setup | None, report: Path, display: Display | None) -> int:
+    """Run the episodes and write the report; return the exit code."""
     estop = EStop(robot.safety.heartbeat_timeout)
     with ExitStack() as stack:
         stack.enter_context(estop.on_signal())
@@ -114,10 +125,14 @@ def deploy(args: argparse.Namespace) -> int:
             stack.enter_context(_simulation(args, robot, source))
         recorder = stack.enter_context(Recorder(args.record)) if args.record else None
         view = stack.enter_context(open_view(args.no_tui, RunMetrics(robot, args.task), args.browser))
+        if display is not None:
+            display.begin(FrameStream(f"{robot.name}, {args.task}", setup.requirements.control_dt))
         episodes: list[EpisodeRecord] = []
         for number in range(args.episodes if robot.simulated else 1):
             seed = args.seed + number
-            episode = _run_episode(args, robot, setup.make(images), source, recorder, view, gate, estop, seed)
+            name = f"seed {seed}" if robot.simulated else "run"
+            show = None if display is None else partial(RunFrames, display, name)
+            episode = _run_episode(args, robot, setup.make(images), source, recorder, view, gate, estop, seed, show)
             episodes.append(episode)
             view.episode_finished(episode, len(episodes), args.episodes)
             if not episode.done:
@@ -143,7 +158,7 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
         raise unknown_name("chunk blending", args.chunk_blending, BLENDINGS)
     if args.ood_action not in RESPONSES:
         raise unknown_name("response", args.ood_action, RESPONSES)
-    check_overwrite(args, "--out", "--record")
+    check_overwrite(args, "--out", "--record", "--display")
     if args.ood_data is None:
         reject_unused(args, "without --ood-data", "--ood-action")
     if args.check:
@@ -246,6 +261,7 @@ def _run_episode(
     gate: OODDetector | None,
     estop: EStop,
     seed: int,
+    show: Callable[..., RunFrames] | None,
 ) -> EpisodeRecord:
     """Run one episode; a real robot runs until it stops."""
     record = EpisodeRecord(seed if robot.simulated else None)
@@ -267,6 +283,8 @@ def _run_episode(
             simulation.reset(seed)
         loop = ControlLoop(robot, transport, embodiment, runner, options)
         stack.callback(loop.stop)
+        solved = (lambda: simulation.status.success) if simulation is not None else lambda: None
+        frames = None if show is None else show(loop, embodiment, solved)
         begin, armed, missed, last = time.monotonic(), False, 0, loop.state
 
         def after(tick: Tick) -> None:
@@ -276,6 +294,8 @@ def _run_episode(
             record.holds += tick.state is State.HOLD and last is not State.HOLD
             last = tick.state
             view.update(loop.status(tick.now), tick)
+            if frames is not None and armed:
+                frames.update(tick)
             if view.stopped:
                 loop.estop.press("pressed in the browser")
             elif not armed and not loop.arming_blocker(tick.now):
@@ -297,6 +317,8 @@ def _run_episode(
             _in_lockstep(loop, clock)
         else:
             loop.run()
+        if frames is not None:
+            frames.end()
         if simulation is not None:
             status = simulation.status
             record.success, record.steps, record.done = status.success, status.steps, status.done

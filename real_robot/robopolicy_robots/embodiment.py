@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.errors import UserError
+from robopolicy.sim.physics_state import PhysicsState
 from robopolicy_robots.message import Message
 from robopolicy_robots.messages import CompressedImage, Image, JointState
 from robopolicy_robots.robot import CAMERA, JOINTS
@@ -39,6 +40,10 @@ class Embodiment(Protocol):
 
     def command(self, action: NDArray[Any], state: Mapping[str, Received]) -> Array:
         """Joint targets `(J,)` [rad, m] for `action` `(A,)`; called once per action, not per tick."""
+        ...
+
+    def physics_state(self, state: Mapping[str, Received]) -> PhysicsState | None:
+        """State of the bodies for 3D views; None without a model, or before the robot has reported all of it."""
         ...
 
 
@@ -95,6 +100,10 @@ class JointEmbodiment:
         if np.shape(action) != (len(self.joints),):
             raise UserError(f"Expected {len(self.joints)} joint targets, found an action of shape {np.shape(action)}.")
         return np.asarray(action, np.float64)
+
+    def physics_state(self, state: Mapping[str, Received]) -> PhysicsState | None:
+        """Return None, since there is no model."""
+        return None
 
 
 def decode_image(message: Message, size: tuple[int, int]) -> NDArray[np.uint8]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.errors import UserError
 from robopolicy.sim.backends.mujoco.task import BatchState, MujocoTask
+from robopolicy.sim.physics_state import MujocoState
 from robopolicy_robots.embodiment import decode_image
 from robopolicy_robots.message import Message
 from robopolicy_robots.messages import Image, TwistStamped
@@ -44,6 +47,7 @@ class TaskEmbodiment:
         }
         self.joints = self.topics.commanded
         self.control_dt = task.frame_skip * float(model.opt.timestep)
+        self._initial = MujocoState.of(model, mujoco.MjData(model))
         self._memory: dict[str, NDArray[np.generic]] = {}
         self._steps = 0
 
@@ -82,6 +86,14 @@ class TaskEmbodiment:
         vars(made).update(vars(self))
         made._memory = {key: value.copy() for key, value in self._memory.items()}
         return made
+
+    def physics_state(self, state: Mapping[str, Received]) -> MujocoState | None:
+        """State of the bodies in the model of the task; None before the robot has reported all of it."""
+        try:
+            qpos = self._state(state).qpos[0]
+        except UserError:
+            return None
+        return replace(self._initial, qpos=qpos)
 
     def _state(self, state: Mapping[str, Received]) -> BatchState:
         model = self.task.model

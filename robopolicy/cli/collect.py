@@ -10,11 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robopolicy.cli.display import add_display_option, open_display
 from robopolicy.cli.options import add_overwrite_option, check_numbers, reject_unused
 from robopolicy.cli.teleop import SESSION_OPTIONS, add_session_options, check_session, record_session
 
 if TYPE_CHECKING:
+    from robopolicy.sim.contract import VectorSim
     from robopolicy.sim.registry import Expert, TaskEntry
+    from robopolicy.viewer.display import Display
+    from robopolicy.viewer.displayed_sim import DisplayedSim
 
 EXAMPLES = """\
 examples:
@@ -71,12 +75,19 @@ def add_parser(subparsers: Any) -> None:
     text = "a person at a device (default: browser) takes over from --policy and hands back; frames record who acted"
     parser.add_argument("--takeover", nargs="?", const="browser", metavar="DEVICE", help=text)
     add_session_options(parser)
+    add_display_option(parser)
     add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Collect a dataset and return 0; an environment failure raises a UserError and keeps the recorded episodes."""
+    _check(args)
+    with open_display(args) as display:
+        return _collect(args, display)
+
+
+def _collect(args: argparse.Namespace, display: Display | None) -> int:
     from contextlib import closing
     from dataclasses import asdict
 
@@ -88,7 +99,6 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.evaluation.actors import PolicyExpert, check_compatible
     from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
-    _check(args)
     entry = get_task(args.task)
     parts = _video_parts(args, entry) if args.render else [_demonstrations(args, entry)]
     options = SimOptions(
@@ -111,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
         for demonstrator in demonstrators:
             if isinstance(demonstrator, PolicyExpert):
                 check_compatible(demonstrator.actor.policy.spec, spec)
+        shown = None if display is None else _shown(sim, display, demonstrators)
         names = {key: observation.names for key, observation in spec.observation.items()}
         names["action"] = names["executed"] = spec.action_names
         with (
@@ -129,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
             for part, demonstrator in zip(parts, demonstrators, strict=True):
                 done = report.kept
                 report += collect(
-                    sim,
+                    shown or sim,
                     demonstrator,
                     writer,
                     episodes=part.episodes,
@@ -141,6 +152,8 @@ def run(args: argparse.Namespace) -> int:
                 )
                 if report.stopped:
                     break
+            if shown is not None:
+                shown.flush()
     if args.json:
         print(json.dumps({"task": entry.name, "out": str(args.out), **asdict(report)}))
     else:
@@ -148,6 +161,20 @@ def run(args: argparse.Namespace) -> int:
     if report.stopped:
         raise UserError(f"{report.stopped} {args.out} contains the {report.kept} episodes recorded before.")
     return 0
+
+
+def _shown(sim: VectorSim, display: Display, demonstrators: list[Expert]) -> DisplayedSim:
+    """Wrap the simulator, so that the display shows it and the chunks of policies."""
+    from robopolicy.evaluation.actors import PolicyExpert
+    from robopolicy.viewer.display_process import FrameStream
+    from robopolicy.viewer.displayed_sim import DisplayedSim
+
+    display.begin(FrameStream(f"collect {sim.spec.task}", sim.spec.control_dt))
+    shown = DisplayedSim(sim, display)
+    for demonstrator in demonstrators:
+        if isinstance(demonstrator, PolicyExpert):
+            demonstrator.on_chunk = shown.predict
+    return shown
 
 
 @dataclass(frozen=True)
@@ -212,7 +239,7 @@ def _check(args: argparse.Namespace) -> None:
     elif args.render or args.policy in (None, "random"):
         raise UserError("--takeover needs the policy that the person corrects; pass --policy CKPT, without --render.")
     else:
-        reject_unused(args, "with --takeover", "--num-envs", "--noise")
+        reject_unused(args, "with --takeover", "--num-envs", "--noise", "--display")
     if args.render and (args.policy or args.noise):
         raise UserError("--render takes its policies and noises from --policies, e.g. expert random CKPT+0.3.")
     if args.render and not args.cameras:

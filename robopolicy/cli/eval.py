@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robopolicy.cli.display import add_display_option, open_display
 from robopolicy.cli.options import (
     add_overwrite_option,
     add_rollout_options,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from robopolicy.sim.contract import VectorSim
     from robopolicy.sim.registry import SimOptions, TaskEntry
     from robopolicy.text.evaluation import SampledRollouts
+    from robopolicy.viewer.display import Display
 
 EXAMPLES = """\
 examples:
@@ -77,6 +79,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--success-step", choices=("any", "last"), default="any", help=text)
     text = "answers per prompt for pass@k on text tasks; 0 for none (default: 8)"
     parser.add_argument("--samples", type=int, default=8, help=text)
+    add_display_option(parser)
     add_overwrite_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -87,6 +90,11 @@ def run(args: argparse.Namespace) -> int:
         from robopolicy.cli.eval_dataset import eval_dataset
 
         return eval_dataset(args)
+    with open_display(args) as display:
+        return _eval(args, display)
+
+
+def _eval(args: argparse.Namespace, display: Display | None) -> int:
     from robopolicy.atomic import atomic_folder
     from robopolicy.cli.policy_args import load_policy_entries, with_planning
     from robopolicy.errors import UserError
@@ -114,13 +122,14 @@ def run(args: argparse.Namespace) -> int:
     if "text" not in entry.backends:
         reject_unused(args, f"on {entry.name}, which is not a text task", "--samples")
     else:
-        reject_unused(args, f"on {entry.name}, a text task", "--action-repeats", "--latency", "--reward", "--camera")
+        unused = "--action-repeats", "--latency", "--reward", "--camera", "--display"
+        reject_unused(args, f"on {entry.name}, a text task", *unused)
     for policy_entry in policy_entries if args.chunk_blending == "rtc" else ():
         require_continuation(policy_entry.make(), policy_entry.label)
     with atomic_folder(args.out) as folder:
         # Recording is first, because it fails for an unknown camera.
         video, strip, notes = _record_video(args, policy_entries, entry, folder)
-        results, repeated, delayed = _evaluate(args, policy_entries, entry, latencies, notes)
+        results, repeated, delayed = _evaluate(args, policy_entries, entry, latencies, notes, display)
         sampled = _sample(args, policy_entries, entry)
         tables = {ACTION_REPEATS: frequency_table(repeated)} if repeated else {}
         tables |= {f"{LATENCY} (chunk blending '{args.chunk_blending}')": latency_table(delayed)} if delayed else {}
@@ -157,13 +166,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_options(args: argparse.Namespace) -> None:
     """Raise a UserError for options that would have no effect."""
-    check_overwrite(args, "--out")
+    check_overwrite(args, "--out", "--display")
     if not args.latency:
         reject_unused(args, "without --latency", "--chunk-blending")
     if not args.video:
         reject_unused(args, "without a video", "--camera")
     if args.jobs > 1:
-        reject_unused(args, "with --jobs", "--action-repeats", "--latency")
+        reject_unused(args, "with --jobs", "--action-repeats", "--latency", "--display")
     else:
         reject_unused(args, "without --jobs", "--ray")
 
@@ -174,6 +183,7 @@ def _evaluate(
     entry: TaskEntry,
     latencies: list[float],
     notes: list[str],
+    display: Display | None,
 ) -> tuple[dict[str, EvalResult], dict[str, dict[int, EvalResult]], dict[str, dict[float, LatencyResult]]]:
     """Return the results by policy, by action repeats and by latency; `notes` receives remarks about them."""
     from contextlib import closing
@@ -191,10 +201,14 @@ def _evaluate(
     episodes = _episodes(args)
     options = _sim_options(args, policy_entries, min(args.num_envs, args.episodes))
     with closing(open_sim(entry, options, policy_entries)) as sim, progress_bars() as add_bar:
+        if display is not None:
+            from robopolicy.viewer.display_process import FrameStream
+
+            display.begin(FrameStream(f"eval in {entry.name}", sim.spec.control_dt))
         for policy_entry in policy_entries:
             progress = add_bar(f"eval {policy_entry.label}", args.episodes)
             label = policy_entry.label
-            results[label], found = _evaluate_one(args, policy_entry, sim, progress)
+            results[label], found = _evaluate_one(args, policy_entry, sim, progress, display)
             notes += found
             if args.action_repeats:
                 repeated[label] = frequency_curve(policy_entry.make(), sim, args.action_repeats, **episodes)
@@ -219,7 +233,11 @@ def _episodes(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _evaluate_one(
-    args: argparse.Namespace, policy_entry: PolicyEntry, sim: VectorSim, progress: Callable[[int], None] | None
+    args: argparse.Namespace,
+    policy_entry: PolicyEntry,
+    sim: VectorSim,
+    progress: Callable[[int], None] | None = None,
+    display: Display | None = None,
 ) -> tuple[EvalResult, list[str]]:
     """Return the result of a policy and remarks about it."""
     from robopolicy.evaluation.harness import evaluate
@@ -227,7 +245,14 @@ def _evaluate_one(
 
     policy, label = policy_entry.make(), policy_entry.label
     _pop_notes(policy)  # of the video
-    result = evaluate(policy, sim, progress=progress, **_episodes(args))
+    if display is None:
+        result = evaluate(policy, sim, progress=progress, **_episodes(args))
+    else:
+        from robopolicy.viewer.displayed_sim import DisplayedSim
+
+        shown = DisplayedSim(sim, display, label)
+        result = evaluate(policy, shown, progress=progress, on_chunk=shown.predict, **_episodes(args))
+        shown.flush()
     return result, [*abstention_notes(label, sim), *(f"{label}: {note}" for note in _pop_notes(policy))]
 
 
@@ -266,7 +291,7 @@ def evaluate_alone(args: argparse.Namespace, labels: Mapping[str, str], name: st
     policy_entries = [replace(item, label=labels[name]) for item in with_planning(policy_entries, args, entry)]
     options = _sim_options(args, policy_entries, min(args.num_envs, args.episodes))
     with closing(open_sim(entry, options, policy_entries)) as sim:
-        return _evaluate_one(args, policy_entries[0], sim, None)
+        return _evaluate_one(args, policy_entries[0], sim)
 
 
 def _pop_notes(policy: Policy | Actor) -> list[str]:

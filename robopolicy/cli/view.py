@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from robopolicy.cli.display import PORT
 from robopolicy.cli.options import add_overwrite_option, add_rollout_options, check_numbers, reject_unused
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ examples:
   robopolicy view data/lift
   robopolicy view runs/lift_reinflow/checkpoints/best --out lift.mcap --episodes 5
 """
-
-PORT = 8080
 
 
 def add_parser(subparsers: Any) -> None:

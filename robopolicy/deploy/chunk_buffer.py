@@ -129,6 +129,13 @@ class ChunkBuffer:
         ends = [timed.observed + len(timed.actions) * self.dt for timed in self._chunks if self._row(timed, now) >= -1]
         return max(0.0, max(ends, default=now) - now)
 
+    def upcoming(self, now: float) -> NDArray[np.float64] | None:
+        """Return the actions `(H, A)` of the newest chunk from `now` on, or None."""
+        if not self._chunks:
+            return None
+        newest = self._chunks[-1]
+        return newest.actions[max(self._row(newest, now), 0) :]
+
     def due(self, now: float, action_horizon: int) -> bool:
         """Whether to request a chunk: `action_horizon` actions of the newest have passed, or no actions remain."""
         return not self._chunks or self._row(self._chunks[-1], now) >= action_horizon or not self.remaining(now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -173,6 +173,7 @@ class PolicyExpert:
         self._chunk = torch.empty(0)
         self._begin = torch.empty(0, dtype=torch.int64)  # (N,) step of the episode since which chunks are counted
         self._replan = False
+        self.on_chunk: Callable[[Tensor, Tensor], None] | None = None  # called with new chunks (R, H, A) of rows (R,)
 
     def replan(self) -> None:
         """Discard the current chunks, e.g. after a person has acted; the next call starts new ones."""
@@ -200,6 +201,8 @@ class PolicyExpert:
             if not len(self._chunk):
                 self._chunk = chunk.new_zeros(sim.num_envs, *chunk.shape[1:])
             self._chunk[rows] = chunk
+            if self.on_chunk is not None:
+                self.on_chunk(chunk, rows)
         return self._chunk[torch.arange(sim.num_envs), place]
 
 

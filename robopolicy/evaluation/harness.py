@@ -29,6 +29,7 @@ from robopolicy.spec import HIDDEN_STATE
 
 OnStep = Callable[[Tensor, Step], None]
 BeforeStep = Callable[[], None]
+OnChunk = Callable[[Tensor, Tensor], None]
 _PROBES, _WARM_UP, _PROBE_SECONDS = 20, 3, 1.0
 
 
@@ -138,6 +139,7 @@ def evaluate(
     deterministic: bool = True,
     policy_batch: int = 32,
     progress: Callable[[int], None] | None = None,
+    on_chunk: OnChunk | None = None,
 ) -> EvalResult:
     """Evaluate the episodes `seed .. seed + episodes - 1`.
 
@@ -150,6 +152,7 @@ def evaluate(
         policy_batch: Rows per policy call on the CPU; a fixed number keeps rounding independent of the number of
             environments. Calls on a device have up to `actors.DEVICE_ROWS` rows.
         progress: Called after every decision with the number of finished episodes.
+        on_chunk: Called before the first action of chunks `(R, H, A)` of the environments `(R,)`.
 
     Raises:
         UserError: The policy does not fit the simulator, or a number is out of range.
@@ -166,6 +169,7 @@ def evaluate(
         policy_batch=policy_batch,
         probe=True,
         progress=progress,
+        on_chunk=on_chunk,
     )
 
 
@@ -180,6 +184,7 @@ def run_episodes(
     progress: Callable[[int], None] | None = None,
     before_step: BeforeStep | None = None,
     on_step: OnStep | None = None,
+    on_chunk: OnChunk | None = None,
 ) -> EvalResult:
     """Evaluate the episodes `seeds`: consecutive ones, or as many as the simulator has environments.
 
@@ -200,7 +205,7 @@ def run_episodes(
     with evaluation_mode(policy) if isinstance(policy, Policy) else nullcontext():
         start, calls = time.perf_counter(), actor.policy_calls
         obs = chunked.reset(seeds[0] if _consecutive(seeds) else list(seeds))
-        decisions, obs = _run(actor, scored, chunked, obs, len(seeds), progress)
+        decisions, obs = _run(actor, scored, chunked, obs, len(seeds), progress, on_chunk)
         wall = time.perf_counter() - start
         latency = _probe(policy, obs, deterministic) if probe and isinstance(policy, Policy) else {}
     returns, lengths, _, success, diverged = score.table.cpu().numpy()
@@ -231,6 +236,7 @@ def _run(
     obs: Observation,
     episodes: int,
     progress: Callable[[int], None] | None,
+    on_chunk: OnChunk | None,
 ) -> tuple[int, Observation]:
     """Run until all `episodes` have ended; return the number of their decisions and the last observation."""
     sim, device = scored.sim, scored.device
@@ -245,6 +251,8 @@ def _run(
         part = actor(sim, obs, rows, scored.seeds[rows], decision[rows])
         chunk = torch.zeros(sim.num_envs, *part.shape[1:], dtype=part.dtype, device=device)
         chunk[rows] = part
+        if on_chunk is not None:
+            on_chunk(part, rows)
         total += scored.num_open
         step = chunked.step(chunk)
         decision = torch.where(step.done, 0, decision + 1)

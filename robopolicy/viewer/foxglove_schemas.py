@@ -43,4 +43,7 @@ _TRANSFORM = _record(
 SCENE = _record("foxglove.SceneUpdate", entities=_list(_ENTITY))
 TRANSFORMS = _record("foxglove.FrameTransforms", transforms=_list(_TRANSFORM))
 IMAGE = _record("foxglove.CompressedImage", timestamp=_TIME, frame_id=_TEXT, format=_TEXT, data=_BYTES)
+LOG = _record("foxglove.Log", timestamp=_TIME, level=_INTEGER, message=_TEXT, name=_TEXT)
 NUMBERS = _record("robopolicy.Numbers")
+
+INFO, WARNING = 2, 3  # levels of `LOG`

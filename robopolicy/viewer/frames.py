@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.sim.physics_state import PhysicsState
 from robopolicy.spec import IMAGE_PREFIX
+
+
+class SafetyEvent(NamedTuple):
+    """Event of the control loop of a robot or of its safety filter."""
+
+    text: str  # one line
+    is_warning: bool = True  # a hold, a stop or an intervention, rather than the normal course
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +30,8 @@ class EpisodeFrame:
     reward: float = 0.0
     success: bool | None = None  # None where the task defines no success
     plan: tuple[PhysicsState, ...] = ()  # predicted by the current chunk of actions, the state before it first
+    chunk: NDArray[np.float32] | None = None  # (H, A) actions that the policy predicts from this step on
+    events: tuple[SafetyEvent, ...] = ()  # since the last frame
 
 
 class EpisodeSource(Protocol):

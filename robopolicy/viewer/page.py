@@ -17,6 +17,7 @@ import numpy as np
 from robopolicy.errors import UserError
 from robopolicy.optional import require
 from robopolicy.viewer.frames import EpisodeFrame, EpisodeSource
+from robopolicy.viewer.live import LiveEpisodes, LivePlayback
 from robopolicy.viewer.panel import Curve, Panel
 from robopolicy.viewer.playback import Playback
 from robopolicy.viewer.scene import BodyScene, draw_path, draw_pictures, make_scene
@@ -45,8 +46,8 @@ class Page:
     ) -> None:
         viser = require("viser", "viewer")
         require("mjviser", "viewer")
-        self.playback = Playback(source)
-        port = _free_port(port)
+        self.playback = LivePlayback(source) if isinstance(source, LiveEpisodes) else Playback(source)
+        port = free_port(port)
         with redirect_stdout(io.StringIO()):  # its greeting
             self.server: Any = viser.ViserServer(host=HOST, port=port, label=source.title, verbose=False)
         self.url = f"http://{HOST}:{self.server.get_port()}"
@@ -118,7 +119,7 @@ def _fit_phone(client: Any) -> None:
         camera.position, camera.look_at = target + PHONE_DISTANCE * offset, target
 
 
-def _free_port(port: int) -> int:
+def free_port(port: int) -> int:
     """Return `port`, or a free one for 0; a UserError is raised if it is in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -126,6 +127,6 @@ def _free_port(port: int) -> int:
             probe.bind((HOST, port))
         except OSError as error:
             raise UserError(
-                f"Port {port} of {HOST} cannot be opened ({error.strerror}); pass another --port."
+                f"Port {port} of {HOST} cannot be opened ({error.strerror}); choose another port."
             ) from error
         return probe.getsockname()[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mujoco
@@ -15,6 +15,7 @@ from robopolicy.errors import UserError
 from robopolicy.sim.backends.mujoco.render import Renderer
 from robopolicy.sim.physics_state import MujocoState
 from robopolicy.viewer.frames import EpisodeFrame
+from robopolicy.viewer.live import LivePlayback
 from robopolicy.viewer.playback import Playback
 from robopolicy.viewer.scene import BodyScene, MujocoScene
 
@@ -22,8 +23,9 @@ METRICS_PERIOD = 2.0  # [s] between updates of the metrics of a training run
 PICTURE_SIZE = (240, 320)  # height and width of pictures of the model's cameras [pixels]
 SPEEDS = {"1/4 x": 0.25, "1/2 x": 0.5, "1 x": 1.0, "2 x": 2.0, "4 x": 4.0}
 PREVIOUS, PAUSE, PLAY, NEXT = "Previous", "Pause", "Play", "Next"
-NO_CAMERA = "none"
+NO_CAMERA, ACTION = "none", "action"
 MAX_LINES = 12  # lines in a plot
+MAX_EVENTS, EVENT = 4, ("#868e96", "#c92a2a")  # newest events in the status, and colours of normal ones and warnings
 COLOURS = ("#2f6fde", "#e8590c", "#2b8a3e", "#c2255c", "#7048e8", "#0b7285", "#a07000", "#495057")
 SOFT_RANGE = {"min": {"pad": 0.1, "soft": 0, "mode": 1}, "max": {"pad": 0.1, "soft": 1, "mode": 1}}  # at least 0 to 1
 SUCCESS, RUNNING, FAILURE = ("success", "#2b8a3e"), ("no success yet", "#868e96"), ("failure", "#c92a2a")
@@ -83,6 +85,8 @@ class Panel:
         """Show texts, pictures and plots of the current frame."""
         self._time.max = self._duration()
         self._episode.value = self._playback.episode
+        if isinstance(self._playback, LivePlayback):
+            self._follow.value = self._playback.follows
         self._buttons.options = (PREVIOUS, PAUSE if self._playback.playing else PLAY, NEXT)
         self._status.content = self._status_html()
         self._show_pictures(frame)
@@ -101,6 +105,9 @@ class Panel:
         self._buttons = gui.add_button_group("", (PREVIOUS, PAUSE, NEXT))
         self._episode = gui.add_number("Episode", 0, min=0, step=1)
         self._speed = gui.add_dropdown("Speed", tuple(SPEEDS), initial_value="1 x")
+        if isinstance(playback, LivePlayback):
+            self._follow = gui.add_checkbox("Live", True, hint="Show the newest frame; the time bar goes back in time.")
+            self._on(self._follow, lambda: setattr(playback, "follows", self._follow.value))
         self._repeat = gui.add_checkbox("Repeat", False, hint="Show the same episode again after its end.")
         self._on(self._time, lambda: playback.seek(float(self._time.value)))
         self._on(self._episode, lambda: playback.open(int(self._episode.value)))
@@ -118,11 +125,12 @@ class Panel:
             )
 
     def _add_plots(self) -> None:
-        keys = tuple(dict.fromkeys((*self._playback.frame.vectors, "action")))
+        keys = tuple(dict.fromkeys((*self._playback.frame.vectors, ACTION)))
         with self._gui.add_folder("Plots"):
             self._return_plot = self._add_plot("Return", 1, SOFT_RANGE)
             self._key = self._gui.add_dropdown("Numbers", keys)
-            self._numbers_plot = self._add_plot(None, MAX_LINES)
+            lines = MAX_LINES * (2 if isinstance(self._playback, LivePlayback) else 1)  # then those of the chunk
+            self._numbers_plot = self._add_plot(None, lines)
         if self._metrics is not None:
             with self._gui.add_folder("Training"):
                 self._metric = self._gui.add_dropdown("Metric", tuple(self._metrics()) or ("update",))
@@ -130,10 +138,17 @@ class Panel:
 
     def _add_plot(self, title: str | None, lines: int, values: Any = None) -> Any:
         style = {"width": 1.5, "points": {"show": False}}
+        dashes = ({}, {"dash": (4, 3)})  # of the lines beyond `MAX_LINES`
         scales = {"x": {"time": False}} | ({} if values is None else {"y": {"range": values}})
         return self._gui.add_uplot(
             tuple(np.zeros(1) for _ in range(lines + 1)),
-            ({}, *({"stroke": COLOURS[line % len(COLOURS)], **style} for line in range(lines))),
+            (
+                {},
+                *(
+                    {"stroke": COLOURS[line % MAX_LINES % len(COLOURS)], **dashes[line // MAX_LINES], **style}
+                    for line in range(lines)
+                ),
+            ),
             title=title,
             height=150,
             legend={"show": False},
@@ -176,11 +191,8 @@ class Panel:
         frames = playback.frames[: playback.index + 1]
         times = np.arange(len(frames)) * playback.source.control_dt
         self._return_plot.data = (times, np.cumsum([frame.reward for frame in frames]))
-        rows = [frame.vectors.get(self._key.value, np.zeros(0, np.float32)) for frame in frames]
-        table = np.full((MAX_LINES, len(frames)), np.nan)
-        for column, row in enumerate(rows):
-            table[: len(row), column] = row[:MAX_LINES]
-        self._numbers_plot.data = (times, *table)
+        table = _table(frames, self._key.value, len(self._numbers_plot.data) - 1)
+        self._numbers_plot.data = (np.arange(table.shape[1]) * playback.source.control_dt, *table)
         if self._metrics is not None and time.monotonic() - self._measured > METRICS_PERIOD:
             self._measured = time.monotonic()
             found = self._metrics()
@@ -224,14 +236,34 @@ class Panel:
             text, colour = SUCCESS if playback.success else FAILURE if playback.at_end else RUNNING
             style = f"background:{colour};color:#fff;border-radius:4px;padding:1px 8px;font-weight:600"
             badge = f"<span style='{style}'>{text}</span>"
-        seconds = playback.index * playback.source.control_dt
+        dt = playback.source.control_dt
         remarks = (text for text in (playback.source.note(), self._problem) if text)
+        events = [
+            f"<span style='color:{EVENT[event.is_warning]}'>{index * dt:.2f} s {html.escape(event.text)}</span>"
+            for index, frame in enumerate(playback.frames[: playback.index + 1])
+            for event in frame.events
+        ]
         lines = [
             f"<b>{html.escape(playback.source.label(playback.episode))}</b> {badge}",
-            f"{seconds:.2f} s &middot; step {playback.index} &middot; return {playback.total_reward:.4g}",
+            f"{playback.index * dt:.2f} s &middot; step {playback.index} &middot; return {playback.total_reward:.4g}",
             *(f"<span style='color:#b35900'>{html.escape(remark)}</span>" for remark in remarks),
+            *events[-MAX_EVENTS:],
         ]
         return "<div style='padding:0.4em 0.9em;line-height:1.6;font-size:0.9em'>" + "<br>".join(lines) + "</div>"
+
+
+def _table(frames: Sequence[EpisodeFrame], key: str, lines: int) -> NDArray[np.float64]:
+    """Entries `(lines, T)` of `key` in the frames, followed by the actions of the newest chunk in other lines."""
+    chunk = frames[-1].chunk if key == ACTION and lines > MAX_LINES else None
+    ahead = 0 if chunk is None else len(chunk)
+    table = np.full((lines, len(frames) + ahead), np.nan)
+    for column, frame in enumerate(frames):
+        row = frame.vectors.get(key, np.zeros(0, np.float32))[:MAX_LINES]
+        table[: len(row), column] = row
+    if chunk is not None:
+        rows = chunk.T[:MAX_LINES]
+        table[MAX_LINES : MAX_LINES + len(rows), len(frames) :] = rows
+    return table
 
 
 def _camera_names(frame: EpisodeFrame) -> list[str]:

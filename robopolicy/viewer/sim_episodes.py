@@ -12,9 +12,10 @@ from torch import Tensor
 from robopolicy.evaluation.actors import Actor, as_actor
 from robopolicy.policies.base import Policy
 from robopolicy.sim.chunk import ChunkedSim
-from robopolicy.sim.contract import Observation, Step, VectorSim
+from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.physics_state import PhysicsState
-from robopolicy.viewer.frames import EpisodeFrame, split_observation
+from robopolicy.viewer.frames import EpisodeFrame
+from robopolicy.viewer.recording_sim import RecordingSim
 
 
 class SimEpisodes:
@@ -60,22 +61,23 @@ class SimEpisodes:
 
     def frames(self, episode: int) -> Iterator[EpisodeFrame]:
         """Yield the frames of an episode, which is simulated chunk by chunk."""
-        recording = _RecordingSim(self._sim)
+        seed, new = self.seed + episode, list[EpisodeFrame]()
+        recording = RecordingSim(self._sim, lambda frame, found, _: new.append(frame) if found == seed else None)
         with as_actor(self.make_policy(), self._sim, deterministic=self._deterministic) as actor:
             chunked = ChunkedSim(recording, action_horizon=actor.action_horizon, obs_horizon=actor.obs_horizon)
-            obs = chunked.reset([self.seed + episode])
-            (last,) = recording.take()
+            obs = chunked.reset([seed])
+            last = new.pop()
             decision, ended = torch.zeros(1, dtype=torch.int64), False
             while not ended:
                 chunk = actor(self._sim, obs, torch.zeros(1, dtype=torch.int64), self._sim.episode_seed, decision)
                 predicted = self._predict(chunk)
                 step = chunked.step(chunk)
                 obs, decision, ended = step.obs, decision + 1, bool(step.done[0])
-                new = recording.take()
                 plan = predicted or _states([last, *new] if len(new) > 1 else [])
                 yield replace(last, plan=plan)
                 yield from (replace(frame, plan=plan) for frame in new[:-1])
                 last = new[-1]
+                new.clear()
         yield last
 
     def close(self) -> None:
@@ -112,45 +114,3 @@ def _usable(sim: VectorSim, predictor: VectorSim | None) -> VectorSim | None:
 
 def _states(frames: Sequence[EpisodeFrame]) -> tuple[PhysicsState, ...]:
     return tuple(frame.state for frame in frames if frame.state is not None)
-
-
-class _RecordingSim(VectorSim):
-    """Simulator wrapper that keeps the frames of its first environment until `take`."""
-
-    def __init__(self, sim: VectorSim) -> None:
-        self.sim, self.spec = sim, sim.spec
-        self.num_envs, self.device = sim.num_envs, sim.device
-        self._frames: list[EpisodeFrame] = []
-        self._state: PhysicsState | None = None
-
-    def take(self) -> list[EpisodeFrame]:
-        """Return the new frames."""
-        frames, self._frames = self._frames, []
-        return frames
-
-    def reset(self, seed: int | Sequence[int] = 0) -> Observation:
-        """Reset the simulator and keep its first frame."""
-        obs = self.sim.reset(seed)
-        self._state = self.sim.physics_state()
-        self._frames = [EpisodeFrame(self._state, *split_observation(_first(obs)))]
-        return obs
-
-    def step(self, action: Tensor, active: Tensor | None = None) -> Step:
-        """Step the simulator and keep the frame, unless its row is paused."""
-        step = self.sim.step(action, active)
-        if active is None or bool(active[0]):
-            if not bool(step.done[0]):  # otherwise the bodies already show the next episode
-                self._state = self.sim.physics_state()
-            images, vectors = split_observation(_first(step.final_obs))
-            success = bool(step.info["success"][0]) if "success" in step.info else None
-            vectors["action"] = action[0].float().cpu().numpy()
-            self._frames.append(EpisodeFrame(self._state, images, vectors, float(step.reward[0]), success))
-        return step
-
-    def reset_rows(self, ended: Tensor) -> tuple[Observation, dict[str, Tensor]]:
-        """Start the next episodes of the rows `ended`."""
-        return self.sim.reset_rows(ended)
-
-
-def _first(obs: Observation) -> dict[str, Tensor]:
-    return {key: value[0].cpu() for key, value in obs.items()}

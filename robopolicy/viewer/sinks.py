@@ -1,7 +1,7 @@
 """Files of episodes for other viewers: MCAP for Foxglove and rosbag tools, and RRD for Rerun.
 
-Both contain the meshes and poses of bodies, images as JPEG, the predicted path of the chunk, observation vectors,
-actions, rewards and success, on one time axis on which episodes follow each other.
+Both contain the meshes and poses of bodies, images as JPEG, the chunk and its predicted path, observation vectors,
+actions, rewards, success and safety events, on one time axis on which episodes follow each other.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from robopolicy.atomic import atomic_file
 from robopolicy.errors import UserError
 from robopolicy.optional import require
 from robopolicy.sim.physics_state import BodyPositions, MujocoState, PhysicsState
-from robopolicy.viewer.foxglove_schemas import IMAGE, NUMBERS, SCENE, TRANSFORMS
+from robopolicy.viewer.foxglove_schemas import IMAGE, INFO, LOG, NUMBERS, SCENE, TRANSFORMS, WARNING
 from robopolicy.viewer.frames import EpisodeFrame, EpisodeSource
 from robopolicy.viewer.scene import PATH_START, end_effector
 
 Poses = dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
 """Position `(3,)` [m] and orientation `(4,)` (w, x, y, z) of each body in world coordinates, by name."""
 JPEG_QUALITY = 90
-GAP = 0.5  # [s] between two episodes
+GAP = 0.5  # [s] between the last frame of an episode and the next episode
 VISIBLE_GROUPS = 3  # groups of geoms that MuJoCo shows by default
 
 
@@ -57,21 +57,35 @@ def write_episodes(source: EpisodeSource, sink: FrameSink, episodes: int) -> int
     """Write the first episodes of a source and return the number of frames."""
     if source.num_episodes is not None and episodes > source.num_episodes:
         raise UserError(f"{source.title} has {source.num_episodes} episodes, not {episodes}; lower --episodes.")
-    time, count = 0.0, 0
-    model: mujoco.MjModel | None = None
+    writer = FrameWriter(sink)
     for episode in range(episodes):
         for index, frame in enumerate(source.frames(episode)):
-            if index == 0:
-                meshes: dict[str, bytes] = {}
-                if isinstance(frame.state, MujocoState) and model is None:
-                    model = frame.state.model
-                    meshes = body_meshes(model)
-                sink.begin(time, source.label(episode), meshes)
-            sink.write(time, frame, poses_of(frame.state), path_of(frame.plan))
-            time += source.control_dt
-            count += 1
-        time += GAP
-    return count
+            writer.write(source.label(episode), index * source.control_dt, frame)
+    return writer.count
+
+
+class FrameWriter:
+    """Writer of episodes to a sink, one after another on its time axis."""
+
+    def __init__(self, sink: FrameSink) -> None:
+        self.count = 0  # frames written
+        self._sink = sink
+        self._label: str | None = None  # of the current episode
+        self._start = self._end = 0.0  # [s] of the current episode
+        self._model: mujoco.MjModel | None = None  # whose meshes the sink has
+
+    def write(self, label: str, time: float, frame: EpisodeFrame) -> None:
+        """Write a frame at `time` [s] of the episode `label`, which starts if the last frame had another label."""
+        if label != self._label:
+            self._label, self._start = label, self._end + GAP if self.count else 0.0
+            meshes: dict[str, bytes] = {}
+            if isinstance(frame.state, MujocoState) and self._model is None:
+                self._model = frame.state.model
+                meshes = body_meshes(self._model)
+            self._sink.begin(self._start, label, meshes)
+        self._end = self._start + time
+        self._sink.write(self._end, frame, poses_of(frame.state), path_of(frame.plan))
+        self.count += 1
 
 
 def poses_of(state: PhysicsState | None) -> Poses:
@@ -179,6 +193,12 @@ class McapSink:
             message = {"timestamp": _stamp(time), "frame_id": camera, "format": "jpeg", "data": data}
             self._log(f"/camera/{camera}", IMAGE, time, message)
         self._log("/numbers", NUMBERS, time, {key: values.tolist() for key, values in frame.vectors.items()})
+        if frame.chunk is not None:
+            self._log("/chunk", NUMBERS, time, {"actions": frame.chunk.tolist()})
+        for event in frame.events:
+            level = WARNING if event.is_warning else INFO
+            message = {"timestamp": _stamp(time), "level": level, "message": event.text, "name": "safety"}
+            self._log("/events", LOG, time, message)
         outcome = {"reward": frame.reward} | ({} if frame.success is None else {"success": frame.success})
         self._log("/outcome", NUMBERS, time, outcome)
 
@@ -228,6 +248,10 @@ class RerunSink:
             stream.log(f"camera/{camera}", rerun.EncodedImage(contents=_jpeg(image), media_type="image/jpeg"))
         for key, values in frame.vectors.items():
             stream.log(f"numbers/{key}", rerun.Scalars(values))
+        if frame.chunk is not None:
+            stream.log("chunk", rerun.Tensor(frame.chunk, dim_names=("step", "action")))
+        for event in frame.events:
+            stream.log("events", rerun.TextLog(event.text, level="WARN" if event.is_warning else "INFO"))
         stream.log("outcome/reward", rerun.Scalars(frame.reward))
         if frame.success is not None:
             stream.log("outcome/success", rerun.Scalars(float(frame.success)))

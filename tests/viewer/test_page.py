@@ -90,7 +90,7 @@ def test_a_frame_costs_less_than_a_twentieth_of_a_second(page: Page) -> None:
 def test_the_page_listens_on_this_machine_alone_and_refuses_a_port_in_use(page: Page) -> None:
     assert page.url.startswith("http://127.0.0.1:")
     port = int(page.url.rsplit(":", 1)[1])
-    with pytest.raises(UserError, match=f"Port {port} of 127.0.0.1 cannot be opened .*; pass another --port"):
+    with pytest.raises(UserError, match=f"Port {port} of 127.0.0.1 cannot be opened .*; choose another port"):
         Page(page.playback.source, port)
 
 
