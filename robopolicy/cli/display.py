@@ -45,7 +45,7 @@ def check_display(args: argparse.Namespace) -> tuple[Path | None, int] | None:
 
 
 def open_display(args: argparse.Namespace) -> AbstractContextManager[Display | None]:
-    """Open the display of `--display`; None without the option. Errors are those of `check_display`."""
+    """Open the display of `--display`; None without the option; see `check_display` for errors."""
     found = check_display(args)
     if found is None:
         return nullcontext()
