@@ -12,6 +12,7 @@ from robopolicy.cli.options import add_overwrite_option, reject_unused
 from robopolicy.errors import UserError
 
 if TYPE_CHECKING:
+    from robopolicy.data.formats.mapping import DatasetMapping
     from robopolicy.data.formats.reader import OpenDataset
     from robopolicy.data.formats.summary import ConversionSummary
 
@@ -20,7 +21,8 @@ DESCRIPTION = (
     "Convert a dataset. SOURCE is a dataset of LeRobot, robomimic (also MimicGen, LIBERO, Isaac Lab), Diffusion Policy "
     "(zarr), Minari, D4RL or OGBench, an npz file, a recording (rosbag 1 and 2, MCAP), or a mapping file with "
     "'source'. The ending of DESTINATION is the format to write: .hdf5 for robomimic, .zarr, .zarr.zip, .npz, others "
-    "LeRobotDataset v3.0. Numbers and images stay equal to the last bit unless --video is set."
+    "LeRobotDataset v3.0. Numbers and images stay equal to the last bit unless --video is set. From LeRobot to "
+    "LeRobot, images and video files are copied as they are stored."
 )
 
 
@@ -54,10 +56,14 @@ def run(args: argparse.Namespace) -> int:
     source, mapping = resolve_source(args.source, args.mapping)
     given = {name: getattr(args, name) for name in ("rate", "task", "closing", "repair") if f"--{name}" in args.given}
     _check_destination(args, source, format)
-    summary = ConversionSummary()
-    with open_dataset(source, replace(mapping, **given)) as dataset:
-        _write(args, format, dataset, summary)
-        facts = summary.facts(dataset, format, args.destination)
+    summary, mapping = ConversionSummary(), replace(mapping, **given)
+    if format == "lerobot" and not args.video and _is_copy(source, mapping):
+        origin = _copy(args, source, mapping.task, summary)
+    else:
+        with open_dataset(source, mapping) as dataset:
+            _write(args, format, dataset, summary)
+            origin = dataset.origin()
+    facts = summary.facts(origin, format, args.destination)
     print(json.dumps(facts) if args.json else "\n".join(describe(facts)))
     return 0
 
@@ -93,6 +99,36 @@ def _write(args: argparse.Namespace, format: str, dataset: OpenDataset, summary:
     with LeRobotWriter(args.destination, control_dt=dataset.control_dt, **options) as writer:
         for episode in episodes:
             writer.add(episode)
+
+
+def _is_copy(source: Path, mapping: DatasetMapping) -> bool:
+    """Whether all frames of a LeRobotDataset stay as they are."""
+    from robopolicy.data.formats.lerobot.layout import INDEX_FEATURES
+    from robopolicy.data.formats.lerobot.reader import DatasetFiles
+    from robopolicy.data.formats.mapping import DatasetMapping
+    from robopolicy.data.formats.registry import detect_format
+
+    unchanged = replace(mapping, source="", task="") == DatasetMapping()
+    return (
+        unchanged and detect_format(source) == "lerobot" and {*INDEX_FEATURES} <= {*DatasetFiles.open(source).features}
+    )
+
+
+def _copy(args: argparse.Namespace, source: Path, task: str, summary: ConversionSummary) -> dict[str, Any]:
+    """Copy a LeRobotDataset without decoding its cameras, and note its numbers; return the facts of its origin."""
+    from robopolicy.data.formats.lerobot import read_lerobot
+    from robopolicy.data.formats.lerobot.copying import Edit, EpisodeCopier
+    from robopolicy.data.formats.lerobot_reader import RATE_ORIGIN
+
+    edit = Edit(instruction=task or None)
+    with EpisodeCopier(args.destination, edit=edit, overwrite=args.overwrite, command="data convert") as copier:
+        copier.add(source)
+    episodes = read_lerobot(args.destination, images=False)
+    for _ in summary.observe(map(episodes.episode, range(episodes.num_episodes))):
+        pass
+    notes = [f"{copier.videos} video files were copied as they are stored"] if copier.videos else []
+    rate = {"rate": 1 / episodes.control_dt, "rate_origin": RATE_ORIGIN}
+    return {"source": str(source), "source_format": "lerobot", **rate, "ignored": [], "notes": notes}
 
 
 def describe(facts: dict[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
 """Tests of datasets made of episodes of others: every number, image and video frame stays equal."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from robopolicy.cli.main import main
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.formats.lerobot import read_lerobot, write_lerobot
-from robopolicy.data.formats.lerobot.copying import PROVENANCE, Edit, EpisodeCopier
+from robopolicy.data.formats.lerobot.copying import PROVENANCE, Edit, EpisodeCopier, describe_copy
 from robopolicy.data.selection import EpisodeFilter, split_indices
 from robopolicy.errors import UserError
 
@@ -196,3 +198,64 @@ def test_a_split_is_random_disjoint_and_repeatable() -> None:
     assert any(split_indices(10, 3, seed=seed)[1].tolist() != second.tolist() for seed in range(2, 5))
     with pytest.raises(UserError, match="both parts need some"):
         split_indices(1, 1, seed=0)
+
+
+def as_v21(source: Path, path: Path) -> Path:
+    """The dataset `source` with one video per episode, as LeRobot v2.1 stores it."""
+    data, info = read_lerobot(source), json.loads((source / "meta/info.json").read_text())
+    table = pq.read_table(next(source.glob("data/*/*.parquet")))
+    camera = "observation.images.top"
+    stored = info["features"][camera]["dtype"]
+    info["codebase_version"] = "v2.1"
+    info["data_path"] = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+    info["video_path"] = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+    for folder in ("meta", "data/chunk-000", f"videos/chunk-000/{camera}"):
+        (path / folder).mkdir(parents=True)
+    (path / "meta/info.json").write_text(json.dumps(info))
+    rows = [{"episode_index": e, "tasks": [data.tasks[e]], "length": int(n)} for e, n in enumerate(data.lengths)]
+    (path / "meta/episodes.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    tasks = [{"task_index": index, "task": text} for index, text in enumerate(dict.fromkeys(data.tasks))]
+    (path / "meta/tasks.jsonl").write_text("\n".join(map(json.dumps, tasks)))
+    for episode, (start, end) in enumerate(zip(data.starts, data.ends, strict=True)):
+        pq.write_table(table.slice(start, end - start), path / f"data/chunk-000/episode_{episode:06d}.parquet")
+        if stored == "video":
+            write_lerobot(data.subset([episode]), path / "one")
+            (video,) = (path / "one").rglob("*.mp4")
+            video.rename(path / f"videos/chunk-000/{camera}/episode_{episode:06d}.mp4")
+            shutil.rmtree(path / "one")
+    return path
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_converting_lerobot_to_lerobot_copies_images_and_videos(
+    version: str, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = folders / "first" if version == "v3.0" else as_v21(folders / "first", tmp_path / "old")
+    before = read_lerobot(source)
+    assert main(["data", "convert", str(source), str(tmp_path / "new"), "--task", "push"]) == 0
+    out, videos = capsys.readouterr().out, sorted((tmp_path / "new").rglob("*.mp4"))
+    assert_equal(read_lerobot(tmp_path / "new"), replace(before, tasks=("push",) * 4))
+    assert [file.read_bytes() for file in videos] == [file.read_bytes() for file in sorted(source.rglob("*.mp4"))]
+    assert len(videos) == 0 or f"{len(videos)} video files were copied as they are stored" in out
+    assert json.loads((tmp_path / "new/meta/info.json").read_text())["codebase_version"] == "v3.0"
+    columns = [pq.read_table(min((each / "data").rglob("*.parquet"))) for each in (source, tmp_path / "new")]
+    if not videos:
+        assert columns[0]["observation.images.top"][0].as_py() == columns[1]["observation.images.top"][0].as_py()
+
+
+def test_other_conversions_of_videos_say_that_they_decode(
+    folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    video = bool(list((folders / "first").rglob("*.mp4")))
+    for words in (["faster", "--rate", "20"], ["again", "--video"], ["set.npz"]):
+        assert main(["data", "convert", str(folders / "first"), str(tmp_path / words[0]), *words[1:]]) == 0
+        assert ("image.top: the frames of its videos were decoded" in capsys.readouterr().out) == video
+    assert read_lerobot(tmp_path / "faster").control_dt == 0.05
+
+
+def test_a_choice_of_episodes_reports_the_unused_frames_of_its_videos(folders: Path, tmp_path: Path) -> None:
+    video = bool(list((folders / "first").rglob("*.mp4")))
+    with EpisodeCopier(tmp_path / "some") as copier:
+        copier.add(folders / "first", [1, 3])  # 0 and 2 have 4 and 6 frames in the same file
+    assert copier.unused_frames == 10 * video
+    assert describe_copy(copier, tmp_path).endswith("1 video files with 10 frames of other episodes") == video

@@ -6,9 +6,13 @@ from pathlib import Path
 
 from robopolicy.data.episodes import Array, Episodes
 from robopolicy.data.formats.lerobot import read_lerobot
+from robopolicy.data.formats.lerobot.layout import key_of
+from robopolicy.data.formats.lerobot.reader import DatasetFiles
 from robopolicy.data.formats.mapping import DatasetMapping, FeatureMapping
 from robopolicy.data.formats.reader import DatasetReader
 from robopolicy.data.formats.stored_facts import EpisodeInfo
+
+RATE_ORIGIN = "fps of meta/info.json"
 
 
 class EpisodesReader(DatasetReader):
@@ -31,4 +35,8 @@ class EpisodesReader(DatasetReader):
 
 def open_lerobot(path: Path, mapping: DatasetMapping) -> EpisodesReader:
     """Open a LeRobotDataset, all of whose frames are read into memory."""
-    return EpisodesReader("lerobot", read_lerobot(path), "fps of meta/info.json")
+    reader = EpisodesReader("lerobot", read_lerobot(path), RATE_ORIGIN)
+    features = DatasetFiles.open(path).features.items()
+    videos = [key_of(name, camera=True) for name, feature in features if feature["dtype"] == "video"]
+    reader.notes = tuple(f"{key}: the frames of its videos were decoded" for key in videos)
+    return reader

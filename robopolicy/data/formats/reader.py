@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -81,6 +82,12 @@ class OpenDataset:
             raise UserError(f"{path} does not state its rate; {RATE_HINT}.")
         self.control_dt = 1.0 / rate
         self.rate_origin = "given" if mapping.rate else reader.rate_origin
+
+    def origin(self) -> dict[str, Any]:
+        """Facts about the dataset as plain values."""
+        rate = {"rate": 1 / self.control_dt, "rate_origin": self.rate_origin}
+        left = {"ignored": list(self.ignored), "notes": list(self.reader.notes)}
+        return {"source": str(self.path), "source_format": self.format, **rate, **left}
 
     @property
     def ignored(self) -> tuple[str, ...]:

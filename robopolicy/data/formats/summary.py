@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from robopolicy.data.episodes import Episode
-from robopolicy.data.formats.reader import OpenDataset
 
 
 class ConversionSummary:
@@ -35,22 +34,17 @@ class ConversionSummary:
                 self._ranges[key] = entry
             yield episode
 
-    def facts(self, dataset: OpenDataset, format: str, destination: Path) -> dict[str, Any]:
-        """What was read and written, as plain values."""
+    def facts(self, origin: Mapping[str, Any], format: str, destination: Path) -> dict[str, Any]:
+        """What was read and written, as plain values; `origin` are the facts of `OpenDataset.origin`."""
         ranges = {
             key: {**entry, **{end: np.asarray(entry[end]).tolist() for end in ("minimum", "maximum")}}
             for key, entry in self._ranges.items()
         }
         return {
-            "source": str(dataset.path),
-            "source_format": dataset.format,
+            **origin,
             "destination": str(destination),
             "destination_format": format,
             "episodes": self._episodes,
             "frames": self._frames,
-            "rate": 1 / dataset.control_dt,
-            "rate_origin": dataset.rate_origin,
             "features": ranges,
-            "ignored": list(dataset.ignored),
-            "notes": list(dataset.reader.notes),
         }

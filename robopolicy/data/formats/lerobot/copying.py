@@ -90,6 +90,7 @@ class EpisodeCopier:
         """
         self.path, self.edit, self.command = Path(path).absolute(), edit or Edit(), command
         self.frames = 0
+        self.unused_frames = 0  # of episodes that were not copied, in the copied video files
         self._overwrite = overwrite
         self._first: DatasetFiles | None = None
         self._features: dict[str, dict[str, Any]] = {}
@@ -135,7 +136,7 @@ class EpisodeCopier:
         """
         check_new_folder(self.path, "a dataset", layout.INFO, overwrite=self._overwrite, sources=[Path(path)])
         source = DatasetFiles.open(path)
-        rows = source.rows(None)
+        rows = present = source.rows(None)
         if episodes is not None:
             if missing := sorted(set(episodes) - set(range(len(rows)))):
                 raise UserError(f"{path} has {len(rows)} episodes, numbered from 0; episode {missing[0]} is missing.")
@@ -144,6 +145,7 @@ class EpisodeCopier:
         self._check_features(source, dict(features.values()))
         with self._cleanup_on_error():
             self._copy(source, rows, features)
+        self.unused_frames += _unused_frames(present, rows)
         self._sources.append(_provenance(source, None if episodes is None else sorted(set(episodes))))
 
     def close(self) -> None:
@@ -314,7 +316,16 @@ class EpisodeCopier:
 
 def describe_copy(copier: EpisodeCopier, path: Path) -> str:
     """Format the size of a written dataset."""
-    return f"{path}: {copier.episodes} episodes ({copier.frames} frames), {copier.videos} video files"
+    text = f"{path}: {copier.episodes} episodes ({copier.frames} frames), {copier.videos} video files"
+    return text + (f" with {copier.unused_frames} frames of other episodes" if copier.unused_frames else "")
+
+
+def _unused_frames(present: Sequence[EpisodeFiles], copied: Sequence[EpisodeFiles]) -> int:
+    """Frames of the episodes that are not copied, in the video files of those that are."""
+    files = {file for row in copied for file, _ in row.videos.values()}
+    numbers = {row.index for row in copied}
+    others = [row for row in present if row.index not in numbers]
+    return sum(row.length for row in others for file, _ in row.videos.values() if file in files)
 
 
 def _provenance(source: DatasetFiles, episodes: Sequence[int] | None) -> dict[str, Any]:
