@@ -54,12 +54,14 @@ class Entry:
     def curve(self) -> list[list[float]]:
         """Mean score while training with its interval, as rows of position, mean, low and high; empty without curves.
 
-        The curves of the seeds are interpolated to common positions, as far as the shortest one goes.
+        The curves of the seeds are interpolated to common positions within the range that all of them cover.
         """
         curves = [np.asarray(score.curve, float) for score in self.scores if len(score.curve) > 1]
-        if not curves:
+        first = max((curve[0, 0] for curve in curves), default=0.0)
+        last = min((curve[-1, 0] for curve in curves), default=0.0)
+        if first >= last:
             return []
-        grid = np.linspace(0.0, min(curve[-1, 0] for curve in curves), CURVE_POINTS)
+        grid = np.linspace(first, last, CURVE_POINTS)
         means = np.stack([np.interp(grid, curve[:, 0], curve[:, 1]) for curve in curves])  # (seeds, points)
         shown = [student_mean(column) for column in means.T]
         return [[float(x), each.estimate, each.low, each.high] for x, each in zip(grid, shown, strict=True)]

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.study import Cell, Contrast, Key, Score, Study
 from robopolicy.evaluation.comparison import binary_outcomes
 
-SEEDS = range(5)
+SEEDS = range(10)  # twice five, for the null arm
 HELD_OUT = 50_000  # first seed of the evaluation
 BEFORE, CONTROL, AFTER = METHODS = ("cloned", "control", "dagger")
 

@@ -48,7 +48,8 @@ class Bandits(Study):
     def scores(self, cell):
         outcomes = [1] * cell["wins"] + [0] * (EPISODES - cell["wins"])
         reason = cell.get("applicable") or ""
-        return [Score(cell["method"], cell["task"], cell["seed"], {"success": outcomes}, reason=reason)]
+        curve = cell.get("curve", ())
+        return [Score(cell["method"], cell["task"], cell["seed"], {"success": outcomes}, reason=reason, curve=curve)]
 
     def contrasts(self, method, task):
         return () if method == "base" else (Contrast("base", "success"),)
@@ -69,6 +70,17 @@ def cells_of(study, **changes):
 
 def rows_of(study, cells):
     return {(row["task"], row["method"]): row for row in tabulate(study, cells).rows()}
+
+
+def test_a_learning_curve_covers_the_steps_that_all_seeds_cover():
+    cells = [
+        {"method": "base", "task": "easy", "seed": 0, "wins": 50, "curve": [(100, 0.0), (300, 1.0)]},
+        {"method": "base", "task": "easy", "seed": 1, "wins": 50, "curve": [(200, 0.5), (400, 0.5)]},
+        {"method": "good", "task": "easy", "seed": 0, "wins": 90, "curve": [(100, 0.0), (200, 1.0)]},
+        {"method": "good", "task": "easy", "seed": 1, "wins": 90, "curve": [(300, 0.5), (400, 0.5)]},
+    ]
+    base, good = (entry.curve() for entry in tabulate(Bandits(), cells).entries)
+    assert base[0][:2] == [200, 0.5] and base[-1][:2] == [300, 0.75] and not good
 
 
 def test_verdicts_intervals_and_published_numbers_come_from_the_declaration():
