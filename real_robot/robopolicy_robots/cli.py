@@ -22,6 +22,7 @@ examples:
   robopolicy deploy --robot my_panda.yaml --policy bundles/lift --task manipulation/lift --transport auto --dry-run
   robopolicy deploy --robot my_panda.yaml --policy bundles/lift --task manipulation/lift --dry-run --browser
   robopolicy deploy --robot my_arm.yaml --policy runs/my_arm_flow_bc_seed0/checkpoints/best --task none --check
+  robopolicy deploy --robot my_arm.yaml --task none --teleop lerobot:so101_leader:/dev/ttyACM1 --demonstrations data/arm
 
 my_panda.yaml is a copy of robopolicy_robots/robots/franka_panda.yaml with the topic of the cube:
   sources:

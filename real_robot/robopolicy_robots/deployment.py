@@ -103,8 +103,7 @@ def _run(args: argparse.Namespace, robot: RobotSpec, setup: Setup | None, report
         if args.teleop is None:
             source = stack.enter_context(closing(open_source(args.policy, args.device)))
         else:
-            assert setup is not None
-            source = open_human(args, task_of(args.task), setup.requirements, stack)
+            source, setup = open_human(args, robot, setup, stack)
         if args.chunk_blending == "rtc" and not source.takes_prefix:
             raise UserError(
                 f"--chunk-blending rtc needs a policy that continues a prefix, and {args.policy} does not; pass a "
@@ -151,8 +150,6 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
         raise UserError("Pass a policy with --policy, a person's device with --teleop, or both.")
     if args.teleop is None:
         reject_unused(args, "without --teleop", "--demonstrations")
-    elif args.task == NO_TASK:
-        raise UserError(f"--teleop needs a task, whose actions the device moves; --task {NO_TASK} has none.")
     check_transport(args.transport)
     if args.chunk_blending not in BLENDINGS:
         raise unknown_name("chunk blending", args.chunk_blending, BLENDINGS)

@@ -25,6 +25,8 @@ class Setup:
 
     requirements: PolicyRequirements
     make: Callable[[Sizes], Embodiment]  # embodiment for the cameras of a policy
+    names: Mapping[str, tuple[str, ...]]  # of the entries of observations, "action" and "policy_action"
+    action_type: str = ""  # `absolute` for joint targets
 
 
 def task_setup(name: str, task: MujocoTask, robot: RobotSpec) -> Setup:
@@ -40,7 +42,13 @@ def task_setup(name: str, task: MujocoTask, robot: RobotSpec) -> Setup:
         task.action_high,
         embodiment.control_dt,
     )
-    return Setup(requirements, lambda images: TaskEmbodiment(task, prefix, images))
+    names = {key: tensor.names for key, tensor in task.observation.items()} | _action_names(task.action_names)
+    return Setup(requirements, lambda images: TaskEmbodiment(task, prefix, images), names)
+
+
+def robot_setup(robot: RobotSpec) -> Setup:
+    """Return the setup of a robot without a task or a policy: one action per control period."""
+    return _joint_setup(robot, robot.dt, velocities=False)
 
 
 def joint_setup(source: ChunkPolicy, robot: RobotSpec) -> Setup:
@@ -60,9 +68,26 @@ def joint_setup(source: ChunkPolicy, robot: RobotSpec) -> Setup:
     _check_joints("actions", metadata.action_names, robot)
     _check_joints("state", metadata.observation_names.get("state", ())[: len(joints)], robot)
     velocities = source.spec.observation.get("state") == (2 * len(joints),)
-    observation, limits, dt = {"state": (len(joints) * (1 + velocities),)}, robot.limits, metadata.control_dt
+    return _joint_setup(robot, metadata.control_dt, velocities=velocities)
+
+
+def _joint_setup(robot: RobotSpec, dt: float, *, velocities: bool) -> Setup:
+    """Return the setup of actions that are joint targets and last `dt` seconds."""
+    joints, limits = robot.names, robot.limits
+    observation = {"state": (len(joints) * (1 + velocities),)}
     requirements = PolicyRequirements(NO_TASK, observation, limits.position_low, limits.position_high, dt)
-    return Setup(requirements, lambda images: JointEmbodiment(joints, dt, images, velocities=velocities))
+    named = tuple(f"{joint.name} [{joint.unit}]" for joint in robot.joints)
+    rates = tuple(f"{joint.name} [{joint.unit}/s]" for joint in robot.joints) if velocities else ()
+    return Setup(
+        requirements,
+        lambda images: JointEmbodiment(joints, dt, images, velocities=velocities),
+        {"state": named + rates, **_action_names(named)},
+        "absolute",
+    )
+
+
+def _action_names(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    return {"action": names, "policy_action": names}
 
 
 def _check_joints(what: str, names: tuple[str, ...] | list[str], robot: RobotSpec) -> None:

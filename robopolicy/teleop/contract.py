@@ -24,6 +24,7 @@ EVENTS = (SUCCESS, DISCARD, STOP)
 """Keep the episode as successful, repeat the episode without keeping it, end the session."""
 
 MAX_AGE = 0.15  # [s] age at which a command lets go; three lost messages at 20 Hz
+IMAGE_PERIOD = 0.1  # [s] between images that a device shows
 DEAD_ZONE = 0.1  # deflection of an axis that counts as neutral
 
 

@@ -19,6 +19,8 @@ from robopolicy.teleop.contract import AXES, DISCARD, STOP, SUCCESS, Teleop, Tel
 from robopolicy.teleop.terminal import TerminalTeleop
 
 GRIPPER_COMMANDS = {0: 1.0, 1: 0.0, 2: -1.0}  # close, stay, open
+USE_DEGREES = "use_degrees"  # setting of LeRobot's leader arms
+PERCENT = "RANGE_M100_100"  # norm_mode of motors in LeRobot with positions from -100 to 100
 _EVENTS = {"success": SUCCESS, "rerecord_episode": DISCARD, "terminate_episode": STOP}
 
 
@@ -50,7 +52,11 @@ class LeRobotTeleop(Teleop):
             if kind not in known:
                 raise unknown_name("teleoperator of LeRobot", kind, known)
             config = known[kind]
-            device = teleoperators.make_teleoperator_from_config(config(**({"port": port} if port else {})))
+            settings: dict[str, Any] = {"port": port} if port else {}
+            if hasattr(config, USE_DEGREES):
+                settings[USE_DEGREES] = True
+            device = teleoperators.make_teleoperator_from_config(config(**settings))
+            _check_units(kind, device)
             device.connect()
         except UserError:
             raise
@@ -81,6 +87,13 @@ class LeRobotTeleop(Teleop):
         self._device.disconnect()
         if self._keys:
             self._keys.close()
+
+
+def _check_units(kind: str, device: Any) -> None:
+    """Raise `UserError` for an arm whose joints are fractions of a calibrated range instead of angles."""
+    motors: Mapping[str, Any] = getattr(getattr(device, "bus", None), "motors", {})
+    if any(getattr(motor.norm_mode, "name", "") == PERCENT for motor in motors.values()):
+        raise UserError(f"'{kind}' gives joints from -100 to 100 and cannot give degrees; use an arm that does.")
 
 
 def _name(event: Any) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from robopolicy.deploy.contract import Observed
 from robopolicy.deploy.safety.filter import FilterConfig, FilterState, JointMeasurement, SafetyFilter
 from robopolicy.deploy.safety.motion import JointLimits
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import SimSpec
-from robopolicy.teleop.action_map import GRIPPER, ActionMap
+from robopolicy.teleop.action_map import ActionMap
 from robopolicy.teleop.contract import AXES, Array, DeadManSwitch, Teleop, TeleopCommand, shape
+from robopolicy.teleop.leader import LeaderFollower
 
 FULL_SPEED_TIME = 0.1  # [s] time from rest to full speed, which the filter enforces
 RANGE_TIME = 1.0  # [s] shortest time in which a leader arm moves a joint target through its range
@@ -28,12 +29,28 @@ class HumanAction(NamedTuple):
     events: tuple[str, ...]  # events since the last decision
 
 
+class Teleoperator(Protocol):
+    """Person who moves a robot."""
+
+    device: Teleop
+    action_dim: int  # number of action dimensions A
+
+    def reset(self) -> None:
+        """Come to rest, for a new episode."""
+
+    def anchor(self, obs: Observed) -> None:
+        """Take the pose in `obs` as the one to start from: in a new episode, and after a policy has acted."""
+
+    def move(self, now: float) -> HumanAction:
+        """Decide at `now` [s, monotonic]."""
+        ...
+
+
 class HumanOperator:
     """Person at an input device that controls one environment or robot.
 
     A twist passes the safety filter as velocities: it is at most full speed and changes within `FULL_SPEED_TIME`. The
-    gripper keeps its last command. Joints of a leader arm move targets relative to the pose at which the person enabled
-    the device (clutch), and pass the filter as positions; without the switch the last target is kept.
+    gripper keeps its last command. Joints of a leader arm move targets (`LeaderFollower`).
 
     Args:
         device: Input device.
@@ -59,11 +76,11 @@ class HumanOperator:
         self.switch = DeadManSwitch(springs_back=device.springs_back)
         self._dt, self._scale = control_dt, scale
         self._names = tuple(name.split(" [")[0] for name in names)
+        self.action_dim = len(low)
         self._map = ActionMap.parse(inputs, len(low)) if inputs else None
         self._velocity = SafetyFilter(_twist_limits(), FilterConfig("velocity"))
-        self._position: SafetyFilter | None = None  # for leader arms
-        self._clutch: dict[str, float] | None = None  # device minus target of every joint, while enabled
-        self._target = (self._low + self._high) / 2  # (A,) of a leader arm
+        self._leader: LeaderFollower | None = None  # from the first joints of the device on
+        self._pose = (self._low + self._high) / 2  # (A,) first target of a leader arm
         self.reset()
 
     @classmethod
@@ -72,22 +89,21 @@ class HumanOperator:
         low, high = spec.action_low.cpu().numpy(), spec.action_high.cpu().numpy()
         return cls(device, low, high, spec.control_dt, spec.action_names, inputs, scale)
 
-    @property
-    def action_dim(self) -> int:
-        """Number of action dimensions A."""
-        return len(self._low)
-
     def reset(self, target: Array | None = None) -> None:
         """Come to rest with an open gripper, for a new episode; `target` `(A,)` are the joint targets at its start."""
-        self._gripper, self._clutch = OPEN, None
+        self._gripper = OPEN
         self._state = FilterState.at_rest(np.zeros(len(AXES)))
-        self._target = self._target if target is None else np.array(target, np.float64)
-        self._joints = FilterState.at_rest(self._target)
+        self._pose = self._pose if target is None else np.array(target, np.float64)
+        if self._leader is not None:
+            self._leader.reset(target)
+
+    def anchor(self, obs: Observed) -> None:
+        """Do nothing: actions do not depend on the pose."""
 
     def move(self, now: float) -> HumanAction:
         """Decide at `now` [s, monotonic]."""
         command = self.switch.check(self.device.read(now), now)
-        if command.joints is not None or self._clutch is not None:
+        if command.joints is not None or self._leader is not None:
             return self._follow(command, now)
         measured = JointMeasurement(now, *np.full((3, len(AXES)), np.nan))
         if command.enabled:
@@ -105,28 +121,45 @@ class HumanOperator:
 
     def _follow(self, command: TeleopCommand, now: float) -> HumanAction:
         """Move joint targets with a leader arm."""
-        if self._position is None:
-            self._position = SafetyFilter(_range_limits(self._names, self._low, self._high), FilterConfig("absolute"))
-        if command.joints is None:
-            self._clutch = None  # the last target is kept
-            self._target, self._joints = self._position.hold(self._joints, self._dt)
-        else:
-            goal = self._goal(command.joints)
-            measured = JointMeasurement(now, *np.full((3, len(self._low)), np.nan))
-            self._target, self._joints, _ = self._position.step(goal, self._joints, measured, self._dt)
-        return HumanAction(self._target, command.enabled or not self._joints.motion.at_rest, command.events)
+        if self._leader is None:
+            if len(self._names) != len(self._low):
+                raise UserError(
+                    "A leader arm needs actions with the names of its joints, which the task does not give."
+                )
+            limits = _range_limits(self._names, self._low, self._high)
+            self._leader = LeaderFollower(limits, self._dt, self._pose)
+        target = self._leader.move(command.joints, now)
+        return HumanAction(target, command.enabled or not self._leader.at_rest, command.events)
 
-    def _goal(self, joints: Mapping[str, float]) -> Array:
-        """Joint targets `(A,)`: the target at enabling plus the motion of the device since then."""
-        if missing := [name for name in self._names if name not in joints] or len(self._names) != len(self._low):
-            found = ", ".join(joints)
-            raise UserError(f"The leader arm has the joints {found}, which do not match the actions ({missing}).")
-        if self._clutch is None:
-            self._clutch = {name: joints[name] - target for name, target in zip(self._names, self._target, strict=True)}
-        relative = np.array([joints[name] - self._clutch[name] for name in self._names])
-        fraction = np.array([joints[name] for name in self._names])
-        is_gripper = np.array([GRIPPER in name for name in self._names])
-        return np.where(is_gripper, self._low + fraction * (self._high - self._low), relative)
+
+class LeaderOperator:
+    """Person with a leader arm who moves the joints of a robot; without the switch the pose is kept.
+
+    Args:
+        device: Leader arm with the joints of the robot.
+        limits: Limits of the robot.
+        control_dt: Duration of an action [s].
+    """
+
+    def __init__(self, device: Teleop, limits: JointLimits, control_dt: float) -> None:
+        self.device = device
+        self.switch = DeadManSwitch(springs_back=device.springs_back)
+        self.action_dim = len(limits)
+        self._follower = LeaderFollower(limits, control_dt, np.zeros(len(limits)))
+
+    def reset(self) -> None:
+        """Come to rest; `anchor` then sets the pose."""
+        self._follower.reset()
+
+    def anchor(self, obs: Observed) -> None:
+        """Start from the joint positions at the beginning of `state`, as measured."""
+        self._follower.reset(np.asarray(obs["state"])[-1, : self.action_dim])
+
+    def move(self, now: float) -> HumanAction:
+        """Decide at `now` [s, monotonic]."""
+        command = self.switch.check(self.device.read(now), now)
+        target = self._follower.move(command.joints, now)
+        return HumanAction(target, command.enabled or not self._follower.at_rest, command.events)
 
 
 def _twist_limits() -> JointLimits:

@@ -24,12 +24,11 @@ from robopolicy.evaluation.actors import PolicyExpert
 from robopolicy.evaluation.video import rendering_problem
 from robopolicy.sim.contract import Observation, Step, VectorSim
 from robopolicy.sim.wrappers.base import unwrapped
-from robopolicy.teleop.contract import DISCARD, STOP, SUCCESS, SessionStatus
+from robopolicy.teleop.contract import DISCARD, IMAGE_PERIOD, STOP, SUCCESS, SessionStatus
 from robopolicy.teleop.operator import HumanAction, HumanOperator
 
 Images = Mapping[str, NDArray[np.uint8]]
 log = logging.getLogger(__name__)
-IMAGE_PERIOD = 0.1  # [s] between images of the session
 IMAGE_SIZE = {"width": 320, "height": 240}  # pixels
 KEPT, REPEATED, FAILED = "kept", "repeated", "failed, not kept"
 

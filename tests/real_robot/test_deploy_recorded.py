@@ -1,4 +1,4 @@
-"""Tests of `robopolicy deploy --task none`: a policy of recorded data drives a robot described in YAML."""
+"""Tests of `robopolicy deploy --task none`: a policy of recorded data or a leader arm moves a robot of a YAML file."""
 
 import importlib
 import json
@@ -12,15 +12,32 @@ import numpy as np
 import pytest
 import yaml
 from own_arm import GOAL, JOINTS, record
+from scripted_device import ScriptedTeleop
 
 from robopolicy.cli import main as cli
 from robopolicy.cli.commands import COMMANDS
+from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.errors import UserError
 from robopolicy.spec import PolicySpec, TaskMetadata
+from robopolicy.teleop.contract import STOP, TeleopCommand
+from robopolicy.teleop.devices import DEVICES
 from robopolicy_robots import cli as deploy_cli
 from robopolicy_robots.robot import SHIPPED, load_robot
 from robopolicy_robots.setup import joint_setup
 from robopolicy_robots.transports.lerobot import JointUnits
+
+
+class Leader(ScriptedTeleop):
+    """A leader arm that turns one joint by 0.3 rad and opens the gripper halfway, and ends the session."""
+
+    @classmethod
+    def open(cls, argument: str = "") -> "Leader":
+        return cls(cls.command)
+
+    @staticmethod
+    def command(call: int) -> TeleopCommand:
+        joints = dict.fromkeys(JOINTS, 1.0) | {"shoulder_pan": 1.0 + min(max(call - 20, 0), 60) * 0.005, "gripper": 0.5}
+        return TeleopCommand(call > 10, joints=joints, events=(STOP,) if call > 130 else ())
 
 
 @pytest.fixture
@@ -53,6 +70,74 @@ def test_a_clone_of_recorded_demonstrations_moves_an_arm_to_their_pose(arm: Any,
     found = load_robot(str(tmp_path / "my_arm.yaml"))
     reached = JointUnits.of(found, "degrees").si(sent)
     assert np.abs(reached[-1] - GOAL).max() < np.abs(reached[0] - GOAL).max()
+
+
+def my_arm(tmp_path: Path, **changes: Any) -> str:
+    """Write the description of an arm with one camera and return its path."""
+    robot = yaml.safe_load((SHIPPED / "so101.yaml").read_text()) | {"rate": 25}
+    settings: dict[str, Any] = {"type": "still_arm", "port": "/dev/null"}
+    settings["cameras"] = {"front": {"type": "grey", "width": 8, "height": 6, "shade": 9}}
+    robot["transport_options"] = {"lerobot": settings}
+    (tmp_path / "my_arm.yaml").write_text(yaml.safe_dump(robot | changes))
+    return str(tmp_path / "my_arm.yaml")
+
+
+def test_a_leader_arm_moves_a_robot_without_a_task_and_is_recorded_with_its_cameras(
+    arm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DEVICES._rows, "leader", Leader)
+    observe = arm.get_observation
+    fresh = lambda self: {key: np.copy(value) for key, value in observe(self).items()}  # noqa: E731
+    monkeypatch.setattr(arm, "get_observation", fresh)  # every image is new
+    file = my_arm(tmp_path, cameras=[{"name": "front", "topic": "/front", "height": 4, "width": 6}])
+    out = tmp_path / "data"
+    words = ["--robot", file, "--task", "none", "--transport", "lerobot", "--teleop", "leader", "--no-tui"]
+    words += ["--demonstrations", str(out), "--seconds", "20", "--out", str(tmp_path / "report.json")]
+    assert cli.main(["deploy", *words]) == 0
+    sent = np.array([[action[f"{joint}.pos"] for joint in JOINTS] for action in arm.made[-1].actions])
+    path = JointUnits.of(load_robot(file), "degrees").si(sent)
+    assert path[0] == pytest.approx([*[0.0] * 5, -0.1745], abs=0.01), "it starts where it is"
+    assert path[-1] == pytest.approx([0.3, 0, 0, 0, 0, 0.785], abs=0.02)
+    data = read_lerobot(out)
+    assert np.abs(np.diff(data.arrays["action"], axis=0)).max() <= 4.4 / 25 + 1e-6
+    assert data.num_episodes == 1 and data.control_dt == pytest.approx(1 / 25)
+    assert tuple(data.names["state"]) == tuple(data.names["action"]) == tuple(f"{joint} [rad]" for joint in JOINTS)
+    images = data.arrays["image.front"]
+    assert images.shape[1:] == (3, 4, 6) and abs(int(images[0, 0, 0, 0]) - 9) <= 1
+    assert not data.arrays["intervention"][0] and data.arrays["intervention"][60]
+
+
+@pytest.mark.parametrize(
+    ("command", "changes", "message"),
+    [
+        (TeleopCommand(), {}, "Without a task, --teleop needs a leader arm"),
+        (TeleopCommand(joints={"elbow": 1.0}), {}, "has the joints elbow, and lacks shoulder_pan"),
+        (
+            Leader.command(0),
+            {"joints": [{"name": "shoulder_pan", "velocity": 1, "unit": "m"}]},
+            "'shoulder_pan' of so101 is in m",
+        ),
+        (Leader.command(0), {"joints": [{"name": "gripper", "velocity": 1}]}, "needs a range"),
+    ],
+)
+def test_a_device_that_does_not_fit_the_robot_is_refused(
+    command: TeleopCommand,
+    changes: Any,
+    message: str,
+    arm: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Device(ScriptedTeleop):
+        @classmethod
+        def open(cls, argument: str = "") -> "Device":
+            return cls(lambda _: command)
+
+    monkeypatch.setitem(DEVICES._rows, "device", Device)
+    words = ["--robot", my_arm(tmp_path, **changes), "--task", "none", "--transport", "lerobot", "--teleop", "device"]
+    assert cli.main(["deploy", *words, "--out", str(tmp_path / "report.json")]) == 2
+    assert message in capsys.readouterr().err and not arm.made
 
 
 def source(names: tuple[str, ...], state: tuple[int, ...] = (6,), dt: float | None = 0.05) -> Any:

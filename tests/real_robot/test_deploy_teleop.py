@@ -37,6 +37,7 @@ def test_a_person_moves_a_robot_and_the_episode_is_recorded(tmp_path, monkeypatc
     assert main(["deploy", *words, "--teleop", "upward", *files]) == 0
     data = read_lerobot(out)
     assert data.num_episodes == 1 and 50 <= len(data) <= 61 and not data.success.any()
+    assert {data.arrays[f"image.{camera}"].shape[1:] for camera in ("front", "wrist")} == {(3, 64, 64)}
     acted, height = data.arrays["intervention"], data.arrays["state"][:, 16]
     assert acted[0] and not acted[-1] and data.arrays["action"][:, 2].max() == pytest.approx(1.0)
     assert height[-1] > height[0] + 0.05 and np.abs(np.diff(height[-5:])).max() < 1e-3, "it rises, then holds"

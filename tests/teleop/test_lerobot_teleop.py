@@ -71,6 +71,7 @@ class LeaderConfig:
     """Configuration of the stand-in."""
 
     port: str = ""
+    use_degrees: bool = False
 
 
 def test_devices_are_found_by_the_type_of_lerobot(monkeypatch):
@@ -87,6 +88,10 @@ def test_devices_are_found_by_the_type_of_lerobot(monkeypatch):
     monkeypatch.setitem(sys.modules, "lerobot", ModuleType("lerobot"))
     monkeypatch.setitem(sys.modules, "lerobot.teleoperators", module)
     open_device("lerobot:toy_leader:/dev/ttyACM0").close()
-    assert opened == [LeaderConfig("/dev/ttyACM0")]
+    assert opened == [LeaderConfig("/dev/ttyACM0", use_degrees=True)]
     with pytest.raises(UserError, match="Unknown teleoperator of LeRobot 'toy_leaderr'"):
         open_device("lerobot:toy_leaderr")
+    motor = SimpleNamespace(norm_mode=SimpleNamespace(name="RANGE_M100_100"))
+    module.make_teleoperator_from_config = lambda _: SimpleNamespace(bus=SimpleNamespace(motors={"elbow": motor}))
+    with pytest.raises(UserError, match="'toy_leader' gives joints from -100 to 100"):
+        open_device("lerobot:toy_leader")

@@ -1,12 +1,15 @@
 """Tests of the actions of a person: speed limits, gripper, and the clutch of leader arms."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scripted_device import ScriptedTeleop
 
+from robopolicy.deploy.safety.motion import JointLimits
 from robopolicy.errors import UserError
 from robopolicy.teleop.contract import TeleopCommand
-from robopolicy.teleop.operator import FULL_SPEED_TIME, OPEN, HumanOperator
+from robopolicy.teleop.operator import FULL_SPEED_TIME, OPEN, HumanOperator, LeaderOperator
 
 DT = 0.02
 
@@ -72,6 +75,45 @@ def test_the_last_target_is_kept_between_two_holds_of_the_clutch():
     assert moves[61].action[0] == pytest.approx(0.2, abs=1e-3)
     assert [move.action[0] for move in moves[92:]] == pytest.approx([0.2] * 3, abs=1e-3), "the arm moved without it"
     assert not moves[91].acts and moves[92].acts
+
+
+def test_the_target_is_kept_after_the_arm_is_let_go():
+    person = operator(leader(*[(0.0, 0.5)] * 2, *[(0.2, 0.5)] * 60, *[None] * 40), dims=2, names=("elbow", "gripper"))
+    person.reset(np.zeros(2))
+    moves = [person.move(k * DT).action[0] for k in range(102)]
+    assert moves[-30:] == pytest.approx([0.2] * 30, abs=1e-2)
+
+
+LIMITS = JointLimits(
+    ("elbow", "gripper"),
+    np.array([-1.0, 0.0]),
+    np.array([1.0, 0.04]),
+    np.array([2.0, 0.2]),
+    np.array([10.0, np.inf]),
+    np.full(2, np.inf),
+    np.full(2, np.inf),
+)
+
+
+def test_a_leader_arm_moves_a_robot_from_its_measured_pose_within_its_limits():
+    poses = [None] * 5 + [(2.0, 0.25)] * 5 + [(2.5, 0.25)] * 50 + [(9.0, 0.75)] * 150
+    person = LeaderOperator(ScriptedTeleop(leader(*poses)), LIMITS, DT)
+    person.reset()
+    person.anchor({"state": np.array([[9.9, 9.9, 9.9, 9.9], [0.3, 0.02, 5.0, 5.0]])})  # history, and velocities
+    moves = [person.move(k * DT) for k in range(len(poses))]
+    path = np.array([move.action for move in moves])
+    assert (path[:5] == [0.3, 0.02]).all() and not moves[4].acts, "the pose is kept without the switch"
+    assert path[5:10, 0] == pytest.approx(0.3), "no jump to 2.0"
+    assert path[59] == pytest.approx([0.8, 0.01], abs=1e-6)
+    assert path[-1] == pytest.approx([1.0, 0.03], abs=5e-3) and path[:, 0].max() <= 1.0
+    speed = np.diff(path, axis=0) / DT
+    assert (np.abs(speed).max(0) <= [2.0 + 1e-6, 0.2 + 1e-6]).all()
+    assert np.abs(np.diff(speed[:, 0])).max() <= 10.0 * DT + 1e-6
+
+
+def test_a_gripper_without_a_range_is_refused():
+    with pytest.raises(UserError, match="needs a range"):
+        LeaderOperator(ScriptedTeleop(leader()), replace(LIMITS, position_high=np.array([1.0, np.inf])), DT)
 
 
 def test_a_leader_arm_with_other_joints_is_refused():
