@@ -23,6 +23,7 @@ class Command:
     help: str  # one line
     needs_mujoco: bool = True  # whether it may import MuJoCo, so that MUJOCO_GL is checked first
     loads_policies: bool = True  # whether it has the options --allow-code and --unsafe-code
+    imports_torch_late: bool = False  # whether it resolves `device=auto` itself, since that imports PyTorch
     registries: tuple[str, ...] = ()  # "module:REGISTRY" of its components, for `robopolicy list` and `doctor`
 
     def load(self) -> ModuleType:
@@ -50,7 +51,11 @@ _PRODUCT = {  # in the order of the help
     "serve": Command("robopolicy.cli.serve", "serve a policy's chunks over the network", needs_mujoco=False),
     "verify": Command("robopolicy.cli.verify", "recompute the golden chunk of a checkpoint or bundle", False),
     "play": Command("robopolicy.cli.play", "record a video of a checkpoint, the expert or random actions"),
-    "view": Command("robopolicy.cli.view", "show a task, policy, dataset or training run in 3D in a browser"),
+    "view": Command(
+        "robopolicy.cli.view",
+        "show a task, policy, dataset or training run in 3D in a browser",
+        imports_torch_late=True,
+    ),
     "list": Command("robopolicy.cli.list", "list tasks, policies, algorithms, experiments and more", False, False),
     "completion": Command("robopolicy.cli.completion", "print a script for shell completion", False, False),
     "doctor": Command("robopolicy.cli.doctor", "report versions, GL, GPU and optional packages", False, False),

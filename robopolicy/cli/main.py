@@ -117,11 +117,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = parse(sys.argv[1:] if argv is None else argv)
         if args.command_name != "train" and (args.command_name, getattr(args, "action", "")) != ("worldmodel", "train"):
             check_single_process(args.command_name)
-        if getattr(args, "device", "") == "auto":
+        command = COMMANDS[args.command_name]
+        if getattr(args, "device", "") == "auto" and not command.imports_torch_late:
             from robopolicy.device import device_name
 
             args.device = device_name(args.device)
-        command = COMMANDS[args.command_name]
         if command.needs_mujoco:
             check_mujoco_gl()
         if not command.loads_policies:

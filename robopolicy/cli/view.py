@@ -27,6 +27,9 @@ examples:
   robopolicy view runs/lift_reinflow/checkpoints/best --out lift.mcap --episodes 5
 """
 
+CHECKPOINT, DATASET = "manifest.json", "meta/info.json"  # the modules that define them import PyTorch
+LAST = Path("checkpoints/last")
+
 
 def add_parser(subparsers: Any) -> None:
     """Register the command."""
@@ -57,43 +60,42 @@ def run(args: argparse.Namespace) -> int:
         reject_unused(args, "without --out", "--episodes", "--overwrite")
     else:
         reject_unused(args, "with --out", "--port")
-    source, metrics = _open(args)
-    with closing(source):
-        if args.out is not None:
+    open_source = _find(args)
+    if args.out is not None:
+        source, _ = open_source()
+        with closing(source):
             return _write(args, source)
-        from robopolicy.viewer.page import Page
+    from robopolicy.viewer.page import Page, PageServer
 
-        with closing(Page(source, args.port, metrics)) as page:
-            print(f"{source.title}: {page.url}\nCtrl-C stops", flush=True)
+    with closing(PageServer(args.target, args.port)) as server:
+        print(f"{args.target}: {server.url}\nCtrl-C stops", flush=True)
+        source, metrics = open_source()  # imports PyTorch, while the browser loads the page
+        with closing(source), closing(Page(server, source, metrics)) as page:
             page.run()
     return 0
 
 
-def _open(args: argparse.Namespace) -> tuple[EpisodeSource, Metrics | None]:
-    """Open the episodes of the target, and the metrics of a training run."""
-    from robopolicy.data.formats.lerobot import layout
-    from robopolicy.training.manifest import MANIFEST
-
-    folder = Path(args.target)
-    if (folder / layout.INFO).is_file():
-        reject_unused(args, "on datasets", "--policy", "--seed", "--stochastic", "--task", "--plan-with")
-        return _dataset(args, folder), None
-    if (folder / "config.yaml").is_file() and not (folder / MANIFEST).is_file():
-        reject_unused(args, "on training runs", "--policy")
-        return _training(args, folder)
-    if (folder / MANIFEST).is_file():
-        reject_unused(args, "on checkpoints", "--policy")
-        return _rollouts(args, args.target, args.task), None
-    return _task(args), None
-
-
-def _task(args: argparse.Namespace) -> EpisodeSource:
+def _find(args: argparse.Namespace) -> Callable[[], tuple[EpisodeSource, Metrics | None]]:
+    """Check the target, and return a function that opens its episodes and the metrics of a training run."""
+    from robopolicy.errors import UserError
     from robopolicy.sim.registry import get_task
 
+    folder = Path(args.target)
+    if (folder / DATASET).is_file():
+        reject_unused(args, "on datasets", "--policy", "--seed", "--stochastic", "--task", "--plan-with")
+        return lambda: (_dataset(args, folder), None)
+    if (folder / CHECKPOINT).is_file():
+        reject_unused(args, "on checkpoints", "--policy")
+        return lambda: (_rollouts(args, args.target, args.task), None)
+    if (folder / "config.yaml").is_file():
+        reject_unused(args, "on training runs", "--policy")
+        if not (folder / LAST / CHECKPOINT).is_file():
+            raise UserError(f"{folder} has no checkpoint yet; view it after checkpoint_every updates.")
+        return lambda: _training(args, folder)
     reject_unused(args, "with a task as the target", "--task")
     entry = get_task(args.target)
-    default = "random" if entry.make_expert is None else "expert"
-    return _rollouts(args, args.policy or default, entry.name)
+    policy = args.policy or ("random" if entry.make_expert is None else "expert")
+    return lambda: (_rollouts(args, policy, entry.name), None)
 
 
 def _rollouts(args: argparse.Namespace, policy: str, task: str | None) -> EpisodeSource:
@@ -101,8 +103,10 @@ def _rollouts(args: argparse.Namespace, policy: str, task: str | None) -> Episod
     from dataclasses import replace
 
     from robopolicy.cli.policy_args import load_policy_entries, open_sim, sim_options, with_planning
+    from robopolicy.device import device_name
     from robopolicy.viewer.sim_episodes import SimEpisodes
 
+    args.device = device_name(args.device)
     policy_entries, entry = load_policy_entries([policy], task, args.device)
     (policy_entry,) = with_planning(policy_entries, args, entry)
     options = sim_options(args, [policy_entry], 1, args.device, args.judge)
@@ -122,17 +126,13 @@ def _rollouts(args: argparse.Namespace, policy: str, task: str | None) -> Episod
 
 def _training(args: argparse.Namespace, folder: Path) -> tuple[EpisodeSource, Metrics]:
     """Episodes of the newest checkpoint of a run, which is loaded again when it changes, and its metrics."""
-    from robopolicy.errors import UserError
     from robopolicy.training.checkpoint import load_policy
-    from robopolicy.training.manifest import MANIFEST
     from robopolicy.viewer.training_run import NewestPolicy, read_metrics
 
-    last = folder / "checkpoints" / "last"
-    if not (last / MANIFEST).is_file():
-        raise UserError(f"{folder} has no checkpoint yet; view it after checkpoint_every updates.")
+    last = folder / LAST
     source: Any = _rollouts(args, str(last), args.task)
     source.title = f"{folder.name}, training"
-    source.make_policy = NewestPolicy(last / MANIFEST, lambda: load_policy(last, args.device)[0])
+    source.make_policy = NewestPolicy(last / CHECKPOINT, lambda: load_policy(last, args.device)[0])
     return source, lambda: read_metrics(folder)
 
 

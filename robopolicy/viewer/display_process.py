@@ -6,18 +6,21 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mujoco
 
 from robopolicy.optional import require
 from robopolicy.sim.physics_state import MujocoState
 from robopolicy.viewer.frames import EpisodeFrame
+
+if TYPE_CHECKING:
+    from robopolicy.viewer.page import Page
 
 LINGER = 30.0  # [s] for which the page of an ended program waits for a browser
 NICENESS = 5  # the program comes first
@@ -74,44 +77,47 @@ def _write(link: Connection, path: Path) -> str:
 
 
 def _show(link: Connection, port: int) -> str:
-    """Show the page from the first frame on; after the last one until no browser shows it."""
+    """Show the page; after the last frame until no browser shows it."""
     from robopolicy.viewer.live import LiveEpisodes
-    from robopolicy.viewer.page import Page, free_port
+    from robopolicy.viewer.page import Page, PageServer
 
-    for package in ("viser", "mjviser"):
-        require(package, "viewer")
-    port = free_port(port)
-    link.send((READY, ""))
-    stream = link.recv()
-    if stream is None:
-        return ""
-    source = LiveEpisodes(stream.title, stream.control_dt)
-    begun, ended = threading.Event(), threading.Event()
+    require("mjviser", "viewer")
+    with closing(PageServer("robopolicy", port)) as server:
+        link.send((READY, ""))
+        stream = link.recv()
+        if stream is None:  # the program has ended without a frame
+            return ""
+        link.send((PAGE, server.url))
+        source = LiveEpisodes(stream.title, stream.control_dt)
+        begun, ended = threading.Event(), threading.Event()
 
-    def read() -> None:
-        for label, _, frame in _receive(link):
-            source.add(label, frame)
+        def read() -> None:
+            for label, _, frame in _receive(link):
+                source.add(label, frame)
+                begun.set()
+            source.end()
+            ended.set()
             begun.set()
-        source.end()
-        ended.set()
-        begun.set()
 
-    threading.Thread(target=read, name="frames", daemon=True).start()
-    begun.wait()
-    if source.newest < 0:  # no frame came
-        return ""
-    with closing(Page(source, port)) as page:
-        link.send((PAGE, page.url))
-        visited, deadline = False, float("inf")
-
-        def over() -> bool:
-            nonlocal visited, deadline
-            watched = bool(page.server.get_clients())
-            visited |= watched
-            if not ended.is_set() or watched:
-                return False
-            deadline = min(deadline, time.monotonic() + LINGER)
-            return visited or time.monotonic() > deadline
-
-        page.run(over)
+        threading.Thread(target=read, name="frames", daemon=True).start()
+        begun.wait()
+        if source.newest < 0:
+            return ""
+        with closing(Page(server, source)) as page:
+            page.run(_has_left(page, ended))
     return ""
+
+
+def _has_left(page: Page, ended: threading.Event) -> Callable[[], bool]:
+    """Return whether the program has ended, and the last browser has left or none has come for `LINGER` seconds."""
+    visited, deadline = False, float("inf")
+
+    def check() -> bool:
+        nonlocal visited, deadline
+        visited |= page.is_open
+        if page.is_open or not ended.is_set():
+            return False
+        deadline = min(deadline, time.monotonic() + LINGER)
+        return visited or time.monotonic() > deadline
+
+    return check

@@ -26,53 +26,91 @@ HOST = "127.0.0.1"
 RATE = 30.0  # [Hz] of the loop
 PANEL_PERIOD = 0.1  # [s] between updates of the panel
 PHONE_DISTANCE, PHONE_SHIFT = 1.5, 0.35  # of the camera in high windows, relative to its distance in wide ones
+LOADING = "<div style='padding:0.9em'>Loading &hellip;</div>"
 BRAND = (47, 111, 222)  # colour of the controls
 
 
-class Page:
-    """Server of the page and the loop that shows episodes; `close` ends it.
+class PageServer:
+    """Server of an empty page, which browsers can load before the episodes are ready.
 
     Args:
-        source: Episodes to show.
+        title: Title until a `Page` fills it.
         port: Port on 127.0.0.1; 0 is a free one.
+
+    Raises:
+        UserError: The port is in use, or viser is missing.
+    """
+
+    def __init__(self, title: str, port: int = 0) -> None:
+        viser = require("viser", "viewer")
+        port = _free_port(port)
+        with redirect_stdout(io.StringIO()):  # its greeting
+            self.viser: Any = viser.ViserServer(host=HOST, port=port, label=title, verbose=False)
+        self.url = f"http://{HOST}:{self.viser.get_port()}"
+        self.viser.gui.configure_theme(show_logo=False, show_share_button=False, brand_color=BRAND)
+        self._loading = self.viser.gui.add_html(LOADING)
+
+    def begin(self, title: str) -> None:
+        """Show the title of the episodes, and aim the cameras at the scene, also of browsers that are waiting."""
+        self._loading.remove()
+        self.viser.gui.set_panel_label(title)
+        self.viser.on_client_connect(_fit_phone)
+        initial = self.viser.initial_camera
+        for client in self.viser.get_clients().values():
+            client.camera.fov, client.camera.position = initial.fov, initial.position
+            client.camera.look_at = initial.look_at
+            _fit_phone(client)
+
+    def close(self) -> None:
+        """Stop the server; safe to call twice."""
+        with redirect_stdout(io.StringIO()):
+            self.viser.stop()
+
+
+class Page:
+    """Loop that shows episodes on the page of a server.
+
+    Args:
+        server: Server of the page.
+        source: Episodes to show.
         metrics: Function that returns the metrics of a training run by name.
 
     Raises:
-        UserError: The port is in use, or viser or mjviser is missing.
+        UserError: The package mjviser is missing.
     """
 
     def __init__(
-        self, source: EpisodeSource, port: int = 0, metrics: Callable[[], Mapping[str, Curve]] | None = None
+        self, server: PageServer, source: EpisodeSource, metrics: Callable[[], Mapping[str, Curve]] | None = None
     ) -> None:
-        viser = require("viser", "viewer")
         require("mjviser", "viewer")
         self.playback = LivePlayback(source) if isinstance(source, LiveEpisodes) else Playback(source)
-        port = free_port(port)
-        with redirect_stdout(io.StringIO()):  # its greeting
-            self.server: Any = viser.ViserServer(host=HOST, port=port, label=source.title, verbose=False)
-        self.url = f"http://{HOST}:{self.server.get_port()}"
-        self.server.gui.configure_theme(show_logo=False, show_share_button=False, brand_color=BRAND)
-        self.server.on_client_connect(_fit_phone)
+        self._viser = server.viser
+        self._shown: EpisodeFrame | None = self.playback.frame
         self._scene = self._make_scene(self.playback.frame)
-        self._panel = Panel(self.server.gui, self.playback, self._scene, metrics)
-        self._shown: EpisodeFrame | None = None
+        self._panel = Panel(self._viser.gui, self.playback, self._scene, metrics)
         self._plan: Any = None  # plan that is drawn
         self._panel_time = -np.inf  # [s] of the last update of the panel
-        self.update(0.0)
+        self._show(self.playback.frame)
+        server.begin(source.title)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a browser shows the page."""
+        return bool(self._viser.get_clients())
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Play until `until` returns True; time stands still while no browser is connected."""
         last = time.monotonic()
         while not until():
             now = time.monotonic()
-            self.update(now - last if self.server.get_clients() else 0.0)
+            self.update(now - last if self.is_open else 0.0)
             last = now
             time.sleep(max(0.0, 1 / RATE - (time.monotonic() - now)))
 
     def update(self, seconds: float) -> None:
         """Carry out what the user asked for, let time pass [s], and show the current frame."""
         if self._panel.carry_out():
-            self._shown = self._plan = None
+            self._plan = self._shown = None
             self._panel_time = -np.inf
         self.playback.advance(seconds)
         frame = self.playback.frame
@@ -81,24 +119,22 @@ class Page:
             self._show(frame)
         if time.monotonic() - self._panel_time > PANEL_PERIOD:
             self._panel_time = time.monotonic()
-            with self.server.atomic():
+            with self._viser.atomic():
                 self._panel.show(frame)
 
     def close(self) -> None:
-        """Stop the server; safe to call twice."""
+        """Free the renderer; safe to call twice."""
         self._panel.close()
-        with redirect_stdout(io.StringIO()):
-            self.server.stop()
 
     def _make_scene(self, frame: EpisodeFrame) -> BodyScene | None:
-        return None if frame.state is None else make_scene(self.server, frame.state)
+        return None if frame.state is None else make_scene(self._viser, frame.state)
 
     def _show(self, frame: EpisodeFrame) -> None:
         """Show the bodies and the predicted path, or the images of an episode without bodies."""
-        with self.server.atomic():
+        with self._viser.atomic():
             self._panel.show_time()
             if frame.state is None:
-                draw_pictures(self.server, frame.images)
+                draw_pictures(self._viser, frame.images)
                 return
             if self._scene is None or not self._scene.fits(frame.state):
                 self._scene = self._panel.scene = self._make_scene(frame)
@@ -106,7 +142,7 @@ class Page:
                 assert self._scene is not None
             if frame.plan is not self._plan:
                 self._plan = frame.plan
-                draw_path(self.server, self._scene.path(frame.plan, self._panel.path_point))
+                draw_path(self._viser, self._scene.path(frame.plan, self._panel.path_point))
             self._scene.show(frame.state)
 
 
@@ -119,7 +155,7 @@ def _fit_phone(client: Any) -> None:
         camera.position, camera.look_at = target + PHONE_DISTANCE * offset, target
 
 
-def free_port(port: int) -> int:
+def _free_port(port: int) -> int:
     """Return `port`, or a free one for 0; a UserError is raised if it is in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

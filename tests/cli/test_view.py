@@ -1,5 +1,7 @@
 """Tests of `robopolicy view`: its targets, refusals, and training runs."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +28,16 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list:
     pytest.importorskip("mjviser", reason="needs robopolicy[viewer]")
     found: list = []
 
-    class Page:
-        url = "http://127.0.0.1:1"
+    class PageServer:
+        def __init__(self, title, port):
+            self.url, self.title = f"http://127.0.0.1:{port}", title
 
-        def __init__(self, source, port, metrics):
-            found.extend((source, port, metrics))
+        def close(self):
+            pass
+
+    class Page:
+        def __init__(self, server, source, metrics):
+            found.extend((source, server.title, metrics))
 
         def run(self):
             found.append(list(found[0].frames(0)))
@@ -38,16 +45,17 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list:
         def close(self):
             pass
 
+    monkeypatch.setattr("robopolicy.viewer.page.PageServer", PageServer)
     monkeypatch.setattr("robopolicy.viewer.page.Page", Page)
     return found
 
 
 def test_a_task_is_shown_by_its_expert(opened: list, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["view", "lift", "--seed", "3", "--port", "9"]) == 0
-    source, port, metrics, frames = opened
-    assert (source.title, port, metrics) == ("expert in manipulation/lift", 9, None)
+    source, title, metrics, frames = opened
+    assert (source.title, title, metrics) == ("expert in manipulation/lift", "lift", None)
     assert frames[-1].success and source.label(0) == "seed 3"
-    assert capsys.readouterr().out == "expert in manipulation/lift: http://127.0.0.1:1\nCtrl-C stops\n"
+    assert capsys.readouterr().out == "lift: http://127.0.0.1:9\nCtrl-C stops\n"
 
 
 def test_a_training_run_is_shown_by_its_newest_policy_and_metrics(opened: list, run: Path) -> None:
@@ -90,3 +98,28 @@ def test_what_cannot_be_shown_is_refused(refused, tmp_path: Path, run: Path) -> 
     assert "--port must be at least 0" in refused("view", "lift", "--port", -1)
     (tmp_path / "config.yaml").touch()
     assert "has no checkpoint yet" in refused("view", tmp_path)
+
+
+def test_targets_are_recognised_by_the_files_of_their_formats() -> None:
+    from robopolicy.cli import view
+    from robopolicy.data.formats.lerobot import layout
+    from robopolicy.training.manifest import MANIFEST
+
+    assert (view.CHECKPOINT, view.DATASET) == (MANIFEST, layout.INFO)
+
+
+def test_the_page_is_served_before_torch_is_imported() -> None:
+    """Browsers load the page meanwhile."""
+    pytest.importorskip("mjviser", reason="needs robopolicy[viewer]")
+    program = """
+import sys
+import robopolicy.viewer.page as page
+from robopolicy.cli.main import main
+def stop(title, port):
+    print({"torch", "mjviser", "trimesh"} & sys.modules.keys())
+    raise SystemExit
+page.PageServer = stop
+main(["view", "lift"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "set()\n", done.stderr

@@ -181,3 +181,46 @@ def test_a_port_in_use_is_refused_before_the_program_starts() -> None:
         taken.listen()
         with pytest.raises(UserError, match=r"cannot be opened .*; choose another port"):
             Display(None, taken.getsockname()[1])
+
+
+def test_the_page_of_an_ended_program_waits_for_a_browser() -> None:
+    import threading
+    from types import SimpleNamespace
+
+    from robopolicy.viewer import display_process
+
+    page, ended = SimpleNamespace(is_open=True), threading.Event()
+    has_left = display_process._has_left(page, ended)  # type: ignore[arg-type]
+    assert not has_left()
+    page.is_open = False
+    assert not has_left()  # the program still runs
+    ended.set()
+    assert has_left()
+    assert not display_process._has_left(page, ended)()  # type: ignore[arg-type]  nobody has come yet
+
+
+@pytest.mark.slow
+def test_a_running_program_is_shown_in_a_browser(capfd) -> None:
+    from headless_browser import visit
+
+    display = Display(None)
+    display.begin(CARTS)
+    deadline = time.monotonic() + PATIENCE
+    printed = ""
+    while "display: " not in printed:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+        printed += capfd.readouterr().err
+    with visit(printed.split()[-1], 900, 600) as found:
+        step = 0
+        while "seed 7" not in found.page.inner_text("body") or "HOLD" not in found.page.inner_text("body"):
+            assert time.monotonic() < deadline
+            for frame in Carts().frames(0):
+                frame = EpisodeFrame(frame.state, events=(SafetyEvent("HOLD: stale camera"),))
+                display.add("seed 7", 0.1 * step, frame)
+                step += 1
+            found.page.wait_for_timeout(100)
+        assert found.hosts == {"127.0.0.1"} and found.errors == []
+    start = time.monotonic()
+    display.close()  # the browser has left
+    assert time.monotonic() - start < 20

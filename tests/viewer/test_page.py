@@ -16,7 +16,7 @@ from robopolicy.viewer.frames import EpisodeFrame
 from robopolicy.viewer.sim_episodes import SimEpisodes
 
 pytest.importorskip("mjviser", reason="needs robopolicy[viewer]")
-from robopolicy.viewer.page import Page
+from robopolicy.viewer.page import Page, PageServer
 
 PATIENCE = 60.0  # [s] on a shared processor
 
@@ -29,10 +29,11 @@ def lift_source() -> SimEpisodes:
 @pytest.fixture
 def page() -> Iterator[Page]:
     """A page of the expert in lift, which nobody plays."""
-    source = lift_source()
-    page = Page(source)
+    source, server = lift_source(), PageServer("lift")
+    page = Page(server, source)
     yield page
     page.close()
+    server.close()
     source.close()
 
 
@@ -60,7 +61,7 @@ def test_the_page_shows_and_controls_episodes_without_other_hosts(page: Page, wi
     loop = threading.Thread(target=page.run, args=(stop.is_set,))
     loop.start()
     try:
-        with visit(page.url, width, height) as found:
+        with visit(f"http://127.0.0.1:{page._viser.get_port()}", width, height) as found:
             wait = lambda: found.page.wait_for_timeout(100)  # noqa: E731  lets the browser work
             until(lambda: page.playback.index > 3, wait)
             until(lambda: canvas_spread(found.page) > 8, wait)
@@ -87,11 +88,13 @@ def test_a_frame_costs_less_than_a_twentieth_of_a_second(page: Page) -> None:
     assert page.playback.index + page.playback.episode > 10
 
 
-def test_the_page_listens_on_this_machine_alone_and_refuses_a_port_in_use(page: Page) -> None:
-    assert page.url.startswith("http://127.0.0.1:")
-    port = int(page.url.rsplit(":", 1)[1])
+def test_the_page_listens_on_this_machine_alone_and_refuses_a_port_in_use() -> None:
+    server = PageServer("lift")
+    assert server.url.startswith("http://127.0.0.1:")
+    port = int(server.url.rsplit(":", 1)[1])
     with pytest.raises(UserError, match=f"Port {port} of 127.0.0.1 cannot be opened .*; choose another port"):
-        Page(page.playback.source, port)
+        PageServer("push", port)
+    server.close()
 
 
 def test_requests_of_the_user_are_carried_out_by_the_loop(page: Page) -> None:
@@ -124,7 +127,8 @@ def test_episodes_without_bodies_show_their_images() -> None:
         def close(self) -> None:
             pass
 
-    page = Page(Pictures())
+    server = PageServer("film")
+    page = Page(server, Pictures())
     page.playback.playing = False
     page.playback.seek(0.1)
     page.update(0.0)
@@ -133,3 +137,4 @@ def test_episodes_without_bodies_show_their_images() -> None:
     assert page._panel._pictures["front"].image.max() == 100
     assert "&lt;film&gt;" in page._panel._status.content and "a &amp; b" in page._panel._status.content
     page.close()
+    server.close()
