@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -12,7 +13,7 @@ from robopolicy.deploy.safety.interventions import SafetyIntervention
 from robopolicy.deploy.safety.motion import Array
 from robopolicy_robots.chunk_executor import ChunkExecutor
 from robopolicy_robots.commands import command_message, trajectory_of
-from robopolicy_robots.messages import CATALOGUE, JointTrajectory
+from robopolicy_robots.messages import CATALOGUE
 from robopolicy_robots.robot import QOS_PROFILES, RobotSpec
 from robopolicy_robots.transports.base import Transport
 
@@ -39,8 +40,12 @@ class CommandOutput(Protocol):
         """Filter the target `(J,)` of the tick at `due` [s]."""
         ...
 
-    def hold(self, state: FilterState) -> tuple[Array, FilterState]:
-        """Command and next state of the fastest stop."""
+    def hold(self, state: FilterState, due: float) -> tuple[Array, FilterState]:
+        """Command and next state of the fastest stop for the tick at `due` [s]."""
+        ...
+
+    def skip(self, state: FilterState, missed: int) -> FilterState:
+        """State after missed ticks."""
         ...
 
     def send(self, command: Array) -> None:
@@ -71,9 +76,13 @@ class TopicOutput:
         """Filter the target."""
         return self._safety.step(target, state, measured, self._robot.dt)
 
-    def hold(self, state: FilterState) -> tuple[Array, FilterState]:
+    def hold(self, state: FilterState, due: float) -> tuple[Array, FilterState]:
         """Brake."""
         return self._safety.hold(state, self._robot.dt)
+
+    def skip(self, state: FilterState, missed: int) -> FilterState:
+        """Return the state: without a message the robot keeps its last command."""
+        return state
 
     def send(self, command: Array) -> None:
         """Publish the command."""
@@ -109,7 +118,7 @@ class TrajectoryOutput:
         self._client = transport.trajectory_client(robot.command.topic)
         self.name = f"action server {robot.command.topic}"
         self._plan: deque[PlannedTick] = deque()
-        self._goal: JointTrajectory | None = None  # to send at this tick
+        self._goal: tuple[float, list[Array]] | None = None  # due time [s] of this tick, and commands to send
         self._moving = False  # a goal was made and not canceled
         self._num_chunks = 0  # chunks of the executor in the plan
 
@@ -134,10 +143,10 @@ class TrajectoryOutput:
         self._plan.popleft()
         return result
 
-    def hold(self, state: FilterState) -> tuple[Array, FilterState]:
+    def hold(self, state: FilterState, due: float) -> tuple[Array, FilterState]:
         """Continue the stop at the end of the plan, or replace the plan by a stop."""
         if self._moving and self._plan and self._plan[0].target is not None:
-            self._make_goal([], state)
+            self._make_goal([], state, due)
         elif not self._moving:
             self._client.cancel()  # again, until the goals have ended
         if not self._plan:
@@ -145,10 +154,17 @@ class TrajectoryOutput:
         tick = self._plan.popleft()
         return tick.command, tick.state
 
+    def skip(self, state: FilterState, missed: int) -> FilterState:
+        """Return the state that the controller has reached meanwhile."""
+        for _ in range(min(missed, len(self._plan))):
+            state = self._plan.popleft().state
+        return state
+
     def send(self, command: Array) -> None:
-        """Send the goal that the tick has made, if any."""
+        """Send the goal that the tick has made, if any; its points are due at the times of the ticks."""
         if self._goal is not None:
-            self._client.send(self._goal)
+            due, commands = self._goal
+            self._client.send(trajectory_of(self._robot, commands, max(time.monotonic() - due, 0.0)))
             self._goal = None
 
     def cancel(self) -> None:
@@ -160,23 +176,23 @@ class TrajectoryOutput:
     def _follow(self, target: Array | None, state: FilterState, measured: JointMeasurement, due: float) -> None:
         """Plan the rest of the actions from the tick at `due` on."""
         ahead, plan, unknown = self._executor.fork(), [], np.full(len(self._robot.joints), np.nan)
-        self._num_chunks = self._executor.num_chunks
+        self._num_chunks, begin = self._executor.num_chunks, due
         while target is not None:
             command, state, _ = self._planner.step(target, state, measured, self._robot.dt)
             plan.append(PlannedTick(target, command, state))
             due += self._robot.dt
             measured = JointMeasurement(due, command, unknown, unknown)
             target = ahead.next_target(due, command)
-        self._make_goal(plan, state)
+        self._make_goal(plan, state, begin)
 
-    def _make_goal(self, plan: list[PlannedTick], state: FilterState) -> None:
-        """Make a goal of `plan` and a stop from `state`."""
+    def _make_goal(self, plan: list[PlannedTick], state: FilterState, due: float) -> None:
+        """Make a goal of `plan`, from the tick at `due` on, and a stop from `state`."""
         plan = list(plan)
         while not state.motion.at_rest:
             command, state = self._planner.hold(state, self._robot.dt)
             plan.append(PlannedTick(None, command, state))
         self._plan, self._moving = deque(plan), True
-        self._goal = trajectory_of(self._robot, [tick.command for tick in plan]) if plan else None
+        self._goal = (due, [tick.command for tick in plan]) if plan else None
 
 
 def open_output(robot: RobotSpec, transport: Transport, safety: SafetyFilter, executor: ChunkExecutor) -> CommandOutput:

@@ -137,8 +137,8 @@ class ControlLoop:
         with stop_on_signals(stopping), self.estop.on_signal(), gc_frozen():
             try:
                 for due, missed in ticks(self.robot.dt, stopping, seconds):
-                    self.note_overrun(missed)
                     with self._closing:
+                        self.note_overrun(missed)
                         self.tick(time.monotonic(), due)
                         if self.state is State.STOPPED:
                             break
@@ -154,6 +154,8 @@ class ControlLoop:
         """Count missed periods; consecutive late ticks are a reason to hold."""
         self.overruns += missed
         self._late_ticks = self._late_ticks + 1 if missed else 0
+        if missed and self._filter_state is not None:
+            self._filter_state = self.output.skip(self._filter_state, missed)
 
     def stop(self) -> None:
         """Brake within the limits, repeat the last position and disconnect; a second call does nothing."""
@@ -163,7 +165,7 @@ class ControlLoop:
                 return
             repeated = 0
             while self._filter_state is not None and repeated < STOP_REPEATS:
-                command, self._filter_state = self.output.hold(self._filter_state)
+                command, self._filter_state = self.output.hold(self._filter_state, time.monotonic())
                 repeated += self._filter_state.motion.at_rest
                 with suppress(Exception):  # the transport may have failed
                     self._send(command)
@@ -345,7 +347,7 @@ class ControlLoop:
         if self.state is State.HOLD and not self._ready and not self.inputs.watchdog.oldest(self._now):
             target = self.options.fallback(self._filter_state.motion.position, self.robot.dt)
         if target is None or measured is None or self.state not in (State.RUN, State.HOLD):
-            command, self._filter_state = self.output.hold(self._filter_state)
+            command, self._filter_state = self.output.hold(self._filter_state, self._due)
             return target, command, done
         command, self._filter_state, done = self.output.step(target, self._filter_state, measured, self._due)
         self.log.tick((*self.executor.limited(), *done))

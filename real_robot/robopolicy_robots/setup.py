@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import ceil
 
 from robopolicy.deploy.contract import ChunkPolicy
 from robopolicy.errors import UserError
@@ -16,6 +17,7 @@ from robopolicy_robots.policy_source import PolicyRequirements, metadata_of
 from robopolicy_robots.robot import CAMERA, RobotSpec
 from robopolicy_robots.task_embodiment import TaskEmbodiment
 
+MAX_ACTION_RATE = 30.0  # [Hz] of a person, so that an action lasts longer than a late answer of a busy computer
 Sizes = Mapping[str, tuple[int, int]]  # camera: (height, width)
 
 
@@ -47,8 +49,8 @@ def task_setup(name: str, task: MujocoTask, robot: RobotSpec) -> Setup:
 
 
 def robot_setup(robot: RobotSpec) -> Setup:
-    """Return the setup of a robot without a task or a policy: one action per control period."""
-    return _joint_setup(robot, robot.dt, velocities=False)
+    """Return the setup of a robot without a task or a policy: actions of whole control periods, at most 30 Hz."""
+    return _joint_setup(robot, ceil(robot.rate / MAX_ACTION_RATE) / robot.rate, velocities=False)
 
 
 def joint_setup(source: ChunkPolicy, robot: RobotSpec) -> Setup:

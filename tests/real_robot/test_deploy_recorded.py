@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from robopolicy.teleop.contract import STOP, TeleopCommand
 from robopolicy.teleop.devices import DEVICES
 from robopolicy_robots import cli as deploy_cli
 from robopolicy_robots.robot import SHIPPED, load_robot
-from robopolicy_robots.setup import joint_setup
+from robopolicy_robots.setup import joint_setup, robot_setup
 from robopolicy_robots.transports.lerobot import JointUnits
 
 
@@ -105,6 +106,12 @@ def test_a_leader_arm_moves_a_robot_without_a_task_and_is_recorded_with_its_came
     images = data.arrays["image.front"]
     assert images.shape[1:] == (3, 4, 6) and abs(int(images[0, 0, 0, 0]) - 9) <= 1
     assert not data.arrays["intervention"][0] and data.arrays["intervention"][60]
+
+
+@pytest.mark.parametrize(("rate", "dt"), [(50.0, 0.04), (30.0, 1 / 30), (20.0, 0.05), (500.0, 0.034)])
+def test_actions_of_a_leader_arm_last_whole_periods_and_at_least_a_30th_of_a_second(rate: float, dt: float) -> None:
+    requirements = robot_setup(replace(load_robot("so101"), rate=rate)).requirements
+    assert requirements.control_dt == pytest.approx(dt) and requirements.observation == {"state": (6,)}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from trajectory_controller import ACTION, DirectClient, TrajectoryController
 from robopolicy.deploy.safety.motion import go_home
 from robopolicy.errors import UserError
 from robopolicy_robots import check as checks
+from robopolicy_robots import command_output
+from robopolicy_robots.commands import trajectory_of
 from robopolicy_robots.loop import LoopOptions
 from robopolicy_robots.messages import Bool
 from robopolicy_robots.policy_source import PolicyRequirements
@@ -27,6 +29,7 @@ def goal_rig(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **changes: Any) -
     """Create a rig whose robot has a trajectory controller."""
     controller = TrajectoryController("abc", lambda: rig.now)
     monkeypatch.setattr(LoopbackTransport, "_trajectory_client", lambda *_: DirectClient(controller))
+    monkeypatch.setattr(command_output, "time", SimpleNamespace(monotonic=lambda: rig.now))
     rig = Rig(monkeypatch, *arguments, command=COMMAND, **changes)
     monkeypatch.setattr(rig.robot, "obey", lambda: setattr(rig.robot, "position", controller.update(DT)))
     return rig, controller
@@ -167,6 +170,36 @@ def test_a_high_effort_replaces_the_goal_by_one_that_brakes_first(monkeypatch: p
     tick = rig.until(DT)
     assert [each.kind for each in tick.interventions] == ["effort"] and len(controller.goals) == goals + 1
     check_goals(controller)
+
+
+def test_goals_after_missed_ticks_continue_where_the_controller_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, controller = goal_rig(monkeypatch)
+    rig.running(1.0)
+    path = [rig.robot.position]
+    for missed in (0, 2, 0, 1, 0, 3, 0, 0) * 3:
+        rig.now += missed * DT
+        controller.update()
+        rig.robot.say(rig.now)
+        rig.loop.note_overrun(missed)
+        rig.until(DT)
+        steps = np.abs(rig.robot.position - path[-1]).max()
+        assert steps <= (missed + 1) * VELOCITY * DT + 1e-9
+        np.testing.assert_allclose(rig.robot.position, rig.ticks[-1].command, atol=1e-9)  # type: ignore[arg-type]
+        path.append(rig.robot.position)
+    assert rig.loop.state is State.RUN
+    for start, goal in zip(controller.starts, controller.goals, strict=True):
+        first = np.abs(goal.points[0].positions - start).max() / goal.points[0].time_from_start.seconds
+        assert first <= VELOCITY * (1 + 1e-6), "no goal begins with a jump"
+
+
+def test_a_late_goal_has_the_times_of_the_ticks() -> None:
+    spec = robot_spec()
+    commands = [np.full(3, k / 10) for k in range(1, 5)]
+    trajectory = trajectory_of(spec, commands, elapsed=1.7 * DT)
+    assert [point.positions[0] for point in trajectory.points] == [0.3, 0.4]
+    assert [point.time_from_start.seconds for point in trajectory.points] == pytest.approx([1.3 * DT, 2.3 * DT])
+    (last,) = trajectory_of(spec, commands, elapsed=1.0).points
+    assert last.positions[0] == 0.4 and last.time_from_start.seconds == pytest.approx(DT)
 
 
 def test_a_dry_run_sends_no_goal(monkeypatch: pytest.MonkeyPatch) -> None:
