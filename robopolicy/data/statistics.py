@@ -26,10 +26,14 @@ def vector_statistics(array: NDArray[Any]) -> Statistics:
     values = array.reshape(len(array), -1).astype(np.float64)  # (F, D)
     if not np.isfinite(values).all():
         raise UserError(f"Statistics need finite numbers, found {int((~np.isfinite(values)).sum())} others.")
+    with np.errstate(over="ignore", invalid="ignore"):
+        std = values.std(0)
+    if not np.isfinite(std).all():
+        raise UserError(f"Statistics need numbers with finite squares, found {np.abs(values).max():.3g}.")
     quantiles = np.quantile(values, list(QUANTILES.values()), axis=0)
     return {
         "mean": values.mean(0),
-        "std": values.std(0),
+        "std": std,
         "min": values.min(0),
         "max": values.max(0),
         "count": np.array([len(values)], np.int64),

@@ -50,3 +50,9 @@ def test_statistics_survive_json() -> None:
 def test_numbers_that_are_not_finite_are_refused() -> None:
     with pytest.raises(UserError, match="finite"):
         vector_statistics(np.array([[1.0], [np.inf]]))
+
+
+def test_numbers_whose_squares_overflow_are_refused() -> None:
+    """Their standard deviation is infinite, which JSON cannot hold; found by mutated npz files."""
+    with pytest.raises(UserError, match=r"finite squares, found 1e\+200"):
+        vector_statistics(np.array([[1e200], [-1e200], [0.0]]))

@@ -62,7 +62,11 @@ class BagFile:
         if not chosen:
             return
         for connection, received, data in self._reader.messages(chosen, start, stop):
-            content = self._reader.deserialize(data, connection.msgtype)
+            try:
+                content = self._reader.deserialize(data, connection.msgtype)
+            except KeyError as error:  # its type, or one inside
+                text = f"The recording has no definition of {error.args[0]}, of {connection.topic}"
+                raise UserError(f"{text}; set 'definitions' to a folder of .msg files with it.") from error
             yield BagMessage(connection.topic, connection.msgtype, received, content)
 
     def close(self) -> None:
@@ -164,7 +168,8 @@ def _typestore(definitions: str) -> Any:
     folder, types = Path(definitions), dict[str, Any]()
     for file in sorted(folder.rglob("*.msg")):
         package = file.parent.parent.name if file.parent.name == "msg" else file.parent.name
-        types |= typesys.get_types_from_msg(file.read_text(encoding="utf-8"), f"{package}/msg/{file.stem}")
+        with foreign_errors(file):
+            types |= typesys.get_types_from_msg(file.read_text(encoding="utf-8"), f"{package}/msg/{file.stem}")
     if not types:
         raise UserError(f"'definitions' names {folder}, which has no .msg files.")
     store.register({name: entry for name, entry in types.items() if name not in store.fielddefs})
