@@ -118,7 +118,7 @@ class TrajectoryOutput:
         self._client = transport.trajectory_client(robot.command.topic)
         self.name = f"action server {robot.command.topic}"
         self._plan: deque[PlannedTick] = deque()
-        self._goal: tuple[float, list[Array]] | None = None  # due time [s] of this tick, and commands to send
+        self._goal: tuple[float, list[PlannedTick]] | None = None  # to send, with the due time [s] of this tick
         self._moving = False  # a goal was made and not canceled
         self._num_chunks = 0  # chunks of the executor in the plan
 
@@ -163,8 +163,10 @@ class TrajectoryOutput:
     def send(self, command: Array) -> None:
         """Send the goal that the tick has made, if any; its points are due at the times of the ticks."""
         if self._goal is not None:
-            due, commands = self._goal
-            self._client.send(trajectory_of(self._robot, commands, max(time.monotonic() - due, 0.0)))
+            due, plan = self._goal
+            elapsed = max(time.monotonic() - due, 0.0)
+            merge_time = 0.0 if plan[0].target is None else self._client.merge_time  # a stop begins at once
+            self._client.send(trajectory_of(self._robot, [tick.command for tick in plan], elapsed, merge_time))
             self._goal = None
 
     def cancel(self) -> None:
@@ -192,7 +194,7 @@ class TrajectoryOutput:
             command, state = self._planner.hold(state, self._robot.dt)
             plan.append(PlannedTick(None, command, state))
         self._plan, self._moving = deque(plan), True
-        self._goal = (due, [tick.command for tick in plan]) if plan else None
+        self._goal = (due, plan) if plan else None
 
 
 def open_output(robot: RobotSpec, transport: Transport, safety: SafetyFilter, executor: ChunkExecutor) -> CommandOutput:

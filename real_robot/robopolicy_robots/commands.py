@@ -31,17 +31,19 @@ def command_message(robot: RobotSpec, command: Array) -> Message:
     raise UserError(f"Commands of type {robot.command.type} are not supported.")
 
 
-def trajectory_of(robot: RobotSpec, commands: Sequence[Array], elapsed: float = 0.0) -> JointTrajectory:
+def trajectory_of(
+    robot: RobotSpec, commands: Sequence[Array], elapsed: float = 0.0, merge_time: float = 0.0
+) -> JointTrajectory:
     """Trajectory through `commands`, positions `(J,)` of consecutive control periods that began `elapsed` seconds ago.
 
-    Points that are due within half a period are left out, but never the last one.
+    Points that are due within `merge_time` [s] or half a period are left out, but never the last one.
     """
     times = [k * robot.dt - elapsed for k in range(1, len(commands) + 1)]
     times[-1] = max(times[-1], robot.dt)
     points = tuple(
         JointTrajectoryPoint(positions=command, time_from_start=Duration.from_seconds(seconds))
         for command, seconds in zip(commands, times, strict=True)
-        if seconds > robot.dt / 2
+        if seconds > max(robot.dt / 2, merge_time) or seconds == times[-1]
     )
     return JointTrajectory(joint_names=robot.names, points=points)
 

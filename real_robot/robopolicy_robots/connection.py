@@ -9,7 +9,13 @@ from robopolicy.errors import UserError
 from robopolicy.files import parse_yaml
 from robopolicy_robots.robot import RobotSpec
 from robopolicy_robots.transports.actions import ACTION_TRANSPORTS
-from robopolicy_robots.transports.base import AUTO, Transport, open_transport, transport_names, transport_settings
+from robopolicy_robots.transports.base import (
+    Transport,
+    has_actions,
+    open_transport,
+    transport_names,
+    transport_settings,
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,12 +47,12 @@ def connect(args: argparse.Namespace, robot: RobotSpec) -> Transport:
         if not equals:
             raise UserError(f"A transport setting must have the form KEY=VALUE, got '{text}'.")
         settings[key] = _value(value)
-    if robot.uses_action and name not in (*ACTION_TRANSPORTS, AUTO):
+    known = transport_settings(name)
+    if robot.uses_action and not has_actions(name):
         raise UserError(
             f"The transport {name} has no actions, and {robot.name} takes {robot.command.type}: choose the transport "
             f"{' or '.join(ACTION_TRANSPORTS)}, or the controller's topic 'joint_trajectory'."
         )
-    known = transport_settings(name)
     if "domain" in known:
         if robot.domain is not None:
             settings.setdefault("domain", robot.domain)

@@ -153,7 +153,8 @@ class _RecordedTrajectoryClient(TrajectoryClient):
     """Client through `inner` that records its goals as messages of the topic ACTION/goal."""
 
     def __init__(self, inner: TrajectoryClient, recorder: Recorder) -> None:
-        self.action, self._inner, self._recorder = inner.action, inner, recorder
+        self.action, self.merge_time = inner.action, inner.merge_time
+        self._inner, self._recorder = inner, recorder
 
     @property
     def matched(self) -> int:

@@ -198,6 +198,9 @@ def test_a_late_goal_has_the_times_of_the_ticks() -> None:
     trajectory = trajectory_of(spec, commands, elapsed=1.7 * DT)
     assert [point.positions[0] for point in trajectory.points] == [0.3, 0.4]
     assert [point.time_from_start.seconds for point in trajectory.points] == pytest.approx([1.3 * DT, 2.3 * DT])
+    merged = trajectory_of(spec, commands, elapsed=0.5 * DT, merge_time=2.0 * DT)
+    assert [point.positions[0] for point in merged.points] == [0.3, 0.4]
+    assert [point.positions[0] for point in trajectory_of(spec, commands, merge_time=1.0).points] == [0.4]
     (last,) = trajectory_of(spec, commands, elapsed=1.0).points
     assert last.positions[0] == 0.4 and last.time_from_start.seconds == pytest.approx(DT)
 

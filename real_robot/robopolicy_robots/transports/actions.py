@@ -33,6 +33,9 @@ class TrajectoryClient(ABC):
     """Client of one action server with one goal at a time; a new goal replaces the one before."""
 
     action: str  # name, e.g. "/arm_controller/follow_joint_trajectory"
+    # [s] Time from which a goal follows its points. Before, the controller moves straight from where it is to the first
+    # point, since the delays of goals differ by less than this time.
+    merge_time: float = 0.0
 
     @property
     @abstractmethod

@@ -353,6 +353,11 @@ def transport_settings(name: str) -> tuple[str, ...]:
     return () if name == AUTO else tuple(signature(TRANSPORTS[name]).parameters)
 
 
+def has_actions(name: str) -> bool:
+    """Whether a transport can have clients of actions; true for "auto", which depends on the environment."""
+    return name == AUTO or TRANSPORTS[name]._trajectory_client is not Transport._trajectory_client
+
+
 def _ros_environment() -> str:
     if os.environ.get("ROS_DISTRO") and find_spec("rclpy") is not None:
         return "rclpy"

@@ -89,6 +89,8 @@ class RosbridgeSubscription(Subscription[M]):
 class RosbridgeTrajectoryClient(GoalTracker):
     """Client of an action over rosbridge (server of version 2 and later, with ROS 2)."""
 
+    merge_time = 0.1  # the server creates a client in ROS for each goal
+
     def __init__(self, link: _Link, action: str) -> None:
         super().__init__(action)
         self.servers: tuple[str, ...] | None = None  # names of the action servers; None: unknown
