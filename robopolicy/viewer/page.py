@@ -25,7 +25,8 @@ from robopolicy.viewer.scene import BodyScene, draw_path, draw_pictures, make_sc
 HOST = "127.0.0.1"
 RATE = 30.0  # [Hz] of the loop
 PANEL_PERIOD = 0.1  # [s] between updates of the panel
-PHONE_DISTANCE, PHONE_SHIFT = 1.5, 0.35  # of the camera in high windows, relative to its distance in wide ones
+AIM_ATTEMPTS, AIM_PERIOD = 10, 0.5  # of moving the camera of a new browser, and seconds between them
+PHONE_DISTANCE, PHONE_SHIFT = 2.0, 0.42  # of the camera in high windows, relative to its distance in wide ones
 LOADING = "<div style='padding:0.9em'>Loading &hellip;</div>"
 BRAND = (47, 111, 222)  # colour of the controls
 
@@ -54,12 +55,21 @@ class PageServer:
         """Show the title of the episodes, and aim the cameras at the scene, also of browsers that are waiting."""
         self._loading.remove()
         self.viser.gui.set_panel_label(title)
-        self.viser.on_client_connect(_fit_phone)
-        initial = self.viser.initial_camera
-        for client in self.viser.get_clients().values():
-            client.camera.fov, client.camera.position = initial.fov, initial.position
-            client.camera.look_at = initial.look_at
-            _fit_phone(client)
+        self.viser.on_client_connect(self._aim)  # and for browsers that are connected already
+
+    def _aim(self, client: Any) -> None:
+        """Move the camera of a browser to its first position until it stays; slow browsers reset it while they load."""
+        camera, initial = client.camera, self.viser.initial_camera
+        position, look_at = initial.position, initial.look_at
+        if camera.aspect < 1:  # a phone, on which the panel covers the lower part
+            offset = position - look_at
+            look_at = look_at - np.array([0.0, 0.0, PHONE_SHIFT * np.linalg.norm(offset)])
+            position = look_at + PHONE_DISTANCE * offset
+        resets = camera.position, initial.position
+        for _ in range(AIM_ATTEMPTS):
+            if any(np.allclose(camera.position, reset, atol=1e-3) for reset in resets):  # not moved by the user
+                camera.fov, camera.position, camera.look_at = initial.fov, position, look_at
+            time.sleep(AIM_PERIOD)
 
     def close(self) -> None:
         """Stop the server; safe to call twice."""
@@ -91,6 +101,7 @@ class Page:
         self._plan: Any = None  # plan that is drawn
         self._panel_time = -np.inf  # [s] of the last update of the panel
         self._show(self.playback.frame)
+        self._panel.show_numbers()  # pictures follow in the loop, since the first one takes a second
         server.begin(source.title)
 
     @property
@@ -120,7 +131,8 @@ class Page:
         if time.monotonic() - self._panel_time > PANEL_PERIOD:
             self._panel_time = time.monotonic()
             with self._viser.atomic():
-                self._panel.show(frame)
+                self._panel.show_numbers()
+                self._panel.show_pictures(frame)
 
     def close(self) -> None:
         """Free the renderer; safe to call twice."""
@@ -144,15 +156,6 @@ class Page:
                 self._plan = frame.plan
                 draw_path(self._viser, self._scene.path(frame.plan, self._panel.path_point))
             self._scene.show(frame.state)
-
-
-def _fit_phone(client: Any) -> None:
-    """Move the camera of a browser whose window is higher than wide, where the panel covers the lower part."""
-    camera = client.camera
-    if camera.aspect < 1:
-        offset = camera.position - camera.look_at
-        target = camera.look_at - np.array([0.0, 0.0, PHONE_SHIFT * np.linalg.norm(offset)])
-        camera.position, camera.look_at = target + PHONE_DISTANCE * offset, target
 
 
 def _free_port(port: int) -> int:

@@ -81,15 +81,14 @@ class Panel:
         """Move the time bar to the current frame."""
         self._time.value = min(self._playback.index * self._playback.source.control_dt, self._time.max)
 
-    def show(self, frame: EpisodeFrame) -> None:
-        """Show texts, pictures and plots of the current frame."""
+    def show_numbers(self) -> None:
+        """Show texts and plots up to the current frame."""
         self._time.max = self._duration()
         self._episode.value = self._playback.episode
         if isinstance(self._playback, LivePlayback):
             self._follow.value = self._playback.follows
         self._buttons.options = (PREVIOUS, PAUSE if self._playback.playing else PLAY, NEXT)
         self._status.content = self._status_html()
-        self._show_pictures(frame)
         self._show_plots()
 
     def close(self) -> None:
@@ -201,7 +200,7 @@ class Panel:
             if self._metric.value in found:
                 self._metric_plot.data = found[self._metric.value]
 
-    def _show_pictures(self, frame: EpisodeFrame) -> None:
+    def show_pictures(self, frame: EpisodeFrame) -> None:
         """Show the images of the observation, and the picture of the chosen camera of the model."""
         pictures = dict(frame.images)
         camera = self._camera.value
