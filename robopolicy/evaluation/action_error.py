@@ -22,6 +22,7 @@ from robopolicy.evaluation.intervals import Interval, student_mean
 from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.policies.base import Policy
 from robopolicy.policies.noise import row_generator
+from robopolicy.policies.wrappers.relative_actions import RelativeActionPolicy
 from robopolicy.spec import HIDDEN_STATE
 
 ROWS = 64  # observations per call of the policy
@@ -112,6 +113,8 @@ def action_error(
                 for index, (first, end) in enumerate(zip(frame, episodes.ends[rows], strict=True)):
                     count = min(spec.action_horizon, end - first)
                     predicted[first : first + count] = chunk[index, :count]
+    if isinstance(policy, RelativeActionPolicy):
+        predicted = policy.representation.nearest(torch.from_numpy(predicted), torch.from_numpy(action)).numpy()
     errors = np.add.reduceat(np.abs(predicted - action), episodes.starts) / episodes.lengths[:, None]
     names = episodes.names.get("action", ()) or tuple(f"action {index}" for index in range(action.shape[1]))
     return ActionError(names, errors, action.std(0) if spread is None else spread)

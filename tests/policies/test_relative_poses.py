@@ -1,6 +1,7 @@
 """Tests of relative end-effector poses: composition by hand, exact inverse, agreement with UMI, and export."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,16 @@ from scipy.spatial.transform import Rotation
 from robopolicy.cli.main import main
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.formats.lerobot import write_lerobot
+from robopolicy.evaluation.action_error import action_error
 from robopolicy.nets.rotations import SIZES, from_matrix, to_matrix
-from robopolicy.policies.wrappers.relative_actions import ActionRepresentation
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.wrappers.nested import describe
+from robopolicy.policies.wrappers.relative_actions import (
+    ActionRepresentation,
+    RelativeActionConfig,
+    RelativeActionPolicy,
+)
 from robopolicy.policies.wrappers.relative_poses import PoseEntries
 from robopolicy.training.checkpoint import load_policy
 
@@ -79,6 +88,23 @@ def test_targets_beyond_half_a_turn_and_of_either_sign_return_without_jumps() ->
         representation = ActionRepresentation("relative", "state", poses=(pose_of(kind),))
         obs, chunk = {"state": stored([3.1], kind, sign)}, stored([3.12, 3.2, 3.3], kind, sign)
         torch.testing.assert_close(representation.decode(obs, representation.encode(obs, chunk)), chunk)
+
+
+def test_errors_on_recorded_actions_compare_rotations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded actions go beyond half a turn, where their vector changes its sign; 0.01 rad are wrong."""
+    angles = np.array([3.0, 3.1, 3.2, 3.3], np.float32)
+    state = np.zeros((4, 6), np.float32)
+    state[:, 3], action = angles - 0.1, state.copy()
+    action[:, 3] = np.where(angles > math.pi, angles - 2 * math.pi, angles)
+    spec = PolicySpec({"state": (6,)}, action_dim=6)
+    inner = GaussianPolicy(GaussianConfig(hidden=(4,)), replace(spec, action_dim=9))
+    representation = ActionRepresentation("relative", "state", poses=(pose_of("axis_angle"),))
+    policy = RelativeActionPolicy(RelativeActionConfig(describe(inner), representation), spec)
+    turn = torch.tensor([0, 0, 0, 0.11, 0, 0])
+    monkeypatch.setattr(policy, "act", lambda obs, **_: obs["state"] + turn)
+    data = Episodes.from_list([Episode({"state": state, "action": action})], 0.1)
+    errors = action_error(policy, data).errors[0]
+    np.testing.assert_allclose(errors, [0, 0, 0, 0.01, 0, 0], atol=1e-5)
 
 
 def test_differences_equal_the_relative_poses_of_umi() -> None:

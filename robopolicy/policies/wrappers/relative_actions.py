@@ -99,6 +99,13 @@ class ActionRepresentation(Validated):
             columns |= _columns(pose.position, positions) | _columns(pose.rotation, rotations)
         return torch.stack([columns[entry] for entry in range(size)], -1)
 
+    def nearest(self, actions: Tensor, references: Tensor) -> Tensor:
+        """Actions `(..., A)` with equal rotations, nearest to those of `references`, to compare both by entry."""
+        columns = dict(enumerate(actions.unbind(-1)))
+        for pose in self.poses:
+            columns |= _columns(pose.rotation, pose.nearest(actions, references))
+        return torch.stack([columns[entry] for entry in range(len(columns))], -1)
+
     def _start(self, obs: Observation) -> Tensor:
         return obs[self.key][:, -1:, list(self.positions)]  # (B, 1, n)
 

@@ -47,6 +47,12 @@ class PoseEntries(Validated):
         found = from_matrix(frame @ to_matrix(rotations, "rot6d"), self.rotation_type, near)
         return position + positions @ frame[:, 0].mT, found
 
+    def nearest(self, actions: Tensor, references: Tensor) -> Tensor:
+        """Rotations `(..., n)` of actions `(..., A)`, equal to them and nearest to those of `references`."""
+        entries = list(self.rotation)
+        matrix = to_matrix(actions[..., entries], self.rotation_type)
+        return from_matrix(matrix, self.rotation_type, references[..., entries])
+
     def check(self, state: Tensor, action: Tensor) -> None:
         """Raise a `UserError` unless the entries of observations `(F, D)` and actions `(F, A)` are rotations."""
         for key, values, entries, kind in (
