@@ -12,7 +12,17 @@ from benchmarks.study import Cell, Contrast, Key, Score, Study, learning_curve, 
 
 SEEDS = range(3)
 BASELINE = "sac"
-METHODS = {BASELINE: "none", "sac_her": "future", "sac_her_final": "final"}  # row -> strategy
+FLOW = (
+    *("algorithm=fql", "algorithm.alpha=0.1", "policy=flow", "chunk.horizon=1", "chunk.action_horizon=1"),
+    *("policy.normalization=identity", "policy.action_normalization=identity"),
+)  # a weak pull to its own actions, of which no demonstrations exist
+METHODS: dict[str, tuple[str, tuple[str, ...]]] = {  # row -> strategy and settings of the learner
+    BASELINE: ("none", ()),
+    "sac_her": ("future", ()),
+    "sac_her_final": ("final", ()),
+    "td3_her": ("future", ("algorithm=td3",)),
+    "fql_her": ("future", FLOW),
+}
 EPISODES = 100
 HELD_OUT = 50_000  # first held-out seed
 
@@ -42,7 +52,8 @@ class HER(Study):
     """Success at the last step of 100 held-out episodes with deterministic actions, with one gradient step per step.
 
     `sac` keeps the goals of the episodes; `sac_her` learns four of five windows with a goal that a later state of the
-    episode achieved, `sac_her_final` with the goal of its last state.
+    episode achieved, `sac_her_final` with the goal of its last state. `td3_her` and `fql_her` (a flow policy without
+    demonstrations) do so as `sac_her` does.
     """
 
     name = "her"
@@ -75,12 +86,13 @@ class HER(Study):
 
         method, name, seed = str(key[0]), str(key[1]), int(key[2])
         task, run = TASKS[name], folder / "run"
+        strategy, learner = METHODS[method]
         steps = self.steps or task.env_steps
         last = train_to_end(
             run,
-            *("experiment=hindsight", f"task={task.name}", f"replay.hindsight.strategy={METHODS[method]}"),
+            *("experiment=hindsight", f"task={task.name}", f"replay.hindsight.strategy={strategy}"),
             *(f"budget.env_steps={steps}", f"seed={seed}", "evaluation.episodes=20", "evaluation.max_fraction=0"),
-            *("guards.restore_best=false", *task.settings),
+            *("guards.restore_best=false", *task.settings, *learner),
         )
         with closing(make_sim(task.name, SimOptions(num_envs=10, success_step="last"))) as sim:
             found = evaluate(load_policy(last)[0], sim, episodes=EPISODES, seed=HELD_OUT)
