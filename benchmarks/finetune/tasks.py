@@ -15,7 +15,7 @@ class BenchTask:
     demonstrations: Mapping[str, int]  # kind of head -> episodes of the scripted expert, or of the half-trained policy;
     # their clones succeed in about half of the episodes (benchmarks/finetune/bases.py adapts the number to the seed)
     horizon: int = 4  # actions of a chunk, all of them executed
-    env_steps: int = 300_000  # of on-policy and group methods
+    env_steps: int = 450_000  # of on-policy and group methods
     replay_steps: int = 60_000  # of learners from replay, which then cost about as much
     published_steps: int = 30_000  # of learners from replay at their published update ratios
     evaluated: int = 100  # episodes of each of the ten evaluations during training
