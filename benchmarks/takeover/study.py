@@ -107,8 +107,10 @@ class Takeover(Study):
         """Share of corrected frames, and the time of all commands."""
         cells = [score.cell for score in scores if score.method == AFTER]
         corrected, seconds = (fmean(cell[key] for cell in cells) for key in ("corrected", "seconds"))
+        idle = sum(cell["corrected"] == 0 for cell in cells)
         return [
-            f"- The person acted on {corrected:.0%} of the frames of the 10 corrected episodes.",
+            f"- The person acted on {corrected:.0%} of the frames of the 10 corrected episodes. Where none of the ten "
+            f"failed, there was nothing to correct: {idle} of {len(cells)} runs.",
             f"- All commands of a seed took {seconds:.0f} s with one thread: demonstrations in real time, three "
             "trainings and 600 episodes.",
         ]
