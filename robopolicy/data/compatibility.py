@@ -59,6 +59,12 @@ def check_dataset(episodes: Episodes, sim: SimSpec, path: str) -> None:
     Raises:
         UserError: They differ.
     """
+    if episodes.action_type and sim.action_type and episodes.action_type != sim.action_type:
+        meaning = {"absolute": "targets of its controller", "delta": "changes of the pose"}
+        raise UserError(
+            f"The actions of dataset {path} are {episodes.action_type}, {meaning[episodes.action_type]}, but "
+            f"{sim.task} takes {sim.action_type} ones; map 'action' to an array of these, or {ADVICE}."
+        )
     shapes = {key: tuple(spec.shape) for key, spec in sim.observation.items()} | {"action": (sim.action_dim,)}
     for key, shape in shapes.items():
         if key not in episodes.arrays:
@@ -71,12 +77,6 @@ def check_dataset(episodes: Episodes, sim: SimSpec, path: str) -> None:
             elif is_cloud(key):
                 hint = f"set task.points={found[0]}"
             raise UserError(f"'{key}' of dataset {path} has shape {found}, but {sim.task} has {shape}; {hint}.")
-    if episodes.action_type and sim.action_type and episodes.action_type != sim.action_type:
-        meaning = {"absolute": "targets of its controller", "delta": "changes of the pose"}
-        raise UserError(
-            f"The actions of dataset {path} are {episodes.action_type}, {meaning[episodes.action_type]}, but "
-            f"{sim.task} takes {sim.action_type} ones; map 'action' to an array of these, or {ADVICE}."
-        )
     names = {key: spec.names for key, spec in sim.observation.items()} | {"action": sim.action_names}
     for key, expected in names.items():
         named = episodes.names.get(key, ())

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -259,3 +260,34 @@ def test_a_choice_of_episodes_reports_the_unused_frames_of_its_videos(folders: P
         copier.add(folders / "first", [1, 3])  # 0 and 2 have 4 and 6 frames in the same file
     assert copier.unused_frames == 10 * video
     assert describe_copy(copier, tmp_path).endswith("1 video files with 10 frames of other episodes") == video
+
+
+@pytest.mark.parametrize(
+    ("file", "column", "value", "message"),
+    [
+        ("data", "timestamp", None, "column 'timestamp' must hold numbers, found null"),
+        ("data", "observation.state", "x", "column 'observation.state' must hold numbers, found string"),
+        ("data", "task_index", "x", "task_index"),
+        ("meta", "task", [1], "column 'task' must hold texts"),
+        ("meta/episodes", "stats/observation.images.top/mean", {"a": 1}, "do not match the LeRobot format"),
+        ("meta/episodes", "stats/observation.images.top/std", [1.0, None, 1.0], "must hold finite numbers"),
+        ("meta/episodes", "stats/observation.images.top/max", [1.0] * 4, ""),
+        ("meta/episodes", "stats/observation.images.top/min", None, ""),
+    ],
+)
+def test_damaged_columns_are_refused_while_copying(
+    file: str, column: str, value: object, message: str, folders: Path, tmp_path: Path, refused
+) -> None:
+    """Statistics of cameras that are missing, or are not of three channels, are left out."""
+    shutil.copytree(folders / "first", tmp_path / "set")
+    path = min((tmp_path / "set" / file).glob("*.parquet" if file == "meta" else "*/*.parquet"))
+    table = pq.read_table(path)
+    place = table.column_names.index(column)
+    pq.write_table(table.set_column(place, column, pa.array([value] * len(table))), path)
+    words = ("data", "merge", str(tmp_path / "set"), "--out", str(tmp_path / "out"))
+    if message:
+        assert message in refused(*words) and not (tmp_path / "out").exists()
+        return
+    assert main([*words]) == 0
+    stats = json.loads((tmp_path / "out/meta/stats.json").read_text())
+    assert "observation.images.top" not in stats and "action" in stats

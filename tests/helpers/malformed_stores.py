@@ -153,6 +153,19 @@ def rosbag2_damages(file: str) -> Iterator[tuple[str, Damage]]:
     for names in ("['../../other.db3']", "['/etc/passwd']", "[]", "[missing.db3]", "3"):
         yield f"files {names}", partial(_rename_files, names=names, file=file)
     yield "no file", lambda path: (path / file).unlink()
+    for old, new in (
+        ("message_count:\n  - ", "message_count:\n  - null\n  - "),
+        ("name: /active", "name: 3"),
+        ("name: /active", "name: [/active]"),
+        ("type: std_msgs/msg/Bool", "type: 3"),
+    ):
+        yield f"metadata with {new!r}", partial(_replace_text, old=old, new=new)
+
+
+def _replace_text(path: Path, old: str, new: str) -> None:
+    text = (path / "metadata.yaml").read_text()
+    assert old in text
+    (path / "metadata.yaml").write_text(text.replace(old, new, 1))
 
 
 def _rename_files(path: Path, names: str, file: str) -> None:

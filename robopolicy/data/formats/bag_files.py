@@ -50,6 +50,8 @@ class BagFile:
                 self._reader = highlevel.AnyReader([path], default_typestore=_typestore(definitions))
                 self._stack.enter_context(self._reader)
         except UserError as error:
+            if "Invalid bag metadata" in str(error):  # the reason names internals of rosbags
+                raise _damaged_metadata(path) from error
             hint = f" ({REPAIR_HINT})" if path.suffix == ".mcap" else ""
             raise UserError(f"{str(error).rstrip('.')}{hint}.") from error
         self.topics = {each.topic: each.msgtype for each in self._reader.connections}
@@ -143,9 +145,26 @@ def _check_metadata(path: Path) -> None:
         names = info.get("relative_file_paths") if isinstance(info, dict) else None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UserError(f"{METADATA} does not list the files of a recording.")
+        if not _has_plain_entries(info):
+            raise _damaged_metadata(path)
         for name in names:
             if not (path / name).resolve().is_relative_to(path.resolve()):
                 raise UserError(f"{METADATA} names the file '{name}' outside of the recording.")
+
+
+def _has_plain_entries(info: Any) -> bool:
+    """Whether the entries of which rosbags computes have the types that it expects."""
+    try:
+        topics = [each["topic_metadata"] for each in info["topics_with_message_count"]]
+        texts = [each[name] for each in topics for name in ("name", "type", "serialization_format")]
+        times = (info["duration"]["nanoseconds"], info["starting_time"]["nanoseconds_since_epoch"])
+    except (KeyError, TypeError):
+        return False
+    return all(isinstance(text, str) for text in texts) and all(type(time) is int for time in times)
+
+
+def _damaged_metadata(path: Path) -> UserError:
+    return UserError(f"{path}: an entry of {METADATA} is damaged; copy or record it again.")
 
 
 def _check_sqlite(path: Path) -> None:

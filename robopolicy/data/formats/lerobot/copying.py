@@ -199,9 +199,10 @@ class EpisodeCopier:
             for row in chosen:
                 table = frames.slice(offset, row.length)
                 offset += row.length
-                texts = [tasks.get(int(index), "") for index in table["task_index"].to_numpy()]
-                texts = texts if self.edit.instruction is None else [self.edit.instruction] * row.length
-                table, stats = self._renumber(table, texts, features)
+                with reading(source.root):
+                    texts = [tasks.get(int(index), "") for index in table["task_index"].to_numpy()]
+                    texts = texts if self.edit.instruction is None else [self.edit.instruction] * row.length
+                    table, stats = self._renumber(table, texts, features)
                 entry = self._episode_row(row, list(dict.fromkeys(texts)))
                 entry["data/chunk_index"], entry["data/file_index"] = self._data.write(table)
                 for name, (new, feature) in features.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -139,12 +139,7 @@ class DatasetFiles:
                 columns = [column for column in stored if column.startswith(tuple(names.values()))] if names else []
                 for entry in _table(file, ["episode_index", *columns]).to_pylist():
                     found[integer_entry(entry, "episode_index")] = {
-                        name: {
-                            column.removeprefix(prefix): np.array(entry[column])
-                            for column in columns
-                            if column.startswith(prefix) and entry[column] is not None
-                        }
-                        for name, prefix in names.items()
+                        name: _statistics(entry, prefix) for name, prefix in names.items()
                     }
         return found
 
@@ -171,6 +166,8 @@ class DatasetFiles:
             table = _table(self.root / layout.TASKS)
             name = "task" if "task" in table.column_names else "__index_level_0__"
             check_entries(table.column_names, ("task_index", name), "column")
+            if not all(isinstance(text, str) for text in table[name].to_pylist()):
+                raise ValueError(f"column '{name}' must hold texts")
             return dict(zip(table["task_index"].to_pylist(), table[name].to_pylist(), strict=True))
 
     def frames(self, rows: Sequence[EpisodeFiles], names: Sequence[str]) -> pa.Table:
@@ -318,6 +315,20 @@ def _terminated(columns: dict[str, Array], ends: NDArray[np.int64]) -> NDArray[n
     last = np.zeros(len(done), np.bool_)
     last[ends - 1] = True
     return done & last
+
+
+def _statistics(entry: Mapping[str, Any], prefix: str) -> Statistics:
+    """Statistics of a camera in the row of an episode; empty if some are missing, or are not of three channels."""
+    stored = {column.removeprefix(prefix): value for column, value in entry.items() if column.startswith(prefix)}
+    if any(stored.get(name) is None for name in ("mean", "std", "min", "max", "count")):
+        return {}
+    found = {name: np.array(value, np.float64) for name, value in stored.items() if value is not None}
+    if any(values.size != (1 if name == "count" else 3) for name, values in found.items()):
+        return {}
+    if infinite := [name for name, values in found.items() if not np.isfinite(values).all()]:
+        raise ValueError(f"column '{prefix}{infinite[0]}' must hold finite numbers")
+    count = found.pop("count").reshape(1).astype(np.int64)
+    return {**{name: values.reshape(3, 1, 1) for name, values in found.items()}, "count": count}
 
 
 def _embedded_images(column: pa.ChunkedArray) -> NDArray[np.uint8]:
