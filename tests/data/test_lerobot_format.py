@@ -196,6 +196,7 @@ def test_damaged_files_give_one_clear_line(tmp_path: Path, name: str, damage: st
         (lambda info: info.update(fps=float("nan")), "'fps' must be a number from 0.0001 to 10000, found NaN"),
         (lambda info: info.update(features=[1]), r"'features' must be an object by name, found \[1\]"),
         (lambda info: info["features"].update(action=None), "feature 'action' must be an object, found null"),
+        (lambda info: info["features"]["action"].update(info={"fps": float("inf")}), "has a number that is not finite"),
         (lambda info: info["features"]["action"].update(dtype=5), "the dtype of feature 'action' must be a name"),
         (lambda info: info["features"]["action"].update(shape=[-1]), r"list of sizes of 1 or more, found \[-1\]"),
         (lambda info: info["features"]["action"].update(shape=[7]), "column 'action' must hold 7 numbers in every"),

@@ -272,7 +272,8 @@ class EpisodeCopier:
         info = layout.dataset_info(
             self._features, first.rate, episodes=self.episodes, frames=self.frames, tasks=len(self._tasks)
         )
-        info["robot_type"] = first.info.get("robot_type")
+        robot = first.info.get("robot_type")
+        info["robot_type"] = robot if isinstance(robot, str) else None
         write_tasks(root, self._tasks)
         parts = {name: [stats[name] for _, stats in self._rows if name in stats] for name in self._features}
         complete = [name for name, found in parts.items() if len(found) == self.episodes]

@@ -104,6 +104,10 @@ def _check_feature(name: str, feature: Any) -> None:
         )
     if dtype in ("image", "video") and len(shape) != 3:
         raise ValueError(f"the shape of camera '{name}' must be three sizes, found {_abbreviated(shape)}")
+    try:
+        json.dumps(feature, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(f"feature '{name}' has a number that is not finite") from error
 
 
 def _check_template(key: str, template: Any) -> None:
