@@ -48,7 +48,9 @@ class Display:
         self._process = context.Process(target=serve, args=(theirs, path, port), name="display", daemon=True)
         self._process.start()
         theirs.close()
-        kind, text = self._link.recv() if self._link.poll(START_TIMEOUT) else (FAILED, "The display does not start.")
+        kind, text = FAILED, "The process of the display did not start; see its message above."
+        with suppress(EOFError):
+            kind, text = self._link.recv() if self._link.poll(START_TIMEOUT) else (kind, text)
         if kind != READY:
             self._process.kill()
             raise UserError(text)

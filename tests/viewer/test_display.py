@@ -173,6 +173,12 @@ def test_a_live_source_keeps_the_newest_episodes() -> None:
     assert source.known(source.newest)[1]
 
 
+def test_a_process_that_does_not_start_is_refused(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("robopolicy.viewer.display.serve", os._exit)
+    with pytest.raises(UserError, match="did not start"):
+        Display(tmp_path / "a.mcap")
+
+
 def test_a_port_in_use_is_refused_before_the_program_starts() -> None:
     import socket
 
