@@ -100,7 +100,7 @@ class ActionRepresentation(Validated):
         return torch.stack([columns[entry] for entry in range(size)], -1)
 
     def nearest(self, actions: Tensor, references: Tensor) -> Tensor:
-        """Actions `(..., A)` with equal rotations, nearest to those of `references`, to compare both by entry."""
+        """Actions `(..., A)` with equal rotations nearest to `references` `(..., A)`, to compare both by entry."""
         columns = dict(enumerate(actions.unbind(-1)))
         for pose in self.poses:
             columns |= _columns(pose.rotation, pose.nearest(actions, references))

@@ -48,7 +48,7 @@ class PoseEntries(Validated):
         return position + positions @ frame[:, 0].mT, found
 
     def nearest(self, actions: Tensor, references: Tensor) -> Tensor:
-        """Rotations `(..., n)` of actions `(..., A)`, equal to them and nearest to those of `references`."""
+        """Rotations `(..., n)` equal to the ones in `actions` `(..., A)` and nearest to `references` `(..., A)`."""
         entries = list(self.rotation)
         matrix = to_matrix(actions[..., entries], self.rotation_type)
         return from_matrix(matrix, self.rotation_type, references[..., entries])
