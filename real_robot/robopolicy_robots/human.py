@@ -77,4 +77,4 @@ def _operator(
         if joint.unit != "rad" and not joint.gripper:
             raise UserError(f"A leader arm gives angles, and '{joint.name}' of {robot.name} is in {joint.unit}.")
     setup = robot_setup(robot) if base is None else joint_setup(base, robot)
-    return LeaderOperator(device, robot.limits, setup.requirements.control_dt), setup
+    return LeaderOperator(device, robot.limits, setup.requirements.control_dt, robot.safety.margin), setup

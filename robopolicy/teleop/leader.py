@@ -23,20 +23,26 @@ class LeaderFollower:
         limits: Limits of the targets; grippers, whose names contain "gripper", need a range.
         control_dt: Time between two targets [s].
         target: Initial target `(J,)` [rad or m].
+        margin: Fraction of a joint's range kept free at either end, as by the filter of the robot.
     """
 
-    def __init__(self, limits: JointLimits, control_dt: float, target: Array) -> None:
+    def __init__(
+        self, limits: JointLimits, control_dt: float, target: Array, margin: float = FilterConfig.margin
+    ) -> None:
         self._names, self._low, self._high = limits.names, limits.position_low, limits.position_high
         self._is_gripper = np.array([GRIPPER in name for name in limits.names])
         if not np.isfinite((self._high - self._low)[self._is_gripper]).all():
             raise UserError("A gripper that follows a leader arm needs a range; set its low and high.")
-        self._filter = SafetyFilter(limits, FilterConfig("absolute"))
+        self._filter = SafetyFilter(limits, FilterConfig("absolute", margin))
+        width = self._high - self._low
+        self._free = np.where(np.isfinite(width), margin * width, 0.0)  # (J,) kept free at either end
         self._dt = control_dt
         self.reset(target)
 
     def reset(self, target: Array | None = None) -> None:
-        """Come to rest at `target` `(J,)`, by default the last one, with a new clutch."""
-        self._target = self._target if target is None else np.array(target, np.float64)
+        """Come to rest at `target` `(J,)` within the margins, by default the last one, with a new clutch."""
+        target = self._target if target is None else np.array(target, np.float64)
+        self._target = np.clip(target, self._low + self._free, self._high - self._free)
         self._state = FilterState.at_rest(self._target)
         self._clutch: Array | None = None  # (J,) device minus target, while enabled
 

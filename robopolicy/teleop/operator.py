@@ -139,13 +139,16 @@ class LeaderOperator:
         device: Leader arm with the joints of the robot.
         limits: Limits of the robot.
         control_dt: Duration of an action [s].
+        margin: Fraction of a joint's range that the robot keeps free at either end.
     """
 
-    def __init__(self, device: Teleop, limits: JointLimits, control_dt: float) -> None:
+    def __init__(
+        self, device: Teleop, limits: JointLimits, control_dt: float, margin: float = FilterConfig.margin
+    ) -> None:
         self.device = device
         self.switch = DeadManSwitch(springs_back=device.springs_back)
         self.action_dim = len(limits)
-        self._follower = LeaderFollower(limits, control_dt, np.zeros(len(limits)))
+        self._follower = LeaderFollower(limits, control_dt, np.zeros(len(limits)), margin)
 
     def reset(self) -> None:
         """Come to rest; `anchor` then sets the pose."""

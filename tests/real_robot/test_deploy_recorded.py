@@ -3,10 +3,11 @@
 import importlib
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import arm_of_lerobot
 import numpy as np
@@ -29,16 +30,18 @@ from robopolicy_robots.transports.lerobot import JointUnits
 
 
 class Leader(ScriptedTeleop):
-    """A leader arm that turns one joint by 0.3 rad and opens the gripper halfway, and ends the session."""
+    """A leader arm that turns one joint by 0.3 rad and opens the gripper halfway; `done` ends the session."""
+
+    done: ClassVar[Callable[[], bool]]
 
     @classmethod
     def open(cls, argument: str = "") -> "Leader":
-        return cls(cls.command)
+        return cls(lambda call: replace(cls.command(call), events=(STOP,) if cls.done() else ()))
 
     @staticmethod
     def command(call: int) -> TeleopCommand:
-        joints = dict.fromkeys(JOINTS, 1.0) | {"shoulder_pan": 1.0 + min(max(call - 20, 0), 60) * 0.005, "gripper": 0.5}
-        return TeleopCommand(call > 10, joints=joints, events=(STOP,) if call > 130 else ())
+        joints = dict.fromkeys(JOINTS, 1.0) | {"shoulder_pan": 1.0 + min(max(call - 15, 0), 20) * 0.015, "gripper": 0.5}
+        return TeleopCommand(call > 10, joints=joints)
 
 
 @pytest.fixture
@@ -75,10 +78,12 @@ def test_a_clone_of_recorded_demonstrations_moves_an_arm_to_their_pose(arm: Any,
 
 def my_arm(tmp_path: Path, **changes: Any) -> str:
     """Write the description of an arm with one camera and return its path."""
-    robot = yaml.safe_load((SHIPPED / "so101.yaml").read_text()) | {"rate": 25}
+    robot = yaml.safe_load((SHIPPED / "so101.yaml").read_text()) | {"rate": 10}
     settings: dict[str, Any] = {"type": "still_arm", "port": "/dev/null"}
     settings["cameras"] = {"front": {"type": "grey", "width": 8, "height": 6, "shade": 9}}
     robot["transport_options"] = {"lerobot": settings}
+    robot["safety"] = {"max_age": 2.0, "max_camera_age": 2.0, "estop_after": 20.0, "max_tracking_error": 2.0}
+    robot["safety"] |= {"max_overruns": 100}  # for a busy machine
     (tmp_path / "my_arm.yaml").write_text(yaml.safe_dump(robot | changes))
     return str(tmp_path / "my_arm.yaml")
 
@@ -90,22 +95,28 @@ def test_a_leader_arm_moves_a_robot_without_a_task_and_is_recorded_with_its_came
     observe = arm.get_observation
     fresh = lambda self: {key: np.copy(value) for key, value in observe(self).items()}  # noqa: E731
     monkeypatch.setattr(arm, "get_observation", fresh)  # every image is new
+
+    def reached() -> bool:
+        at = arm.made[-1].at if arm.made else {"shoulder_pan": 0.0, "gripper": 0.0}  # [deg, %]
+        return abs(at["shoulder_pan"] - np.degrees(0.3)) < 0.5 and abs(at["gripper"] - 50.0) < 1.0
+
+    monkeypatch.setattr(Leader, "done", staticmethod(reached), raising=False)
     file = my_arm(tmp_path, cameras=[{"name": "front", "topic": "/front", "height": 4, "width": 6}])
     out = tmp_path / "data"
     words = ["--robot", file, "--task", "none", "--transport", "lerobot", "--teleop", "leader", "--no-tui"]
-    words += ["--demonstrations", str(out), "--seconds", "20", "--out", str(tmp_path / "report.json")]
+    words += ["--demonstrations", str(out), "--seconds", "40", "--out", str(tmp_path / "report.json")]
     assert cli.main(["deploy", *words]) == 0
     sent = np.array([[action[f"{joint}.pos"] for joint in JOINTS] for action in arm.made[-1].actions])
     path = JointUnits.of(load_robot(file), "degrees").si(sent)
     assert path[0] == pytest.approx([*[0.0] * 5, -0.1745], abs=0.01), "it starts where it is"
     assert path[-1] == pytest.approx([0.3, 0, 0, 0, 0, 0.785], abs=0.02)
     data = read_lerobot(out)
-    assert np.abs(np.diff(data.arrays["action"], axis=0)).max() <= 4.4 / 25 + 1e-6
-    assert data.num_episodes == 1 and data.control_dt == pytest.approx(1 / 25)
+    assert np.abs(np.diff(data.arrays["action"], axis=0)).max() <= 4.4 / 10 + 1e-6
+    assert data.num_episodes == 1 and data.control_dt == pytest.approx(1 / 10)
     assert tuple(data.names["state"]) == tuple(data.names["action"]) == tuple(f"{joint} [rad]" for joint in JOINTS)
     images = data.arrays["image.front"]
     assert images.shape[1:] == (3, 4, 6) and abs(int(images[0, 0, 0, 0]) - 9) <= 1
-    assert not data.arrays["intervention"][0] and data.arrays["intervention"][60]
+    assert not data.arrays["intervention"][0] and data.arrays["intervention"][-1]
 
 
 @pytest.mark.parametrize(("rate", "dt"), [(50.0, 0.04), (30.0, 1 / 30), (20.0, 0.05), (500.0, 0.034)])

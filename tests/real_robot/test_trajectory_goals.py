@@ -155,6 +155,7 @@ def test_the_end_of_the_loop_brakes_within_the_limits(monkeypatch: pytest.Monkey
     rig, controller = goal_rig(monkeypatch)
     rig.running(1.0)
     monkeypatch.setattr("robopolicy_robots.loop.time.sleep", lambda _: None)
+    monkeypatch.setattr(command_output, "time", SimpleNamespace(monotonic=lambda: 0.0))  # no tick is late
     rig.loop.stop()
     assert rig.loop.state is State.STOPPED and len(controller.goals[-1].points) < 10 and controller.canceled
     check_goals(controller)

@@ -111,6 +111,12 @@ def test_a_leader_arm_moves_a_robot_from_its_measured_pose_within_its_limits():
     assert np.abs(np.diff(speed[:, 0])).max() <= 10.0 * DT + 1e-6
 
 
+def test_a_robot_at_the_end_of_a_joint_has_a_target_within_the_margin():
+    person = LeaderOperator(ScriptedTeleop(leader(None)), LIMITS, DT, margin=0.01)
+    person.anchor({"state": np.array([[-1.0, 0.04]])})
+    assert person.move(0.0).action == pytest.approx([-0.98, 0.0396])
+
+
 def test_a_gripper_without_a_range_is_refused():
     with pytest.raises(UserError, match="needs a range"):
         LeaderOperator(ScriptedTeleop(leader()), replace(LIMITS, position_high=np.array([1.0, np.inf])), DT)
