@@ -19,6 +19,7 @@ examples:
   robopolicy teleop lift
   robopolicy teleop lift --device gamepad --speed 0.5 --episodes 10 --out data/lift_by_hand
   robopolicy teleop push --device terminal
+  robopolicy teleop push --backend worldmodel:runs/push_world/checkpoints/best
   robopolicy teleop pick_place --device spacemouse --cameras front wrist --out data/pick_place_by_hand
   robopolicy teleop gymnasiumrobotics/FetchPickAndPlace-v4 --map x y z gripper- --out data/fetch_by_hand
 """
@@ -40,7 +41,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--out", type=Path, help="dataset to write (default: record nothing)")
     parser.add_argument("--episodes", type=int, default=10, help="episodes to keep (default: 10)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first episode (default: 0)")
-    parser.add_argument("--backend", default="auto", help="simulator backend (default: the task's own)")
+    parser.add_argument("--backend", default="auto", help="simulator, or worldmodel:FOLDER[,FOLDER] (default: its own)")
     parser.add_argument("--cameras", nargs="+", default=[], metavar="NAME", help="cameras to record (default: none)")
     parser.add_argument("--image-size", type=int, default=64, help="pixels, square (default: 64)")
     parser.add_argument("--images", choices=("video", "png"), default="video", help="png is lossless (default: video)")
@@ -79,14 +80,15 @@ def record_session(args: argparse.Namespace, options: SimOptions, device: str, p
     from robopolicy.data.formats.lerobot import LeRobotWriter
     from robopolicy.evaluation.actors import PolicyExpert, check_compatible
     from robopolicy.shutdown import handle_shutdown
-    from robopolicy.sim.registry import get_task, make_sim
+    from robopolicy.sim.registry import get_task
     from robopolicy.teleop.devices import open_device
     from robopolicy.teleop.operator import HumanOperator
     from robopolicy.teleop.session import SessionConfig, TeleopSession
+    from robopolicy.training.world_sims import make_env
 
     entry = get_task(args.task)
     with ExitStack() as stack:
-        sim = stack.enter_context(closing(make_sim(entry.name, options)))
+        sim = stack.enter_context(closing(make_env(entry.name, options, tested=args.out is not None)))
         spec = sim.spec
         assert policy is None or isinstance(policy, PolicyExpert)
         if policy is not None:

@@ -14,7 +14,6 @@ from robopolicy.cli.options import (
     check_numbers,
     check_overwrite,
     check_resume,
-    reject_unused,
     train_model,
 )
 
@@ -37,7 +36,6 @@ examples:
   robopolicy worldmodel judge runs/push_world/checkpoints/best data/films --out runs/push_judge
   robopolicy worldmodel rank runs/push_world/checkpoints/best runs/push_bc/checkpoints/best expert expert+0.5 random
   robopolicy worldmodel play runs/push_world/checkpoints/best expert
-  robopolicy worldmodel play runs/push_world/checkpoints/best --keys dddwww
   robopolicy eval runs/push_bc/checkpoints/best --backend worldmodel:runs/push_world/checkpoints/best
 """
 
@@ -78,11 +76,9 @@ def add_parser(subparsers: Any) -> None:
     rank.add_argument("--episodes", type=int, default=50, help="episodes per policy, on both sides (default: 50)")
     rank.add_argument("--out", type=Path, help="report folder (default: the next free one of runs/rank)")
     rank.add_argument("--video", type=int, default=4, help="episodes to record side by side (default: 4)")
-    text = "record a policy in the world model and in the simulator, or teleoperate with keys"
-    play = actions.add_parser("play", help=text)
+    play = actions.add_parser("play", help="record a policy in the world model and in the simulator")
     play.add_argument("world", metavar="WORLD", help=ensemble)
-    play.add_argument("policy", nargs="?", metavar="CKPT", help="checkpoint, 'expert' or 'random' (default: keyboard)")
-    play.add_argument("--keys", help="scripted keys instead of the keyboard, e.g. ddddww")
+    play.add_argument("policy", metavar="CKPT", help="checkpoint, 'expert' or 'random'")
     play.add_argument("--episodes", type=int, default=4, help="episodes to record (default: 4)")
     text = ".mp4 or .gif (default: the next free one of runs/world.mp4, runs/world_2.mp4)"
     play.add_argument("--out", type=Path, help=text)
@@ -244,46 +240,18 @@ def _record_video(args: argparse.Namespace, sims: _Sims, real: dict[str, EvalRes
 
 
 def _play(args: argparse.Namespace) -> int:
-    from robopolicy.errors import UserError
     from robopolicy.files import check_new_file, next_free_path
 
     check_numbers(args, positive=("episodes",), non_negative=("seed",))
-    if args.keys is not None and args.policy is not None:
-        raise UserError("Pass either a policy or --keys.")
     check_overwrite(args, "--out")
-    if args.policy is None:
-        reject_unused(args, "without a video", "--out")
-        reject_unused(args, "without a policy", "--episodes")
     args.out = args.out or next_free_path(Path("runs/world.mp4"))
     check_new_file(args.out, ".mp4", ".gif", overwrite=args.overwrite)
-    sims = _Sims(args, [] if args.policy is None else [args.policy])
+    sims = _Sims(args, [args.policy])
     if sims.refusal:
         print(f"note: {sims.refusal}")
-    if args.policy is not None:
-        sims.record_video(sims.policy_entries[0], range(args.seed, args.seed + args.episodes), args.out)
-        print(f"video: {args.out}")
-        return 0
-    from contextlib import closing
-
-    with closing(sims.open("predicted", 1)) as sim:
-        _teleoperate_in_terminal(args, sim)
+    sims.record_video(sims.policy_entries[0], range(args.seed, args.seed + args.episodes), args.out)
+    print(f"video: {args.out}")
     return 0
-
-
-def _teleoperate_in_terminal(args: argparse.Namespace, sim: VectorSim) -> None:
-    from robopolicy.cli.world_view import action_of, half_blocks, keys_help, pressed
-
-    sim.reset(args.seed)
-    print(keys_help(sim))
-    for key in pressed(args.keys):
-        action = action_of(key, sim)
-        if action is None:
-            continue
-        step = sim.step(action)
-        image = next(value[0] for name, value in step.final_obs.items() if name.startswith("image."))
-        print(half_blocks(image))
-        success = " success" if bool(step.info["success"]) else ""
-        print(f"{key!r} progress {float(step.info['progress']):.2f}{success}")
 
 
 class _Sims:

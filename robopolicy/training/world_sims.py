@@ -114,15 +114,19 @@ class _JudgeOptions:
     rows: int | None = None  # clips per call; None: as many as the model predicts at once
 
 
-def make_env(name: str, options: SimOptions) -> VectorSim:
+def make_env(name: str, options: SimOptions, *, tested: bool = True) -> VectorSim:
     """Create the simulator of a task, or a world model if the backend is `worldmodel:FOLDER[,FOLDER...]`.
+
+    If `tested`, a world model must have passed its tests.
 
     Raises:
         UserError: As in `make_sim`, or the world model belongs to another task or failed its tests.
     """
     if not is_world(options.backend):
         return make_sim(name, options)
-    model, manifest = load_worlds(options.backend.removeprefix(BACKEND), options.device, options.world.samples)
+    model, manifest = load_worlds(
+        options.backend.removeprefix(BACKEND), options.device, options.world.samples, tested=tested
+    )
     return world_sim(name, options, model, manifest)
 
 

@@ -4,16 +4,18 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scripted_device import ScriptedTeleop
 
 from robopolicy.cli.main import main
-from robopolicy.cli.world_view import action_of, half_blocks
 from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.teleop.contract import SUCCESS, TeleopCommand
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.world_sims import load_world, save_world
 
@@ -116,31 +118,24 @@ def test_eval_plan_with_predicts_candidate_chunks_in_the_world_model(folder, cap
     assert "trained on toy/push, not on toy/point_mass" in refused(*other)
 
 
-def test_play_records_a_video_or_follows_keys(folder, capsys):
+def test_play_records_a_video(folder):
     world, film = str(folder / "passed"), folder / "film.mp4"
     assert main(["worldmodel", "play", world, "random", "--episodes", "2", "--out", str(film)]) == 0
     assert film.is_file()
-    capsys.readouterr()
-    assert main(["worldmodel", "play", world, "--keys", "dd?w "]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("a/d gripper_vx [m/s], s/w gripper_vy [m/s], space rests, q quits")
-    assert out.count("progress") == 4 and "▀" in out
 
 
-def test_keys_map_to_bounded_actions():
-    sim = make_sim("push", SimOptions(num_envs=1))
-    for key, expected in (("d", [0.7, 0.0]), ("s", [0.0, -0.7]), (" ", [0.0, 0.0])):
-        action = action_of(key, sim)
-        assert action is not None and action[0].tolist() == pytest.approx(expected)
-    assert action_of("r", sim) is None  # a third dimension, which the task does not have
-
-
-def test_half_blocks_show_two_pixels_per_character():
-    picture = torch.zeros(3, 4, 2, dtype=torch.uint8)
-    picture[0, 1] = 200
-    lines = half_blocks(picture).splitlines()
-    assert len(lines) == 2 and lines[0].count("▀") == 2
-    assert "\x1b[38;2;0;0;0m\x1b[48;2;200;0;0m" in lines[0]
+def test_a_person_moves_the_robot_in_a_world_model(folder, monkeypatch, capsys, refused):
+    """A model that failed its tests can be looked at, but not recorded."""
+    right = np.array([1.0, 0, 0, 0, 0, 0])
+    command = lambda k: TeleopCommand(k % 10 > 1, right * (k % 10 > 2), events=(SUCCESS,) * (k % 10 == 9))  # noqa: E731
+    monkeypatch.setattr("robopolicy.teleop.devices.open_device", lambda name: ScriptedTeleop(command))
+    words = ["teleop", "push", "--speed", "100", "--episodes", "1"]
+    passed, failed = (["--backend", f"worldmodel:{folder / name}"] for name in ("passed", "run/checkpoints/last"))
+    assert main([*words, *passed, "--out", str(folder / "by_hand")]) == 0
+    data = read_lerobot(folder / "by_hand")
+    assert data.num_episodes == 1 and data.arrays["intervention"].all()
+    assert main([*words, *failed]) == 0 and "kept 1 episodes" in capsys.readouterr().out
+    assert "It ignores actions" in refused(*words, *failed, "--out", folder / "no")
 
 
 @pytest.mark.parametrize(
@@ -159,9 +154,6 @@ def test_half_blocks_show_two_pixels_per_character():
         (["eval", "nowhere", "films"], "nowhere does not exist"),
         (["eval", "nowhere", "films", "--overwrite"], "--overwrite has no effect without --out"),
         (["eval", "nowhere", "films", "--out", "sheet.gif"], "--out must end in .png, got sheet.gif"),
-        (["play", "nowhere", "--keys", "d", "--out", "x.mp4"], "--out has no effect without a video"),
-        (["play", "nowhere", "--keys", "d", "--episodes", "2"], "--episodes has no effect without a policy"),
-        (["play", "nowhere", "expert", "--keys", "d"], "Pass either a policy or --keys"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments, message, refused):
