@@ -96,7 +96,7 @@ class Display:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        self._left = kind is not None  # nobody waits for the page of a program that was stopped
+        self._left = kind is not None  # a stopped program does not wait for its page
         self.close()
 
     def _send(self) -> None:

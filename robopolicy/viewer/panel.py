@@ -128,7 +128,7 @@ class Panel:
         with self._gui.add_folder("Plots"):
             self._return_plot = self._add_plot("Return", 1, SOFT_RANGE)
             self._key = self._gui.add_dropdown("Numbers", keys)
-            lines = MAX_LINES * (2 if isinstance(self._playback, LivePlayback) else 1)  # then those of the chunk
+            lines = MAX_LINES * (2 if isinstance(self._playback, LivePlayback) else 1)  # the chunk has lines of its own
             self._numbers_plot = self._add_plot(None, lines)
         if self._metrics is not None:
             with self._gui.add_folder("Training"):

@@ -28,6 +28,16 @@ def measured(sim: MujocoSim, wiring: MujocoTopics):
     return received(wiring.messages(state.qpos[0], state.qvel[0], Time(1, 0)))
 
 
+def started():
+    """An embodiment of lift that has started, and the state that it was given."""
+    embodiment = TaskEmbodiment(Lift(), "panda_")
+    sim = MujocoSim(embodiment.task, 1)
+    sim.reset(0)
+    state = measured(sim, embodiment.topics)
+    embodiment.start(state)
+    return embodiment, state
+
+
 @pytest.mark.parametrize(("kind", "expert"), [(Lift, LiftExpert), (PickPlace, PickPlaceExpert), (Drawer, DrawerExpert)])
 def test_messages_give_the_observations_and_commands_of_the_simulator(kind: type[PandaTask], expert):
     sim, demonstrator = MujocoSim(kind(), 1), expert()
@@ -84,11 +94,7 @@ def test_missing_sources_and_joints_are_named():
 
 
 def test_a_bad_action_is_refused_and_changes_nothing():
-    embodiment = TaskEmbodiment(Lift(), "panda_")
-    sim = MujocoSim(embodiment.task, 1)
-    sim.reset(0)
-    state = measured(sim, embodiment.topics)
-    embodiment.start(state)
+    embodiment, state = started()
     before = embodiment.observe(state)["state"]
     for action in (np.array([0, 0, np.nan, 0, 0]), np.zeros(4)):
         with pytest.raises(UserError, match="finite"):
@@ -99,11 +105,7 @@ def test_a_bad_action_is_refused_and_changes_nothing():
 
 
 def test_commands_of_a_copy_do_not_change_the_original():
-    embodiment = TaskEmbodiment(Lift(), "panda_")
-    sim = MujocoSim(embodiment.task, 1)
-    sim.reset(0)
-    state = measured(sim, embodiment.topics)
-    embodiment.start(state)
+    embodiment, state = started()
     before, ahead = embodiment.observe(state)["state"], copy(embodiment)
     action = np.array([1.0, 1, 1, 1, -1])
     targets = [ahead.command(action, state) for _ in range(3)]
