@@ -144,7 +144,8 @@ def test_goals_of_a_lost_connection_are_canceled_after_the_reconnection(hub: Hub
         assert client.failure == "no connection to rosbridge"
         again = Hub(hub.port, controller=hub.controller)
         until(lambda: not hub.controller.busy)
-        assert len(hub.controller.goals) == 1 and client.matched
+        until(lambda: client.matched)
+        assert len(hub.controller.goals) == 1, "the goal that was sent without a connection does not arrive"
         again.stop()
 
 
@@ -202,7 +203,8 @@ def test_a_policy_moves_a_robot_behind_rosbridge(hub: Hub) -> None:
     assert 2 <= len(controller.goals) <= 30
     positions = np.array(path)
     assert positions[-1] == pytest.approx(np.full(3, 0.4), abs=0.02)
-    assert (np.diff(positions, axis=0) > -1e-6).all(), "goals continue each other"
+    setback = np.maximum.accumulate(positions) - positions
+    assert setback.max() < 0.01, "goals continue each other; one that arrives late steps back by less than one action"
 
 
 YAML = """\
