@@ -106,7 +106,13 @@ def _find(args: argparse.Namespace) -> Callable[[], tuple[EpisodeSource, Metrics
             raise UserError(f"{folder} has no checkpoint yet; view it after checkpoint_every updates.")
         return lambda: _training(args, folder)
     reject_unused(args, "with a task as the target", "--task")
-    entry = get_task(args.target)
+    try:
+        entry = get_task(args.target)
+    except UserError:
+        if not folder.exists():
+            raise
+        hint = "'robopolicy data convert' makes one of other formats"
+        raise UserError(f"{folder} is no task, checkpoint, training run or LeRobot dataset; {hint}.") from None
     policy = args.policy or ("random" if entry.make_expert is None else "expert")
     return lambda: (_rollouts(args, policy, entry.name), None)
 

@@ -92,6 +92,8 @@ def test_metrics_start_with_success_and_return(tmp_path: Path) -> None:
 
 def test_what_cannot_be_shown_is_refused(refused, tmp_path: Path, run: Path) -> None:
     assert "Unknown task" in refused("view", "nothing")
+    (tmp_path / "episodes.npz").touch()
+    assert "'robopolicy data convert' makes one" in refused("view", tmp_path / "episodes.npz")
     assert "--episodes has no effect without --out" in refused("view", "lift", "--episodes", 3)
     assert "--policy has no effect on checkpoints" in refused("view", run / "checkpoints/last", "--policy", "random")
     assert "--policy has no effect on training runs" in refused("view", run, "--policy", "random")

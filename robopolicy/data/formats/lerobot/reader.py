@@ -121,7 +121,8 @@ class DatasetFiles:
         root = Path(path)
         restore_partial(root)
         if not (root / layout.INFO).is_file():
-            raise UserError(f"No LeRobot dataset at {root}: {layout.INFO} is missing; collect one or check the path.")
+            hint = "check the path, or convert another format with 'robopolicy data convert'"
+            raise UserError(f"No LeRobot dataset at {root}: {layout.INFO} is missing; {hint}.")
         return cls(root)
 
     @property
