@@ -6,6 +6,9 @@ add clipped noise, and the actor and both target networks step once per `policy_
 (`critic.histogram=c51`), different noise scales per environment (`exploration_noise_max`), no target policy
 (`policy_tau=1`), a target critic that follows every critic step (`critic_target_interval=1`) and weight decay.
 
+With goals in hindsight, `action_l2=1` penalises large actions (HER, Andrychowicz et al. 2017). In episodes that move no
+object, every action has the same value; without the penalty the arm then drifts away from the objects.
+
 Use it from scratch with dense rewards, for a deterministic policy, especially with thousands of environments. For one
 environment SAC explores better. It does not support pretrained diffusion or flow policies.
 
@@ -57,6 +60,7 @@ class TD3Config(OffPolicyConfig):
     target_noise: NonNegative = 0.2  # standard deviation of the target's action noise, normalised
     target_noise_clip: NonNegative = 0.5  # largest magnitude of that noise
     policy_tau: Fraction = 0.0  # weight of the policy in the update of its target; 1: no target policy; 0: equal to tau
+    action_l2: NonNegative = 0.0  # weight of the mean squared normalised action in the actor's loss (HER: 1)
     value_reduction: str = "first"  # of the members, for the actor: first | min (FastTD3) | mean, also in the target
 
     def __post_init__(self) -> None:
@@ -91,12 +95,18 @@ def q1(critic: QEnsemble, obs: Observation, chunk: Tensor) -> Tensor:
     return critic(obs, chunk, torch.zeros(1, dtype=torch.int64, device=chunk.device))[0]
 
 
-def actor_loss(policy: GaussianPolicy, critic: QEnsemble, obs: Observation, reduction: str = "first") -> Tensor:
-    """Negative value at the policy's chunks: of the first member, the least or the mean."""
+def actor_loss(
+    policy: GaussianPolicy, critic: QEnsemble, obs: Observation, reduction: str = "first", action_l2: float = 0.0
+) -> Tensor:
+    """Negative value at the policy's chunks (of the first member, the least or the mean), and a penalty of actions."""
     chunk = policy.mode(obs)
     if reduction == "first":
-        return -q1(critic, obs, chunk).mean()
-    return -(critic.min_q(obs, chunk) if reduction == "min" else critic(obs, chunk)).mean()
+        loss = -q1(critic, obs, chunk).mean()
+    else:
+        loss = -(critic.min_q(obs, chunk) if reduction == "min" else critic(obs, chunk)).mean()
+    if action_l2:
+        loss = loss + action_l2 * policy.action_normalizer.normalize(chunk).square().mean()
+    return loss
 
 
 class TD3(OffPolicy):
@@ -134,7 +144,8 @@ class TD3(OffPolicy):
 
     def actor_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Loss of the actor, and further metrics; a hook."""
-        return actor_loss(self.policy, self.critic, batch.obs, self.config.value_reduction), {}
+        config = self.config
+        return actor_loss(self.policy, self.critic, batch.obs, config.value_reduction, config.action_l2), {}
 
     def update(self, batch: Transitions) -> Metrics:
         """Take critic steps on consecutive minibatches, with delayed actor steps."""

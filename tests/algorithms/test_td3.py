@@ -124,6 +124,13 @@ def test_the_actor_maximises_the_least_or_the_mean_value(reduction: str) -> None
         td3(value_reduction="sum")
 
 
+def test_the_penalty_of_actions_is_their_mean_square() -> None:
+    data, plain, penalised = random_batch(), td3(), td3(action_l2=2.0)
+    action = penalised.policy.mode(data.obs)  # the bounds are -1 and 1
+    difference = penalised.actor_loss(data)[0] - plain.actor_loss(data)[0]
+    torch.testing.assert_close(difference, 2.0 * action.square().mean())
+
+
 def test_a_c51_target_is_a_distribution_with_the_mean_of_the_target_critic() -> None:
     algorithm = td3(critic=CriticConfig(hidden=(8,), bins=41, histogram="c51", value_min=-4.0, value_max=4.0))
     data = random_batch(16, discount=0.9)

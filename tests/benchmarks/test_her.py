@@ -12,14 +12,14 @@ from robopolicy.training.compose import compose_config
 def test_cells_are_three_seeds_per_row_and_only_reach_has_a_baseline() -> None:
     names = [STUDY.cell_name(key) for key in STUDY.cell_keys()]
     assert len(names) == 3 * (5 + 1) and names[0] == "her/sac-reach-0"
-    assert [name for name in names if "push" in name] == [f"her/sac_her-push-{seed}" for seed in range(3)]
-    assert STUDY.contrasts("sac_her", "reach") and not STUDY.contrasts("sac_her", "push")
+    assert [name for name in names if "push" in name] == [f"her/td3_her-push-{seed}" for seed in range(3)]
+    assert STUDY.contrasts("sac_her", "reach") and not STUDY.contrasts("td3_her", "push")
     assert not STUDY.contrasts("sac", "reach")
 
 
 def test_the_settings_of_every_task_and_learner_compose() -> None:
-    for settings in (*(task.settings for task in TASKS.values()), *(learner for _, learner in METHODS.values())):
-        config = compose_config(["experiment=hindsight", *settings])
+    for preset, method in ((task.preset, method) for task in TASKS.values() for method in task.methods):
+        config = compose_config([f"experiment={preset}", *METHODS[method][1]])
         assert config.replay.hindsight.strategy == "future" and config.evaluation.success_step == "last"
 
 
