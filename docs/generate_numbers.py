@@ -40,7 +40,7 @@ def comparisons() -> str:
     return table(["comparison", "result", "command"], [row for row in rows if row])
 
 
-FINE_TUNING = (("reinflow", "lift"), ("expo", "lift"), ("dsrl_na", "pick_place"))
+FINE_TUNING = (("reinflow", "lift"), ("dppo", "drawer"), ("expo", "lift"), ("dsrl_na", "pick_place"))
 
 
 def experts(family: str) -> str:
@@ -100,10 +100,10 @@ def _speed() -> list[list[str]]:
 
 
 def _fine_tuning(method: str, task: str) -> list[str]:
-    """Success of a fine-tuner and of its base, with the interval and the verdict over seeds."""
+    """Success of a fine-tuner and of its base, with the interval and the verdict over seeds, if there are enough."""
     entries = {(entry["method"], entry["task"]): entry for entry in record("finetune").get("entries", [])}
     found = entries.get((method, task))
-    if found is None:
+    if found is None or found["p_adjusted"] is None:
         return []
     base = entries[found["baseline"], task]
     low, high = (f"{100 * found[bound]:.1f}" for bound in ("low", "high"))
