@@ -41,6 +41,9 @@ from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness
 
+Draw = tuple[Tensor, Tensor]
+"""Chunk `(B, H, A)` and the log-probability `(B,)` of its executed part."""
+
 
 @dataclass(frozen=True)
 class SACConfig(MaxEntropyConfig):
@@ -96,6 +99,7 @@ class SAC(OffPolicy):
         self.averages_members = config.average_members
         self._critic_norms = batch_norms(self.critic, self.target_critic)
         self._actor_norms = batch_norms(self.policy)
+        self._drawn: tuple[Draw, Draw] | None = None  # at the observations and the next ones of this minibatch
 
     def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk uniformly from the action bounds."""
@@ -105,9 +109,17 @@ class SAC(OffPolicy):
         """`alpha log pi` `(B,)` if `backup_entropy`."""
         return self.temperature.value * logp if self.config.backup_entropy else None
 
+    def draw(self, batch: Transitions) -> Draw:
+        """Reparameterised chunk and log-probability at the observations."""
+        return self._drawn[0] if self._drawn else self.policy.rsample(batch.obs, generator=self.generator)
+
+    def draw_next(self, batch: Transitions) -> Draw:
+        """Chunk and log-probability at the next observations; called without gradients."""
+        return self._drawn[1] if self._drawn else self.policy.rsample(batch.next_obs, generator=self.generator)
+
     def target(self, batch: Transitions) -> Tensor:
         """Soft value of the next observation."""
-        chunk, logp = self.policy.rsample(batch.next_obs, generator=self.generator)
+        chunk, logp = self.draw_next(batch)
         if isinstance(self.critic.histogram, C51):
             return self.distributional_target(batch, chunk, self.entropy_cost(logp))
         return soft_target(batch, self.next_value(batch, chunk), logp, self.temperature.value, self.config)
@@ -132,7 +144,7 @@ class SAC(OffPolicy):
                 both = self.policy.rsample(joined(batch.obs, batch.next_obs), generator=self.generator)
             chunk, logp = (each[: len(batch)] for each in both)
         else:
-            chunk, logp = self.policy.rsample(batch.obs, generator=self.generator)
+            chunk, logp = self.draw(batch)
         critic = self.critic
         value = critic(batch.obs, chunk).mean(0) if self.averages_members else critic.min_q(batch.obs, chunk)
         return (alpha * logp - value).mean(), logp, {}
@@ -141,6 +153,7 @@ class SAC(OffPolicy):
         """Take critic steps on consecutive minibatches, with delayed steps of actor and temperature."""
         stats = UpdateStats()
         for part in self.minibatches(batch):
+            self._drawn = self._draw_both(part)
             stats.critic(self.critic_step(part))  # TD loss towards `target`, Adam, Polyak
             if self.policy_due():
                 alpha = self.temperature.value
@@ -148,7 +161,22 @@ class SAC(OffPolicy):
                 optimizer_step(self.optimizer, loss)
                 self.temperature.step(logp, self.target_entropy)
                 stats.actor(loss=loss, logp=logp, temperature=alpha, **info)
+        self._drawn = None
         return self.finish(batch, stats)  # TD errors, normalisers, counter
+
+    def _draw_both(self, batch: Transitions) -> tuple[Draw, Draw] | None:
+        """Draws at both observations in one pass, where launches cost more than the gradients of the second half.
+
+        The critic's step does not change the policy. None on a CPU, without a step of the actor, and for images.
+        """
+        due = (self.critic_steps + 1) % self.config.policy_delay == 0
+        if batch.reward.device.type == "cpu" or not due or self.policy.encoder.encoded:
+            return None
+        if self._critic_norms or self._actor_norms:  # these draw by rules of their own
+            return None
+        chunk, logp = self.policy.rsample(joined(batch.obs, batch.next_obs), generator=self.generator)
+        (now, after), (logp_now, logp_after) = chunk.chunk(2), logp.chunk(2)
+        return (now, logp_now), (after.detach(), logp_after.detach())
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """Items of the base class, temperature and actor optimiser."""

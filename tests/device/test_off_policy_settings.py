@@ -1,5 +1,6 @@
 """Launches and waits of the settings of FlashSAC and FastTD3 on the simulated device, against plain SAC and TD3."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,3 +73,24 @@ def test_repeated_noise_and_the_scale_of_returns_never_wait() -> None:
             scale.observe(torch.ones(8, device=device), ~rows, rows)
             scale.factor()
     assert found.waits == 0 and found.launches <= 3 * 60, found.places()
+
+
+@pytest.mark.parametrize("delay", [1, 2])
+def test_one_pass_for_both_draws_of_sac_changes_no_weight(delay: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "robopolicy.policies.heads.gaussian.normal", lambda shape, _, device: torch.ones(shape, device=device)
+    )
+    rows = move(batch(torch.rand(64, 2, 1) * 2 - 1, lambda x: x.squeeze(1), discount=0.9), simulated.DEVICE)
+    rows = replace(rows, next_obs={key: value + 0.5 for key, value in rows.obs.items()})
+    trained: list[list[torch.Tensor]] = []
+    for shared in (True, False):
+        torch.manual_seed(0)
+        policy = gaussian(activation="relu", state_dependent_std=True).to(simulated.DEVICE)
+        with torch.device(simulated.DEVICE):
+            algorithm = SAC(SACConfig(batch_size=16, policy_delay=delay, lr=0.01), policy, total_updates=10)
+        if not shared:
+            monkeypatch.setattr(algorithm, "_draw_both", lambda _: None)
+        algorithm.update(rows)
+        trained.append([weight.detach().cpu() for part in (policy, algorithm.critic) for weight in part.parameters()])
+    for one, other in zip(*trained, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

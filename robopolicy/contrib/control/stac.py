@@ -74,7 +74,7 @@ class STAC(SAC):
 
     def target(self, batch: Transitions) -> Tensor:
         """`reward + discount * (mu' - beta sigma' - alpha log pi')` `(B,)`."""
-        chunk, logp = self.policy.rsample(batch.next_obs, generator=self.generator)
+        chunk, logp = self.draw_next(batch)
         value = self.pessimistic(self.target_critic, batch.next_obs, chunk)
         return soft_target(batch, value, logp, self.temperature.value, self.config)
 
@@ -88,5 +88,5 @@ class STAC(SAC):
 
     def actor_loss(self, batch: Transitions, alpha: Tensor) -> tuple[Tensor, Tensor, Info]:
         """`alpha log pi - (mu - beta sigma)` at reparameterised chunks."""
-        chunk, logp = self.policy.rsample(batch.obs, generator=self.generator)
+        chunk, logp = self.draw(batch)
         return (alpha * logp - self.pessimistic(self.critic, batch.obs, chunk)).mean(), logp, {}
