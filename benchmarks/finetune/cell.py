@@ -24,26 +24,20 @@ def run_base(base: Base, task: BenchTask, seed: int) -> dict[str, Any]:
 
 def run_cell(method: Method, task: BenchTask, seed: int, folder: Path, *, steps: int | None = None) -> dict[str, Any]:
     """All table data of one method on one task with one seed; the run is in `folder`, its inputs are shared."""
-    settings = [*method.preset, f"task={task.task}", "evaluation.max_fraction=0", *method.settings]
-    if method.base is None:
-        base = None
-        settings += task.chunk
-    else:
-        base = base_policy(method.base, task, seed)
-        settings.append(f"init_from={base}")
     kind = method.base.kind if method.base else FLOW.kind
-    if method.demonstrations:
-        settings.append(f"dataset={demonstrations(task, seed, kind)}")
+    base = base_policy(method.base, task, seed) if method.base else None
     before = judge(base, task.task)
-    settings += _pace(method, task, steps, before)
-    settings.append(f"evaluation.episodes={task.evaluated}")
+    settings = plan(method, task, steps, before)
+    inputs = [f"init_from={base}"] if base else []
+    inputs += [f"dataset={demonstrations(task, seed, kind)}"] if method.demonstrations else []
     run = folder / "run"
-    last = train_to_end(run, *settings, f"seed={seed}")
+    last = train_to_end(run, *settings, *inputs, f"seed={seed}")
     report = json.loads((run / "report.json").read_text(encoding="utf-8"))
     return {
         "method": method.name,
         "task": task.name,
         "seed": seed,
+        "settings": settings,
         "demonstrations": demonstration_count(task, seed, kind),
         "base": before,
         "finetuned": judge(run / "checkpoints" / "best", task.task),
@@ -56,6 +50,16 @@ def run_cell(method: Method, task: BenchTask, seed: int, folder: Path, *, steps:
         "restored": report["num_restores"],
         "kept_base": report["reverted_to_base"],
     }
+
+
+def plan(method: Method, task: BenchTask, steps: int | None, before: dict[str, Any] | None) -> list[str]:
+    """Settings of a run on top of its preset, without its inputs and seed; `before` judges the base."""
+    return [
+        *(*method.preset, f"task={task.task}", "evaluation.max_fraction=0", *method.settings),
+        *(() if method.base else task.chunk),
+        *_pace(method, task, steps, before),
+        f"evaluation.episodes={task.evaluated}",
+    ]
 
 
 def _first_crossing(folder: Path) -> float | None:

@@ -121,7 +121,7 @@ def _methods() -> tuple[Method, ...]:
     )
     return (
         Method("reinflow", "reinflow", settings=(*FREQUENT, *SMALL_STEPS), seeds=HEADLINE),
-        Method("dppo", "dppo", DIFFUSION, settings=FREQUENT, seeds=HEADLINE),
+        Method("dppo", "dppo", DIFFUSION, settings=(*FREQUENT, *SMALL_STEPS), seeds=HEADLINE),
         *(Method(name, name, settings=FREQUENT) for name in ("flow_sde", "fpo", "fpo_pp", "awm", "policyflow")),
         *(Method(name, name) for name in ("ac_flow", "flow_grpo", "gorl")),
         *replay,

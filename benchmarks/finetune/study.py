@@ -66,6 +66,16 @@ class FineTuning(Study):
             return run_base(BASES[name], task, seed)
         return run_cell(METHODS[name], task, seed, folder, steps=self.steps or None)
 
+    def is_current(self, cell: Cell) -> bool:
+        """Fine-tuned cells with other settings run again."""
+        from benchmarks.finetune.cell import plan
+
+        if "finetuned" not in cell:
+            return True
+        method = METHODS.get(cell["method"])
+        expected = plan(method, TASKS[cell["task"]], self.steps or None, cell["base"]) if method else None
+        return cell.get("settings") == expected
+
     def scores(self, cell: Cell) -> list[Score]:
         """Success, or the return, of the result and of its base."""
         method, task, seed = cell["method"], cell["task"], cell["seed"]

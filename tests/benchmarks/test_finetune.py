@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.finetune import bases
 from benchmarks.finetune.bases import judge
-from benchmarks.finetune.cell import run_cell
+from benchmarks.finetune.cell import plan, run_cell
 from benchmarks.finetune.methods import FLOW, METHODS, Method, notes
 from benchmarks.finetune.study import STUDY
-from benchmarks.finetune.tasks import MAIN, BenchTask
+from benchmarks.finetune.tasks import MAIN, TASKS, BenchTask
 from benchmarks.study import train_once
 from benchmarks.study_table import tabulate
 from robopolicy.resources import folder
@@ -160,3 +160,12 @@ def test_clones_of_the_null_arm_are_bases_with_other_seeds():
     (entry,) = tabulate(STUDY, null).entries
     assert entry.method == "flow" and entry.contrast is None and entry.score.n == 2
     assert ("flow", "drawer", 101) in STUDY.cell_keys()
+
+
+def test_cells_with_other_settings_run_again():
+    cell = {"method": "reinflow", "task": "lift", "base": None, "finetuned": {}}
+    cell["settings"] = plan(METHODS["reinflow"], TASKS["lift"], None, None)
+    assert STUDY.is_current(cell)
+    assert not STUDY.is_current({**cell, "settings": [*cell["settings"][:-1], "evaluation.episodes=50"]})
+    assert not STUDY.is_current({**cell, "method": "gone"})
+    assert STUDY.is_current({"method": "flow", "task": "lift", "base": {}})
