@@ -37,6 +37,7 @@ def run_cell(method: Method, task: BenchTask, seed: int, folder: Path, *, steps:
         "method": method.name,
         "task": task.name,
         "seed": seed,
+        "preset": method.preset(),
         "settings": settings,
         "demonstrations": demonstration_count(task, seed, kind),
         "base": before,
@@ -55,7 +56,7 @@ def run_cell(method: Method, task: BenchTask, seed: int, folder: Path, *, steps:
 def plan(method: Method, task: BenchTask, steps: int | None, before: dict[str, Any] | None) -> list[str]:
     """Settings of a run on top of its preset, without its inputs and seed; `before` judges the base."""
     return [
-        *(*method.preset, f"task={task.task}", "evaluation.max_fraction=0", *method.settings),
+        *(*method.choices, f"task={task.task}", "evaluation.max_fraction=0", *method.settings),
         *(() if method.base else task.chunk),
         *_pace(method, task, steps, before),
         f"evaluation.episodes={task.evaluated}",

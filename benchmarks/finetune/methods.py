@@ -8,9 +8,13 @@ and `NAME-published` with the published ensembles, candidates and critic steps p
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
 
 from benchmarks.finetune.tasks import MAIN, TASKS
 from robopolicy.algorithms.registry import ALGORITHMS
+from robopolicy.resources import folder
 
 
 @dataclass(frozen=True)
@@ -61,10 +65,19 @@ class Method:
         return self.name.endswith(PUBLISHED)
 
     @property
-    def preset(self) -> tuple[str, str]:
+    def kind(self) -> str:
+        """Name of its preset."""
+        return "offline_to_online" if self.source == "replay" else "fine_tune"
+
+    @property
+    def choices(self) -> tuple[str, str]:
         """Choices of the experiment and the algorithm."""
-        kind = "offline_to_online" if self.source == "replay" else "fine_tune"
-        return f"experiment={kind}", f"algorithm={self.algorithm}"
+        return f"experiment={self.kind}", f"algorithm={self.algorithm}"
+
+    def preset(self) -> dict[str, Any]:
+        """Settings of its preset, which cells record."""
+        path = folder("configs") / "settings" / self.kind / f"{self.algorithm}.yaml"
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 PUBLISHED = "-published"
@@ -121,7 +134,7 @@ def _methods() -> tuple[Method, ...]:
     )
     return (
         Method("reinflow", "reinflow", settings=(*FREQUENT, *SMALL_STEPS), seeds=HEADLINE),
-        Method("dppo", "dppo", DIFFUSION, settings=(*FREQUENT, *SMALL_STEPS), seeds=HEADLINE),
+        Method("dppo", "dppo", DIFFUSION, settings=FREQUENT, seeds=HEADLINE),
         *(Method(name, name, settings=FREQUENT) for name in ("flow_sde", "fpo", "fpo_pp", "awm", "policyflow")),
         *(Method(name, name) for name in ("ac_flow", "flow_grpo", "gorl")),
         *replay,

@@ -67,14 +67,15 @@ class FineTuning(Study):
         return run_cell(METHODS[name], task, seed, folder, steps=self.steps or None)
 
     def is_current(self, cell: Cell) -> bool:
-        """Fine-tuned cells with other settings run again."""
+        """Fine-tuned cells with another preset or other settings run again."""
         from benchmarks.finetune.cell import plan
 
         if "finetuned" not in cell:
             return True
         method = METHODS.get(cell["method"])
-        expected = plan(method, TASKS[cell["task"]], self.steps or None, cell["base"]) if method else None
-        return cell.get("settings") == expected
+        if method is None or cell.get("preset") != method.preset():
+            return False
+        return cell["settings"] == plan(method, TASKS[cell["task"]], self.steps or None, cell["base"])
 
     def scores(self, cell: Cell) -> list[Score]:
         """Success, or the return, of the result and of its base."""

@@ -16,7 +16,6 @@ from benchmarks.finetune.study import STUDY
 from benchmarks.finetune.tasks import MAIN, TASKS, BenchTask
 from benchmarks.study import train_once
 from benchmarks.study_table import tabulate
-from robopolicy.resources import folder
 from robopolicy.training.compose import compose_config
 
 POINT_MASS = BenchTask(
@@ -30,8 +29,7 @@ POINT_MASS = BenchTask(
 
 def test_every_method_has_settings_in_its_preset():
     for method in METHODS.values():
-        kind, algorithm = (choice.partition("=")[2] for choice in method.preset)
-        assert (folder("configs") / "settings" / kind / f"{algorithm}.yaml").is_file(), method.name
+        assert method.preset(), method.name
 
 
 def test_cells_run_from_the_main_tasks_to_the_published_update_ratios():
@@ -48,7 +46,7 @@ def test_rows_with_published_update_ratios_change_only_ratios_ensembles_and_cand
         if method.published:
             row = METHODS[method.name.removesuffix("-published")]
             assert method.settings[: len(row.settings)] == row.settings
-            settings = compose_config([*method.preset, "task=manipulation/lift", *method.settings])
+            settings = compose_config([*method.choices, "task=manipulation/lift", *method.settings])
             assert settings.algorithm["utd"] >= 4
 
 
@@ -164,8 +162,9 @@ def test_clones_of_the_null_arm_are_bases_with_other_seeds():
 
 def test_cells_with_other_settings_run_again():
     cell = {"method": "reinflow", "task": "lift", "base": None, "finetuned": {}}
-    cell["settings"] = plan(METHODS["reinflow"], TASKS["lift"], None, None)
+    cell |= {"preset": METHODS["reinflow"].preset(), "settings": plan(METHODS["reinflow"], TASKS["lift"], None, None)}
     assert STUDY.is_current(cell)
     assert not STUDY.is_current({**cell, "settings": [*cell["settings"][:-1], "evaluation.episodes=50"]})
+    assert not STUDY.is_current({**cell, "preset": {}})
     assert not STUDY.is_current({**cell, "method": "gone"})
     assert STUDY.is_current({"method": "flow", "task": "lift", "base": {}})
