@@ -143,16 +143,16 @@ def test_a_kind_of_experiment_has_settings_for_its_algorithms(kind, algorithm):
 
 
 def test_settings_of_a_kind_give_way_to_the_command_line():
-    assert compose_config(["experiment=fine_tune", "algorithm=dppo"]).algorithm["clip_base"] == 0.005
+    assert compose_config(["experiment=fine_tune", "algorithm=dppo"]).algorithm["std_min"] == 0.08
     chosen = [
         "experiment=fine_tune",
         "algorithm=dppo",
-        "algorithm.clip_base=0.01",
+        "algorithm.std_min=0.05",
         "budget.updates=7",
         "sim.num_envs=3",
     ]
     config = compose_config(chosen)
-    assert (config.algorithm["clip_base"], config.budget.updates, config.sim.num_envs) == (0.01, 7, 3)
+    assert (config.algorithm["std_min"], config.budget.updates, config.sim.num_envs) == (0.05, 7, 3)
 
 
 def test_a_kind_of_experiment_accepts_algorithms_without_settings():
