@@ -154,8 +154,7 @@ def notes() -> list[str]:
         *(f"- `{method}` has no row on {reason}." for method, reason in LEFT_OUT.items()),
         "- Bases: clones of a few demonstrations of the scripted expert. For each seed, a search finds the number with "
         "which the clone succeeds in 40 to 70 % of 100 other episodes, or comes closest.",
-        "- Budgets: 450,000 environment steps on-policy (1,500,000 on pick_place, and 900,000 for diffusion policies on "
-        "lift). Learners from replay take 60,000 (120,000) and one critic step per four of them, which costs about as "
-        "much; rows "
-        f"`NAME{PUBLISHED}` half of that, with the published critic steps per decision, ensembles and candidates.",
+        "- Budgets: 450,000 environment steps on-policy (1,500,000 on pick_place, 900,000 for diffusion on lift). "
+        "Learners from replay take 60,000 (120,000) and one critic step per four of them, which costs about as much; "
+        f"rows `NAME{PUBLISHED}` half of that, with the published critic steps per decision, ensembles and candidates.",
     ]
