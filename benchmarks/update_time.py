@@ -41,7 +41,7 @@ def parts_of(name: str, width: int) -> RunComponents:
     assert method.base is not None
     config = compose_config(
         [
-            *(*method.preset, f"task={task.task}", *method.settings),
+            *(*method.choices, f"task={task.task}", *method.settings),
             *(*method.base.settings, f"policy.hidden=[{width},{width},{width}]", *RAW, *task.chunk),
             *(f"sim.num_envs={task.num_envs}", f"algorithm.num_steps={task.rollout // task.horizon}"),
             *("algorithm.target_kl=null", "algorithm.critic_warmup=0", "budget.updates=1000", "evaluation.episodes=0"),
