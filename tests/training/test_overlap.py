@@ -262,17 +262,16 @@ def test_an_error_of_the_simulator_ends_the_run_with_its_resume_point(
 
 
 def test_closing_does_not_wait_for_the_end_of_a_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = trainer(tmp_path, *PPO_RUN, OVERLAP, "budget.updates=9", "algorithm.num_steps=2000")
+    run = trainer(tmp_path, *PPO_RUN, OVERLAP, "budget.updates=9", "algorithm.num_steps=400")
     started, step = threading.Event(), PointMassSim.step
-    run.algorithm.update(run.source.next(run.algorithm))
 
     def slow(self: PointMassSim, action: Tensor, active: Tensor | None = None) -> Any:
         started.set()
-        time.sleep(0.01)
+        time.sleep(0.1)
         return step(self, action, active)
 
+    run.source.next(run.algorithm)  # and starts the next rollout
     monkeypatch.setattr(PointMassSim, "step", slow)
-    run.algorithm.update(run.source.next(run.algorithm))
     assert started.wait(10)
     start = time.monotonic()
     run.close()
