@@ -7,8 +7,8 @@ from importlib import import_module
 from benchmarks.study import Study
 
 STUDIES = (
-    *("finetune", "takeover", "control", "control_million", "pendulum", "her"),
-    *("ogbench", "composition", "worldmodel", "text"),
+    *("finetune", "few_step", "takeover", "offline", "ogbench", "pixels", "mjlab_finetune", "parts"),
+    *("control", "control_million", "pendulum", "her", "composition", "worldmodel", "text"),
 )
 """Names of packages with a module `study`."""
 

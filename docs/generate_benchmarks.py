@@ -27,8 +27,8 @@ HEADER = """\
 Every table is the output of one command and is generated from `benchmarks/results`. In studies the unit is the training
 seed: intervals (95 %) and verdicts count seeds, a verdict needs five per side and is corrected for the number of
 comparisons in its table, and "level" means that no difference was found. Methods whose mechanism could not act have no
-verdict. The null arm is the share of tables with a difference where none exists. Other tables compare speeds or single
-systems. Absolute times depend on the machine; ratios within a table do not.
+verdict. The null arm is the share of tables with a difference where none exists. Other tables compare speeds or show
+single systems. Absolute times depend on the machine; ratios within a table do not.
 """
 
 SECTIONS: dict[str, dict[str, str]] = {
@@ -97,9 +97,10 @@ def _section(name: str, question: str) -> str:
         lines += [f"{CHART} {null_arm(found)}\n", f"![{question}](charts/{name}.png)\n", summary(found)]
         if has_curves(found):
             lines.append(f"{CURVES.format(unit=found['curve_unit'])}\n\n![{question}](charts/{name}{CURVE}.png)\n")
-    elif len(found["rows"]) <= LONG:
-        rows = found["rows"]
+    elif len(rows := found["rows"]) <= LONG:
         lines.append(table(list(rows[0]), [[as_text(value) for value in row.values()] for row in rows]))
+    else:
+        lines.append(f"The table has {len(rows)} rows.\n")
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -49,19 +49,10 @@ def experts(family: str) -> str:
     return table(["task", "episodes", "success of the expert [95 %]", "mean steps"], rows)
 
 
-def parts() -> str:
-    """One row per part of a text method."""
-    columns = ("part", "from", "after [95 %]", "minus plain clip [95 %]")
-    rows = [[str(row[column]).partition(", p")[0] for column in columns] for row in record("parts")["rows"]]
-    return table(["part", "from", "success [95 %]", "difference to the plain clip [95 %]"], rows)
-
-
-def mjlab_finetune() -> str:
-    """One row per seed, and the mean gain."""
-    found = record("mjlab_finetune")
-    rows = [[str(row[column]) for column in ("seed", "before", "after")] for row in found["rows"]]
-    gain = "{mean:+.0f} [{low:+.0f}, {high:+.0f}]".format(**found["gain"])
-    return table(["seed", "return before [95 %]", "after"], [*rows, ["mean gain", "", gain]])
+def study_rows(name: str, columns: Mapping[str, str]) -> str:
+    """Some columns of the table of a study, under other names."""
+    rows = [[str(row[column]) for column in columns] for row in record(name).get("rows", [])]
+    return table(list(columns.values()), rows) if rows else f"Not measured yet: {_command(name)}.\n"
 
 
 def world_throughput() -> str:
@@ -72,13 +63,18 @@ def world_throughput() -> str:
     return table(["task", "source of frames", "frames/s [95 %]", "cost", "cost against a drawn simulator"], cells)
 
 
+COMPARED = {"difference [95 %]": "difference [95 %]", "verdict": "verdict"}
+PARTS = {"method": "part", "part of": "of", "seeds": "seeds", "score [95 %]": "success [95 %]", **COMPARED}
+RETURNS = {"method": "policy", "seeds": "seeds", "score [95 %]": "return [95 %]", **COMPARED}
+"""Columns of the table of a study -> headings."""
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "demo": demo,
     "comparisons": comparisons,
     "experts": partial(experts, "manipulation/"),
     "drills": partial(experts, "volley/"),
-    "parts": parts,
-    "mjlab_finetune": mjlab_finetune,
+    "parts": partial(study_rows, "parts", PARTS),
+    "mjlab_finetune": partial(study_rows, "mjlab_finetune", RETURNS),
     "world_throughput": world_throughput,
 }
 

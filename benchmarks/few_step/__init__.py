@@ -1,0 +1,1 @@
+"""Success over network calls of generative heads."""

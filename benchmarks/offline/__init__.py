@@ -1,0 +1,1 @@
+"""Offline learning from data of mixed quality."""
