@@ -40,14 +40,33 @@ def null_arm(record: Mapping[str, Any]) -> str:
 
 
 def summary(record: Mapping[str, Any]) -> str:
-    """Table with one row per method and one column per task, or the reverse where tasks are more."""
+    """Table with one row per method and one column per task, or the reverse where tasks are more.
+
+    A study of one task also shows its intervals and further columns.
+    """
     grid, methods, tasks = _grid(record["entries"])
+    if len(tasks) == 1:
+        return _of_one_task(record, grid, tasks[0])
     if len(tasks) > len(methods):
         rows = [[task, *(_cell(grid.get((method, task))) for method in methods)] for task in tasks]
         return table(["task", *methods], rows)
     baselines = {method: _baselines(record["entries"], method) for method in methods}
     rows = [[f"`{m}`", baselines[m], *(_cell(grid.get((m, task))) for task in tasks)] for m in methods]
     return table(["method", "against", *tasks], rows)
+
+
+def _of_one_task(record: Mapping[str, Any], grid: Mapping[tuple[str, str], Entry], task: str) -> str:
+    names = list(record["rows"][0])
+    further = names[names.index("published") + 1 :]
+    rows = [
+        [
+            *(f"`{row['method']}`", str(row["baseline"]), str(row["seeds"]), str(row["score [95 %]"])),
+            MARKS.get(grid[row["method"], task]["verdict"] or "", "-"),
+            *(str(row[name]) for name in further),
+        ]
+        for row in record["rows"]
+    ]
+    return table(["method", "against", "seeds", f"{task} [95 %]", "verdict", *further], rows)
 
 
 def draw(record: Mapping[str, Any], path: Path) -> None:

@@ -12,6 +12,7 @@ from benchmarks.study import Cell, Contrast, Key, Score, Study
 from robopolicy.evaluation.comparison import binary_outcomes
 
 SEEDS = range(5)
+NULL_SEEDS = range(5, 10)  # further runs of the baseline, for the null arm
 BASELINE = "flow-10"
 HELD_OUT = 50_000  # first held-out seed; training uses none of them
 FULL = Settings()
@@ -32,6 +33,7 @@ class FewStep(Study):
     priority = 20
     settings: Settings = FULL
     seeds: tuple[int, ...] = tuple(SEEDS)
+    null_seeds: tuple[int, ...] = tuple(NULL_SEEDS)
 
     @property
     def tasks(self) -> list[str]:
@@ -44,8 +46,9 @@ class FewStep(Study):
         return list(METHODS)
 
     def cell_keys(self) -> list[Key]:
-        """Every head with five seeds."""
-        return [(name, "lift", seed) for seed in self.seeds for name in LEARNERS]
+        """Every head with five seeds, then the null arm."""
+        every: list[Key] = [(name, "lift", seed) for seed in self.seeds for name in LEARNERS]
+        return every + [(METHODS[BASELINE], "lift", seed) for seed in self.null_seeds]
 
     def run(self, key: Key, folder: Path) -> Cell:
         """Train one head, and evaluate it with all of its samplers."""
@@ -101,7 +104,7 @@ class FewStep(Study):
 
     def quick(self) -> FewStep:
         """One seed with little training."""
-        return FewStep(Settings(updates=600, episodes=40), (0,))
+        return FewStep(Settings(updates=600, episodes=40), (0,), ())
 
 
 STUDY = FewStep()

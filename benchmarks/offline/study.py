@@ -12,6 +12,7 @@ from benchmarks.study import Cell, Contrast, Key, Score, Study, train_to_end
 from benchmarks.themes import contributed
 
 SEEDS = range(1, 6)  # reward and data were chosen with seed 0, so that the learners differ
+NULL_SEEDS = range(6, 11)  # further runs of the baseline, for the null arm
 BASELINE = "bc"
 WORK = Path("runs/offline")
 OFFLINE = ("replay.offline_updates={updates}", "algorithm.critic.hidden=[128,128]")
@@ -59,8 +60,9 @@ class Offline(Study):
         return list(METHODS)
 
     def cell_keys(self) -> list[Key]:
-        """Every learner with five seeds."""
+        """Every learner with five seeds, then the null arm."""
         every: list[Key] = [(method, "point_mass", seed) for seed in SEEDS for method in METHODS]
+        every += [(BASELINE, "point_mass", seed) for seed in NULL_SEEDS]
         return [key for key in every if not self.only or "-".join(map(str, key)) in self.only]
 
     def run(self, key: Key, folder: Path) -> Cell:

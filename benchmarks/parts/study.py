@@ -16,6 +16,7 @@ from benchmarks.study import Cell, Contrast, Key, Score, Study, train_to_end
 from robopolicy.atomic import write_text
 
 SEEDS = range(2, 7)  # the settings were chosen with seed 1
+NULL_SEEDS = range(7, 12)  # further runs of the plain clip, for the null arm
 BASE = "(imitation)"
 ENV_STEPS = 180_000
 
@@ -45,8 +46,9 @@ class TextParts(Study):
         return [BASE, *PARTS]
 
     def cell_keys(self) -> list[Key]:
-        """Every part with five seeds."""
+        """Every part with five seeds, then the null arm."""
         every: list[Key] = [(part, "lift", seed) for seed in SEEDS for part in PARTS]
+        every += [(PLAIN, "lift", seed) for seed in NULL_SEEDS]
         return [key for key in every if not self.only or "-".join(map(str, key)) in self.only]
 
     def run(self, key: Key, folder: Path) -> Cell:
