@@ -169,8 +169,7 @@ class SAC(OffPolicy):
 
         The critic's step does not change the policy. None on a CPU, without a step of the actor, and for images.
         """
-        due = (self.critic_steps + 1) % self.config.policy_delay == 0
-        if batch.reward.device.type == "cpu" or not due or self.policy.encoder.encoded:
+        if batch.reward.device.type == "cpu" or not self.policy_due(ahead=1) or self.policy.encoder.encoded:
             return None
         if self._critic_norms or self._actor_norms:  # these draw by rules of their own
             return None

@@ -250,9 +250,9 @@ class OffPolicy(Algorithm):
             self._target_update.step(self.config.tau)
         return {"loss": loss, **info}
 
-    def policy_due(self) -> bool:
-        """Whether to step the actor after this critic step: once every `policy_delay`."""
-        return self.critic_steps % self.config.policy_delay == 0
+    def policy_due(self, ahead: int = 0) -> bool:
+        """Whether to step the actor after this critic step, or `ahead` steps later: once every `policy_delay`."""
+        return (self.critic_steps + ahead) % self.config.policy_delay == 0
 
     def finish(self, batch: Transitions, stats: UpdateStats) -> Metrics:
         """Store the TD errors, update running normalisers, count the update; returns the metrics."""
