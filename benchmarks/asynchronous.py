@@ -70,7 +70,7 @@ def run(key: Key, updates: int) -> dict[str, Any]:
     base = examine(policy, NAME)
     config = TextRecipeConfig(
         recipe="asyncflow",
-        lr=TASK.lr,
+        lr=1e-3,
         prompts_per_update=32,
         minibatches=4,
         staleness=mode.staleness,

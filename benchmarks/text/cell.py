@@ -39,8 +39,8 @@ FIRST_SEED = 1_000_000  # of training problems, times the seed
 MEASURED = ("rollout/degenerate", "actor/nonzero_advantage_fraction", "actor/clip_fraction", "actor/approx_kl")
 
 
-def run_cell(recipe: str, task: str, seed: int, *, tokens: int) -> dict[str, Any]:
-    """Run one recipe on one task from the imitated policy of the seed."""
+def run_cell(recipe: str, task: str, seed: int, *, tokens: int, lr: float) -> dict[str, Any]:
+    """Run one recipe on one task from the imitated policy of the seed, with a learning rate that decays to a tenth."""
     torch.manual_seed(seed)
     bench = TASKS[task]
     policy = imitated(task, seed)
@@ -50,8 +50,8 @@ def run_cell(recipe: str, task: str, seed: int, *, tokens: int) -> dict[str, Any
     single = (plain["estimator"] or {}).get("surrogate") == NO_RATIO
     settings = TextRecipeConfig(
         recipe=recipe,
-        lr=bench.lr,
-        lr_final=bench.lr / 10,
+        lr=lr,
+        lr_final=lr / 10,
         prompts_per_update=max(1, ROWS // size),
         minibatches=1 if single else max(1, STEPS // epochs),
         num_prompts=POOL,
@@ -67,6 +67,7 @@ def run_cell(recipe: str, task: str, seed: int, *, tokens: int) -> dict[str, Any
         "task": task,
         "seed": seed,
         "budget": tokens,
+        "lr": lr,
         "samples": SAMPLES,
         "base": base,
     }

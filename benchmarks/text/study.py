@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.study import Cell, Contrast, Key, Score, Study
+from benchmarks.text.rates import found_rate, learning_rate
 from benchmarks.text.recipes import BASELINE, RECIPES, arms
 from benchmarks.text.tasks import TASKS
 
@@ -25,7 +26,8 @@ class TextRecipes(Study):
     """Success of sampled answers to held-out problems.
 
     All arms of a seed start from the same imitated policy, generate the same number of tokens (to within a batch) and
-    take four gradient steps per batch, or one without a ratio. No problem of the evaluation has the content of a
+    take four gradient steps per batch, or one without a ratio. The learning rate of every arm is the better of two with
+    a seed that the table does not use (`benchmarks.text.rates`). No problem of the evaluation has the content of a
     problem of training. A recipe gets a verdict only where its mechanism acts, see `mechanism.py`.
     """
 
@@ -56,7 +58,8 @@ class TextRecipes(Study):
         from benchmarks.text.cell import run_cell
 
         arm, task, seed = key
-        return run_cell(str(arm), str(task), int(seed), tokens=self._tokens(str(task)))
+        name, tokens = str(task), self._tokens(str(task))
+        return run_cell(str(arm), name, int(seed), tokens=tokens, lr=learning_rate(str(arm), name))
 
     def scores(self, cell: Cell) -> list[Score]:
         """Success rates of the held-out problems after training, and before for the baseline."""
@@ -71,8 +74,10 @@ class TextRecipes(Study):
         return (Contrast(RECIPES[method].against, ACCURACY),) if method in RECIPES else ()
 
     def is_current(self, cell: Cell) -> bool:
-        """Cells with another number of tokens run again."""
-        return cell["task"] in TASKS and cell["budget"] == self._tokens(cell["task"])
+        """Cells with another number of tokens or another learning rate run again."""
+        arm, task = cell["recipe"], cell["task"]
+        known = task in TASKS and arm in arms(task)
+        return known and cell["budget"] == self._tokens(task) and cell["lr"] == found_rate(arm, task)
 
     def describe(self, cell: Cell) -> str:
         """Accuracy before and after."""
@@ -83,6 +88,7 @@ class TextRecipes(Study):
         cells = [score.cell for score in scores if score.cell]
         acts = [cell["mechanism"]["share"] for cell in cells if cell["recipe"] in RECIPES]
         return {
+            "learning rate": " ".join(sorted({f"{cell['lr']:g}" for cell in cells})) or "-",
             "entropy": _shown([cell["after"]["entropy"] for cell in cells], ".2f"),
             "tokens": _shown([cell["after"]["length"] for cell in cells], ".2f"),
             "groups of equal reward": _shown(_training(cells, "degenerate"), ".0%"),

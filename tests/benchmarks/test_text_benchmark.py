@@ -5,15 +5,23 @@ import pytest
 pytest.importorskip("transformers")
 
 from benchmarks.study_table import tabulate
+from benchmarks.text import rates
 from benchmarks.text.mechanism import KINDS
 from benchmarks.text.recipes import BASELINE, RECIPES, arms
 from benchmarks.text.study import IMITATION, NULL_SEEDS, SEEDS, STUDY
 from benchmarks.text.tasks import TASKS
 from robopolicy.core.recipe_keys import DEFAULTS
+from robopolicy.errors import UserError
 from robopolicy.recipe_files import read_recipe
 from robopolicy.sim.registry import get_task
 
-PROBLEMS, SAMPLES = 40, 8
+PROBLEMS, SAMPLES, RATE = 40, 8, 1e-3
+
+
+@pytest.fixture(autouse=True)
+def one_rate(monkeypatch):
+    chosen = {f"{arm}-{task}": RATE for task in TASKS for arm in arms(task)}
+    monkeypatch.setattr(rates, "_chosen", lambda: chosen)
 
 
 def stage(eighths):
@@ -26,6 +34,7 @@ def cell(recipe, seed, eighths, task="arithmetic", reason=""):
         "task": task,
         "seed": seed,
         "budget": TASKS[task].tokens,
+        "lr": RATE,
         "samples": SAMPLES,
         "base": stage(1),
         "after": stage(eighths),
@@ -80,6 +89,24 @@ def test_rows_describe_answers_and_training():
 def test_cells_with_another_number_of_tokens_run_again():
     assert STUDY.is_current(CELLS[0]) and not STUDY.is_current({**CELLS[0], "budget": 1})
     assert STUDY.quick().is_current({**CELLS[0], "budget": 6_000}) and len(STUDY.quick().cell_keys()) == 2
+
+
+def test_cells_with_another_learning_rate_run_again(monkeypatch):
+    monkeypatch.setattr(rates, "_chosen", lambda: {f"{BASELINE}-arithmetic": 3e-4})
+    assert not STUDY.is_current(CELLS[0]) and STUDY.is_current({**CELLS[0], "lr": 3e-4})
+    assert not STUDY.is_current(cell("ppo", 1, 4))  # its search did not run
+    with pytest.raises(UserError, match=r"No learning rate of ppo on arithmetic; run: python -m benchmarks.text.rates"):
+        rates.learning_rate("ppo", "arithmetic")
+
+
+def test_the_better_rate_is_chosen_and_the_larger_one_of_equals():
+    cells = [{**cell(arm, 0, wins), "lr": rate} for arm, wins, rate in SEARCH]
+    assert rates.choose(cells) == {"grpo-arithmetic": 3e-4, "ppo-arithmetic": 1e-3}  # dapo ran with one rate
+    row = rates.rows(cells)[0]
+    assert (row["arm"], row["before"], row["0.001"], row["chosen"]) == ("grpo", "12.5%", "37.5%", "0.0003")
+
+
+SEARCH = (("grpo", 3, 1e-3), ("grpo", 4, 3e-4), ("ppo", 5, 1e-3), ("ppo", 5, 3e-4), ("dapo", 6, 1e-3))
 
 
 def test_recipes_learn_from_rollouts_of_existing_tasks():
