@@ -25,6 +25,7 @@ from robopolicy.worldmodel.videos import VideoDataset
 
 WORK = Path("runs/worldmodel")
 HELD_OUT = 50_000  # first seed of the starts; recordings and demonstrations use other seeds
+RECORDERS = 500  # added to the seed of recorded clones
 
 
 def run_cell(task: BenchTask, name: str, seed: int) -> dict[str, Any]:
@@ -41,7 +42,8 @@ def run_cell(task: BenchTask, name: str, seed: int) -> dict[str, Any]:
         replays = replay(model, recorded(policy, sim, model, task.replays), task.replays)
     with closing(world_sim(task.task, options, model, manifest)) as sim:
         sides["predicted"] = evaluate(policy, sim, episodes=task.episodes, seed=HELD_OUT).to_dict()
-    facts = {"task": task.name, "policy": name, "seed": seed, "seconds": round(time.perf_counter() - start, 1)}
+    facts = {"task": task.name, "policy": name, "seed": seed, "behaviours": list(task.behaviours)}
+    facts["seconds"] = round(time.perf_counter() - start, 1)
     return {**facts, **sides, "replays": replays.to_dict(), "gate": manifest.gate}
 
 
@@ -68,8 +70,19 @@ def films(task: BenchTask, seed: int) -> Path:
         if not folder.exists():
             views = ["--render", "--cameras", task.camera, "--image-size", str(task.size)]
             size = ["--episodes", str(task.films), "--seed", str(1_000_000 * (1 + seed))]
-            run_command("collect", task.task, *views, *size, "--policies", *task.behaviours, "--out", str(folder))
+            policies = [recorded_policy(task, seed, behaviour) for behaviour in task.behaviours]
+            run_command("collect", task.task, *views, *size, "--policies", *policies, "--out", str(folder))
     return folder
+
+
+def recorded_policy(task: BenchTask, seed: int, behaviour: str) -> str:
+    """A behaviour for the command line: clones by their checkpoints."""
+    name, plus, noise = behaviour.partition("+")
+    if name not in task.recorders:
+        return behaviour
+    folder = WORK / f"{task.base or task.name}-{seed}" / "recorders"
+    made = PolicyStore(folder, task.task, task.camera, task.size, task.recorders, RECORDERS + seed)
+    return f"{made.checkpoint(name)}{plus}{noise}"
 
 
 def world(task: BenchTask, seed: int) -> Path:

@@ -58,9 +58,10 @@ class PolicyStore:
         recipe = self.recipes[name]
         if isinstance(recipe, Composed):
             return compose([self.policy(parent) for parent in recipe.parents])
-        return load_policy(self._checkpoint(name))[0]
+        return load_policy(self.checkpoint(name))[0]
 
-    def _checkpoint(self, name: str) -> Path:
+    def checkpoint(self, name: str) -> Path:
+        """Checkpoint of a clone or a fine-tuned clone, which is made first if necessary."""
         recipe, run = self.recipes[name], (f"seed={self.seed}", "evaluation.episodes=0")
         if isinstance(recipe, Clone):
             data = f"dataset={self._demonstrations(recipe.demonstrations)}"
@@ -71,7 +72,7 @@ class PolicyStore:
             start = (
                 f"experiment={recipe.experiment}",
                 f"task={self.task}",
-                f"init_from={self._checkpoint(recipe.base)}",
+                f"init_from={self.checkpoint(recipe.base)}",
             )
         return train_once(self.folder / name, *start, *run, *recipe.settings)
 

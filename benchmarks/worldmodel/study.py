@@ -14,7 +14,7 @@ from benchmarks.worldmodel.table import METRICS, gap, grouped, policy_rows, seco
 from benchmarks.worldmodel.tasks import ABLATIONS, SMALL, TASKS
 from robopolicy.evaluation.comparison import seed_interval
 
-SEEDS = range(3)
+SEEDS = range(1, 4)  # recordings were chosen with seed 0
 MODEL = "world model"
 
 
@@ -49,7 +49,7 @@ class WorldModel(Study):
         full: list[Key] = [
             (name, policy, seed) for seed in SEEDS for name, task in TASKS.items() for policy in task.policies
         ]
-        return full + [(name, policy, 0) for name, task in ABLATIONS.items() for policy in task.policies]
+        return full + [(name, policy, SEEDS[0]) for name, task in ABLATIONS.items() for policy in task.policies]
 
     def run(self, key: Key, folder: Path) -> Cell:
         """Evaluate one policy in the simulator and in the world model."""
@@ -76,8 +76,9 @@ class WorldModel(Study):
         return ()
 
     def is_current(self, cell: Cell) -> bool:
-        """Cells without replays run again."""
-        return "replays" in cell
+        """Cells of other recordings run again."""
+        known = {SMALL.name: SMALL, **TASKS, **ABLATIONS}
+        return cell["task"] in known and cell.get("behaviours") == list(known[cell["task"]].behaviours)
 
     def describe(self, cell: Cell) -> str:
         """True and predicted success."""

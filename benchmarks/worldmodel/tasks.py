@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from benchmarks.worldmodel.policies import Clone, Composed, FineTuned, Recipe
 
@@ -16,7 +17,7 @@ class BenchTask:
     camera: str
     size: int  # pixels
     policies: dict[str, Recipe]
-    behaviours: tuple[str, ...]  # recorded behaviour policies
+    behaviours: tuple[str, ...]  # recorded policies, with noise after a plus
     films: int  # recorded episodes of all behaviours together
     preset: str  # of the world model
     settings: tuple[str, ...]  # of its training
@@ -24,6 +25,7 @@ class BenchTask:
     replays: int = 50  # of those in the simulator, replayed in the world model
     calibrated: bool = True  # whether the success head keeps its calibration
     base: str = ""  # of an ablation: the task whose policies it ranks
+    recorders: dict[str, Recipe] = field(default_factory=dict[str, Recipe])  # recorded clones, which are not ranked
 
 
 CHAIN = ("policy.hidden=[128,128,128]", "policy.steps=10")
@@ -31,12 +33,18 @@ DSRL = ("algorithm=dsrl_na", "budget.updates=0", "budget.env_steps=20000")
 REINFLOW = ("sim.num_envs=64", "algorithm.num_steps=8", "algorithm.epochs=10", "budget.updates=0")
 
 
+def _clone(obs_keys: str, head: str, demonstrations: int, updates: int, *settings: str) -> Clone:
+    return Clone(head, demonstrations, updates, (f"task.obs_keys={obs_keys}", *settings))
+
+
+def _recorders(obs_keys: str) -> dict[str, Recipe]:
+    """Clones whose near misses are recorded; their demonstrations are not those of the ranked policies."""
+    return {"flow-4": _clone(obs_keys, "flow", 4, 2000), "gaussian-12": _clone(obs_keys, "gaussian", 12, 1000)}
+
+
 def _policies(obs_keys: str, pixels: dict[str, Recipe]) -> dict[str, Recipe]:
     """Policies of the state `obs_keys`, and of `pixels`. Names end with the number of demonstrations."""
-
-    def clone(head: str, demonstrations: int, updates: int, *settings: str) -> Clone:
-        return Clone(head, demonstrations, updates, (f"task.obs_keys={obs_keys}", *settings))
-
+    clone = partial(_clone, obs_keys)
     return {
         "flow-6": clone("flow", 6, 2000),
         "flow-25": clone("flow", 25, 2000),
@@ -55,7 +63,11 @@ def _policies(obs_keys: str, pixels: dict[str, Recipe]) -> dict[str, Recipe]:
     }
 
 
-RECORDED = ("expert", "expert+0.2", "expert+0.35", "expert+0.5", "expert+0.7", "random")
+NOISY = ("expert", "expert+0.2", "expert+0.35", "expert+0.5", "expert+0.7", "random")
+RECORDED = (
+    *("expert", "expert+0.2", "expert+0.5", "random"),
+    *("flow-4", "flow-4+0.2", "gaussian-12", "gaussian-12+0.2"),
+)
 LIGHT = (  # a denoiser of a third of the cost of the preset
     "model.width=64",
     "model.blocks=4",
@@ -88,6 +100,7 @@ TASKS = {
             films=1200,
             preset="tiny",
             settings=LIGHT,
+            recorders=_recorders("[state]"),
         ),
         BenchTask(
             name="push",
@@ -105,6 +118,7 @@ TASKS = {
             films=1200,
             preset="tiny",
             settings=LIGHT,
+            recorders=_recorders("[gripper,block]"),
         ),
     )
 }
@@ -113,7 +127,7 @@ ABLATIONS = {
     task.name: task
     for task in (
         replace(LIFT, name="lift-few", base="lift", films=300),
-        replace(LIFT, name="lift-narrow", base="lift", behaviours=("expert", "random")),
+        replace(LIFT, name="lift-no-clones", base="lift", behaviours=NOISY),
         replace(LIFT, name="lift-exact-past", base="lift", settings=(*LIGHT, "learner.history_noise=0")),
         replace(LIFT, name="lift-small-state", base="lift", settings=(*LIGHT, "learner.state_batch=16")),
         replace(LIFT, name="lift-uncalibrated", base="lift", calibrated=False),
