@@ -53,7 +53,7 @@ class FineTuning(Study):
             (method.name, task, seed)
             for method in METHODS.values()
             for task in method.tasks
-            for seed in range(1, method.seeds + 1)
+            for seed in method.seeds(task)
         ]
         return [*null, *sorted(tuned, key=_turn)]
 
@@ -117,7 +117,7 @@ class FineTuning(Study):
         }
 
     def notes(self, scores: Sequence[Score]) -> list[str]:
-        """Methods without a row."""
+        """Tasks, bases and budgets."""
         return notes()
 
     def quick(self) -> FineTuning:
