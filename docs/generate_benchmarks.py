@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import as_text
+from docs import table_charts
 from docs.markdown import table
 from docs.measured import record
 from docs.study_curves import draw_curves, has_curves
@@ -93,39 +94,45 @@ def _section(name: str, question: str) -> str:
     lines = [f"### {question}\n", f"`python -m benchmarks.{name}` ([full table](../benchmarks/results/{name}.md))\n"]
     if not found:
         return f"### {question}\n\nNot measured with the settings of today: `python -m benchmarks.{name}`.\n"
+    chart = f"![{question}](charts/{name}.png)\n"
     if is_study(found):
-        lines += [f"{CHART} {null_arm(found)}\n", f"![{question}](charts/{name}.png)\n", summary(found)]
+        lines += [f"{CHART} {null_arm(found)}\n", chart, summary(found)]
         if has_curves(found):
             lines.append(f"{CURVES.format(unit=found['curve_unit'])}\n\n![{question}](charts/{name}{CURVE}.png)\n")
-    elif len(rows := found["rows"]) <= LONG:
-        lines.append(table(list(rows[0]), [[as_text(value) for value in row.values()] for row in rows]))
-    else:
-        lines.append(f"The table has {len(rows)} rows.\n")
-    return "\n".join(lines)
+        return "\n".join(lines)
+    lines += [chart] if name in table_charts.CHARTS else []
+    rows = found["rows"]
+    if len(rows) > LONG:
+        return "\n".join([*lines, f"The table has {len(rows)} rows.\n"])
+    return "\n".join([*lines, table(list(rows[0]), [[as_text(value) for value in row.values()] for row in rows])])
 
 
-def studies() -> dict[str, dict[str, Any]]:
-    """Committed results of the studies on the page."""
+def measured() -> dict[str, dict[str, Any]]:
+    """Committed results on the page."""
     records = {name: record(name) for benchmarks in SECTIONS.values() for name in benchmarks}
-    return {name: found for name, found in records.items() if is_study(found)}
+    return {name: found for name, found in records.items() if found}
 
 
 def draw_charts() -> None:
-    """Write the charts of all studies, and delete others."""
+    """Write all charts, and delete others."""
     CHARTS.mkdir(exist_ok=True)
     for file in CHARTS.glob("*.png"):
         if file.stem not in charts():
             file.unlink()
-    for name, study in studies().items():
-        draw(study, CHARTS / f"{name}.png")
-        if has_curves(study):
-            draw_curves(study, CHARTS / f"{name}{CURVE}.png")
+    for name, found in measured().items():
+        if is_study(found):
+            draw(found, CHARTS / f"{name}.png")
+        elif name in table_charts.CHARTS:
+            table_charts.draw(table_charts.CHARTS[name], found["rows"], CHARTS / f"{name}.png")
+        if has_curves(found):
+            draw_curves(found, CHARTS / f"{name}{CURVE}.png")
 
 
 def charts() -> set[str]:
     """Names of all charts."""
-    found = studies()
-    return {*found, *(f"{name}{CURVE}" for name, study in found.items() if has_curves(study))}
+    found = measured()
+    drawn = {name for name, each in found.items() if is_study(each) or name in table_charts.CHARTS}
+    return drawn | {f"{name}{CURVE}" for name, each in found.items() if has_curves(each)}
 
 
 def main() -> int:

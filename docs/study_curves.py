@@ -21,8 +21,8 @@ Entry = Mapping[str, Any]
 
 
 def has_curves(record: Mapping[str, Any]) -> bool:
-    """Whether a study has learning curves."""
-    return any(entry.get("curve") for entry in record["entries"])
+    """Whether a result has learning curves."""
+    return any(entry.get("curve") for entry in record.get("entries", ()))
 
 
 def draw_curves(record: Mapping[str, Any], path: Path) -> None:

@@ -7,8 +7,9 @@ import pytest
 from source_tree import project_files, read
 
 from benchmarks.studies import STUDIES
-from docs import generate_numbers
+from docs import generate_numbers, table_charts
 from docs.generate_benchmarks import CHARTS, PAGE, SECTIONS, charts, render
+from docs.measured import record
 
 INTERVAL = re.compile(r"\d ?%? \[[+-]?[\d.,]+ ?%?, [+-]?[\d.,]+ ?%?\]")  # an estimate with its interval
 GENERATED = ("docs/benchmarks.md", "docs/methods/", "benchmarks/")
@@ -43,3 +44,31 @@ def test_measured_numbers_of_pages_are_up_to_date():
 def test_measured_intervals_are_not_typed_by_hand(page: Path):
     found = INTERVAL.findall(generate_numbers.BLOCK.sub("", read(page)))
     assert not found, f"{page}: {found}"
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("0.40x [0.36, 0.43]", (0.4, 0.36, 0.43)),
+        ("98.0% [93.0%, 99.4%]", (98.0, 93.0, 99.4)),
+        ("5,545 [5,046, 6,166]", (5545.0, 5046.0, 6166.0)),
+        ("1549 [1395, 1865]", (1549.0, 1395.0, 1865.0)),
+        ("-0.3", (-0.3, None, None)),
+        (0.649, (0.649, None, None)),
+    ],
+)
+def test_charts_read_numbers_and_intervals_of_tables(text: object, wanted: tuple[float | None, ...]):
+    assert table_charts.value({"speed": text}, "speed") == wanted
+
+
+def test_charts_refuse_cells_without_a_number():
+    with pytest.raises(ValueError, match="'-' in column 'speed' is no number"):
+        table_charts.value({"speed": "-"}, "speed")
+    assert table_charts.value({"rate": 2, "low": 1, "high": 3}, "rate", ("low", "high")) == (2.0, 1.0, 3.0)
+
+
+@pytest.mark.parametrize("name", table_charts.CHARTS)
+def test_a_chart_shows_rows_of_the_committed_table(name: str):
+    chart, rows = table_charts.CHARTS[name], record(name)["rows"]
+    shown = [row for row in rows if all(row[column] == wanted for column, wanted in chart.where.items())]
+    assert shown and all(table_charts.value(row, each, chart.bounds) for row in shown for each in chart.values)
