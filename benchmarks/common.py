@@ -13,7 +13,7 @@ import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +21,9 @@ from rich.table import Table
 from robopolicy.atomic import write_text
 from robopolicy.sim.vector_env import core_count
 from robopolicy.versions import versions
+
+if TYPE_CHECKING:
+    from robopolicy.evaluation.result import EvalResult
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = (
@@ -39,6 +42,12 @@ PACKAGES = (
 )
 
 Row = Mapping[str, object]
+
+
+def outcomes(result: EvalResult) -> list[int]:
+    """Success of every episode, 0 or 1."""
+    assert result.success is not None
+    return result.success.astype(int).tolist()
 
 
 def machine() -> dict[str, object]:

@@ -159,6 +159,11 @@ class Study(ABC):
         return {}
 
 
+def keys_named(keys: Sequence[Key], names: Sequence[str]) -> list[Key]:
+    """The keys of cells with these names, without the name of the study; all without names."""
+    return [key for key in keys if not names or "-".join(map(str, key)) in names]
+
+
 def jobs(study: Study, cells: Path | None = None) -> list[Job]:
     """Jobs of all cells of a study, stored in the folder `cells` (default: the committed results)."""
     cells = cells or common.RESULTS / "cells"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from docs.dot_charts import ROW, draw_dot, name_rows, style_axis
 from docs.markdown import table
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ COLOURS = {"ahead": "#1f9d8f", "behind": "#d9592b", "level": "#5d6878"}
 OTHER = "#aab2bf"  # too few seeds, not applicable, diverged
 BASELINE, PUBLISHED = "#1d2530", "#5b6ee1"
 MEASURE = ": "  # between a task and a further measure, in the name of a column
-ROW, PANEL = 0.19, 1.75  # inches
+PANEL = 1.75  # inches
 MARKS = {"ahead": "**ahead**", "behind": "**behind**", "level": "level", "diverged": "diverged"}
 
 Entry = Mapping[str, Any]
@@ -74,7 +75,7 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
 
     A further measure of a task has a panel of its own, with the differences to the baselines.
     """
-    from robopolicy.evaluation.plots import INK, panels
+    from robopolicy.evaluation.plots import panels
 
     grid, methods, tasks = _grid(record["entries"])
     if len(tasks) > len(methods):  # one panel per method
@@ -86,8 +87,7 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
         for ax, task in zip(axes[0], tasks, strict=True):
             found = {method: grid[method, task] for method in order if (method, task) in grid}
             _draw_panel(ax, task, found, order, colours)
-        axes[0, 0].set_ylim(-0.8, len(order) - 0.2)
-        axes[0, 0].set_yticks(range(len(order)), order, fontsize=7.5, color=INK)
+        name_rows(axes[0, 0], order)
         _draw_legend(axes[0, 0].figure, record["entries"])
 
 
@@ -107,20 +107,14 @@ def _draw_panel(
     for method, entry in found.items():
         y, colour = order.index(method), colours[method] if entry["verdict"] is None else _verdict_colour(entry)
         shown = entry["comparison"]["difference"] if difference and entry.get("comparison") else entry
-        if shown["low"] is not None:
-            ax.hlines(y, scale * shown["low"], scale * shown["high"], color=colour, linewidth=1.8)
-        face = "white" if colour == OTHER else colour
-        ax.plot(scale * shown["estimate"], y, "o", color=colour, markerfacecolor=face, markersize=4.2)
+        low, high = (None if shown[bound] is None else scale * shown[bound] for bound in ("low", "high"))
+        draw_dot(ax, y, scale * shown["estimate"], low, high, colour, "white" if colour == OTHER else "")
         if entry["published"]:
             ax.plot(scale * entry["published"]["estimate"], y, "D", color=PUBLISHED, markersize=4)
     ax.set_title(task.partition(MEASURE)[0], fontsize=9)
     unit = " [%]" if scale == 100 else ""
-    ax.set_xlabel(f"{measure}{unit}{', minus baseline' if difference else ''}", fontsize=8)
-    if scale == 100 and not difference:
-        ax.set_xlim(-4, 104)
-    ax.grid(axis="x")
-    ax.tick_params(axis="x", labelsize=7)
-    ax.spines["left"].set_visible(False)
+    label = f"{measure}{unit}{', minus baseline' if difference else ''}"
+    style_axis(ax, label, percent=scale == 100 and not difference)
 
 
 def _draw_legend(figure: Any, entries: Sequence[Entry]) -> None:

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from docs.dot_charts import ROW, draw_dot, name_rows, style_axis
+
 Row = Mapping[str, Any]
 COLOURS = ("#1f9d8f", "#5b6ee1", "#d9592b", "#5d6878")
 NUMBER = r"[+-]?\d[\d,]*\.?\d*(?:e-?\d+)?"
 SHOWN = re.compile(rf"({NUMBER})[%x]?(?: \[({NUMBER})[%x]?, ({NUMBER})[%x]?\])?")
-LINE, PANEL = 0.19, 2.3  # inches
+PANEL = 2.3  # inches
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,13 @@ class Chart:
     bounds: tuple[str, str] | None = None  # columns of the interval, if it is not in the text of the value
     log: bool = False
     one: bool = False  # mark 1 on the axis
+    shared: bool = True  # one horizontal scale for all panels
 
 
 CHARTS = {
     "demo": Chart(["seed"], ["base", "fine-tuned"], "success [%]"),
     "update_time": Chart(["method"], ["of DPPO's"], "time of an update, in DPPO's", panel="width", log=True, one=True),
-    "ppo_vs_sb3": Chart(["learner"], ["return, IQM [95 %]"], "return", panel="task"),
+    "ppo_vs_sb3": Chart(["learner"], ["return, IQM [95 %]"], "return", panel="task", shared=False),
     "rsl_rl": Chart(
         ["learner"],
         ["simulating [s]", "rest of the rollout [s]", "updating [s]"],
@@ -68,22 +71,26 @@ def value(row: Row, column: str, bounds: tuple[str, str] | None = None) -> tuple
     return number, low, high
 
 
+def shown(chart: Chart, rows: Sequence[Row]) -> list[Row]:
+    """The rows that a chart shows."""
+    return [row for row in rows if all(row[column] == wanted for column, wanted in chart.where.items())]
+
+
 def draw(chart: Chart, rows: Sequence[Row], path: Path) -> None:
-    """Draw the rows that the chart shows."""
+    """Write a chart of a table."""
     from matplotlib.lines import Line2D
 
-    from robopolicy.evaluation.plots import INK, panels
+    from robopolicy.evaluation.plots import panels
 
-    shown = [row for row in rows if all(row[column] == wanted for column, wanted in chart.where.items())]
-    labels = list(dict.fromkeys(_label(chart, row) for row in shown))[::-1]
-    parts = list(dict.fromkeys(row[chart.panel] for row in shown)) if chart.panel else [""]
-    width, height = 2.0 + max(PANEL * len(parts), 3.5), 1.2 + LINE * max(len(labels), 3)
-    with panels(path, width, height, 1, len(parts), sharex="return" not in chart.unit) as axes:
+    rows = shown(chart, rows)
+    labels = list(dict.fromkeys(_label(chart, row) for row in rows))[::-1]
+    parts = list(dict.fromkeys(row[chart.panel] for row in rows)) if chart.panel else [""]
+    width, height = 2.0 + max(PANEL * len(parts), 3.5), 1.2 + ROW * max(len(labels), 3)
+    with panels(path, width, height, 1, len(parts), sharex=chart.shared) as axes:
         for ax, part in zip(axes[0], parts, strict=True):
-            _draw_panel(ax, chart, [row for row in shown if not chart.panel or row[chart.panel] == part], labels)
+            _draw_panel(ax, chart, [row for row in rows if not chart.panel or row[chart.panel] == part], labels)
             ax.set_title(_heading(chart, part), fontsize=9)
-        axes[0, 0].set_ylim(-0.8, len(labels) - 0.2)
-        axes[0, 0].set_yticks(range(len(labels)), labels, fontsize=7.5, color=INK)
+        name_rows(axes[0, 0], labels)
         if len(chart.values) > 1:
             handles = [
                 Line2D([], [], color=colour, marker="o", markersize=4, label=name)
@@ -106,20 +113,13 @@ def _draw_panel(ax: Any, chart: Chart, rows: Sequence[Row], labels: Sequence[str
     for row in rows:
         y = labels.index(_label(chart, row))
         for column, colour in zip(chart.values, COLOURS, strict=False):
-            number, low, high = value(row, column, chart.bounds)
-            if low is not None and high is not None:
-                ax.hlines(y, low, high, color=colour, linewidth=1.8)
-            ax.plot(number, y, "o", color=colour, markersize=4.2)
-    ax.set_xlabel(chart.unit, fontsize=8)
+            draw_dot(ax, y, *value(row, column, chart.bounds), colour)
     ax.margins(x=0.08)
-    if "[%]" in chart.unit:
-        ax.set_xlim(-4, 104)
-    elif not chart.log:
+    percent = "[%]" in chart.unit
+    style_axis(ax, chart.unit, percent=percent)
+    if not percent and not chart.log:
         ax.set_xlim(left=min(0.0, ax.get_xlim()[0]))
     ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}" if ax.get_xlim()[1] >= 1000 else "{x:g}"))
-    ax.grid(axis="x")
-    ax.tick_params(axis="x", labelsize=7)
-    ax.spines["left"].set_visible(False)
 
 
 def _label(chart: Chart, row: Row) -> str:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.common import outcomes
 from benchmarks.composition.diagnosis import disagreement
 from benchmarks.composition.parents import demonstrations, train_parent
 from benchmarks.composition.tasks import PairTask
-from robopolicy.evaluation.result import EvalResult
 from robopolicy.evaluation.search.weights import SearchLog, SimEvaluator, evaluate_held_out, make_search, search_weights
 from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.policies.base import Observation, Policy
@@ -67,7 +67,7 @@ def run_cell(task: PairTask, seed: int, settings: Settings, folder: Path, *, com
         policies: dict[str, Policy] = dict(zip(PARENTS, parents, strict=True))
         evaluator = SimEvaluator(sim)
         episodes = range(SEARCH + shift, SEARCH + shift + settings.search_episodes)
-        cell["searched"] = [float(np.mean(_outcomes(evaluator(parent, episodes)))) for parent in parents]
+        cell["searched"] = [float(np.mean(outcomes(evaluator(parent, episodes)))) for parent in parents]
         if composed:
             again = train_parent(task, 0, data, sim.spec, seed + AGAIN, folder / "again")
             found, cell["weights"], cell["curves"] = _search(parents, evaluator, settings, SEARCH + shift, folder)
@@ -80,7 +80,7 @@ def run_cell(task: PairTask, seed: int, settings: Settings, folder: Path, *, com
             cell["latency"] = latency(timed, PARENTS, obs, settings.rounds)
         seeds = range(HELD_OUT + shift, HELD_OUT + shift + settings.episodes)
         results = evaluate_held_out(policies, evaluator, seeds, log=_ledger(folder / "held_out.jsonl"))
-    cell["held_out"] = {name: _outcomes(result) for name, result in results.items()}
+    cell["held_out"] = {name: outcomes(result) for name, result in results.items()}
     return {**cell, "seconds": round(time.process_time() - start, 1)}
 
 
@@ -99,7 +99,7 @@ def _search(
             ledger = _ledger(folder / f"{name.replace(', ', '_')}.jsonl")
             found = search_weights(method, list(PARENTS), composed.with_weights, evaluator, seed=seed, log=ledger)
             policies[name], weights[name] = composed.with_weights(found.weights), list(found.weights)
-            curves[name] = [(c.weights[0], _outcomes(c.result)) for c in found.candidates]
+            curves[name] = [(c.weights[0], outcomes(c.result)) for c in found.candidates]
     return policies, weights, curves
 
 
@@ -141,9 +141,3 @@ def _digest(task: PairTask, settings: Settings) -> str:
 
 def _ledger(path: Path) -> SearchLog:
     return SearchLog.open(path) if path.exists() else SearchLog(path)
-
-
-def _outcomes(result: EvalResult) -> list[int]:
-    """Success of every episode."""
-    assert result.success is not None
-    return result.success.astype(int).tolist()

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from benchmarks.control.methods import FAMILIES, METHODS, OFF_POLICY, ON_POLICY, Method, notes
 from benchmarks.control.tasks import TASKS, ControlTask
-from benchmarks.study import ALL, Cell, Contrast, Key, Score, Study
+from benchmarks.study import ALL, Cell, Contrast, Key, Score, Study, keys_named
 
 SEEDS = range(5)
 NULL_SEEDS = range(100, 105)  # further runs of the baselines, for the null arm
@@ -63,7 +63,7 @@ class Control(Study):
             (method, task, seed) for seed in (*SEEDS, *NULL_SEEDS) for task in self.robots for method in self.learners
         )
         chosen = [(m, task, seed) for m, task, seed in every if seed in self.seeds(self.learners[m], task)]
-        return [key for key in chosen if self._is_chosen(key)]
+        return keys_named(chosen, self.only)
 
     def run(self, key: Key, folder: Path) -> Cell:
         """Train and evaluate one learner."""
@@ -120,9 +120,6 @@ class Control(Study):
         if method.family.name not in steps:
             return method
         return replace(method, family=replace(method.family, env_steps=steps[method.family.name]))
-
-    def _is_chosen(self, key: Key) -> bool:
-        return not self.only or "-".join(map(str, key)) in self.only
 
 
 STUDY = Control()

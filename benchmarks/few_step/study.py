@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -52,8 +53,6 @@ class FewStep(Study):
 
     def run(self, key: Key, folder: Path) -> Cell:
         """Train one head, and evaluate it with all of its samplers."""
-        from contextlib import closing
-
         from benchmarks.few_step.training import train, with_sampler
         from robopolicy.evaluation.harness import evaluate
         from robopolicy.sim.registry import SimOptions, make_sim

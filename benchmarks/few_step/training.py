@@ -14,30 +14,20 @@ from robopolicy.algorithms.bc import BC, BCConfig
 from robopolicy.algorithms.distill import Distill, DistillConfig
 from robopolicy.algorithms.reflow import Reflow, ReflowConfig
 from robopolicy.data.chunks import ChunkSampler
-from robopolicy.data.collect import collect
-from robopolicy.data.episodes import Episode, Episodes
+from robopolicy.data.collect import EpisodeList, collect
+from robopolicy.data.episodes import Episodes
 from robopolicy.data.statistics import dataset_statistics
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.registry import POLICIES, make_policy
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
 
-class EpisodeList(list[Episode]):
-    """A list that stores the episodes of `collect`."""
-
-    def add(self, episode: Episode) -> None:
-        """Append an episode."""
-        self.append(episode)
-
-
 @cache
 def demonstrations(seed: int, count: int) -> Episodes:
     """Episodes of the scripted expert; every seed has its own."""
-    make_expert = get_task(TASK).make_expert
-    assert make_expert is not None
     found = EpisodeList()
     with closing(make_sim(TASK, SimOptions(num_envs=min(count, 16)))) as sim:
-        collect(sim, make_expert(), found, episodes=count, seed=100_000 + 1_000 * seed)
+        collect(sim, get_task(TASK).require_expert()(), found, episodes=count, seed=100_000 + 1_000 * seed)
         return Episodes.from_list(found, sim.spec.control_dt)
 
 

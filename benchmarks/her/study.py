@@ -8,7 +8,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.study import Cell, Contrast, Key, Score, Study, learning_curve, train_to_end
+from benchmarks.common import outcomes
+from benchmarks.study import Cell, Contrast, Key, Score, Study, keys_named, learning_curve, train_to_end
 
 SEEDS = range(3)
 BASELINE = "sac"
@@ -73,7 +74,7 @@ class HER(Study):
     def cell_keys(self) -> list[Key]:
         """Every row of every task with three seeds, short tasks first."""
         every = [(method, name, seed) for name, task in TASKS.items() for seed in SEEDS for method in task.methods]
-        return [key for key in every if not self.only or "-".join(map(str, key)) in self.only]
+        return keys_named(every, self.only)
 
     def run(self, key: Key, folder: Path) -> Cell:
         """Train and evaluate one row."""
@@ -93,11 +94,10 @@ class HER(Study):
         )
         with closing(make_sim(task.name, SimOptions(num_envs=10, success_step="last"))) as sim:
             found = evaluate(load_policy(last)[0], sim, episodes=EPISODES, seed=HELD_OUT)
-        assert found.success is not None
         report = json.loads((run / "report.json").read_text(encoding="utf-8"))
         common = {"method": method, "task": name, "seed": seed, "env_steps": steps}
         curve = learning_curve(run, "success")
-        return {**common, "success": found.success.astype(int).tolist(), "curve": curve, "seconds": report["seconds"]}
+        return {**common, "success": outcomes(found), "curve": curve, "seconds": report["seconds"]}
 
     def scores(self, cell: Cell) -> list[Score]:
         """The success of the row."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.study import Cell, Contrast, Key, Score, Study, train_to_end
+from benchmarks.common import outcomes
+from benchmarks.study import Cell, Contrast, Key, Score, Study, keys_named, train_to_end
 from benchmarks.themes import contributed
 
 SEEDS = range(1, 6)  # reward and data were chosen with seed 0, so that the learners differ
@@ -63,7 +64,7 @@ class Offline(Study):
         """Every learner with five seeds, then the null arm."""
         every: list[Key] = [(method, "point_mass", seed) for seed in SEEDS for method in METHODS]
         every += [(BASELINE, "point_mass", seed) for seed in NULL_SEEDS]
-        return [key for key in every if not self.only or "-".join(map(str, key)) in self.only]
+        return keys_named(every, self.only)
 
     def run(self, key: Key, folder: Path) -> Cell:
         """Train and evaluate one learner."""
@@ -81,12 +82,11 @@ class Offline(Study):
         )
         report = json.loads((run / "report.json").read_text(encoding="utf-8"))
         found = held_out(last, TASK)
-        assert found.success is not None
         return {
             "method": method,
             "seed": seed,
             "updates": self.updates,
-            "success": found.success.astype(int).tolist(),
+            "success": outcomes(found),
             "steps": found.lengths.astype(int).tolist(),
             "seconds": round(report["seconds"], 1),
         }

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import yaml
 
+from benchmarks.common import outcomes
 from benchmarks.parts.recipes import PARTS, PLAIN, recipe
-from benchmarks.study import Cell, Contrast, Key, Score, Study, train_to_end
+from benchmarks.study import Cell, Contrast, Key, Score, Study, keys_named, train_to_end
 from robopolicy.atomic import write_text
 
 SEEDS = range(2, 7)  # the settings were chosen with seed 1
@@ -49,11 +50,11 @@ class TextParts(Study):
         """Every part with five seeds, then the null arm."""
         every: list[Key] = [(part, "lift", seed) for seed in SEEDS for part in PARTS]
         every += [(PLAIN, "lift", seed) for seed in NULL_SEEDS]
-        return [key for key in every if not self.only or "-".join(map(str, key)) in self.only]
+        return keys_named(every, self.only)
 
     def run(self, key: Key, folder: Path) -> Cell:
         """Fine-tune a clone with one recipe."""
-        from benchmarks.finetune.bases import base_policy
+        from benchmarks.finetune.bases import base_policy, held_out
         from benchmarks.finetune.methods import FLOW
         from benchmarks.finetune.tasks import TASKS
         from robopolicy.sim.registry import SimOptions, make_sim
@@ -77,8 +78,8 @@ class TextParts(Study):
             "part": part,
             "seed": seed,
             "budget": self.env_steps,
-            "base": _success(base, task.task),
-            "after": _success(last, task.task),
+            "base": outcomes(held_out(base, task.task)),
+            "after": outcomes(held_out(last, task.task)),
             "env_steps": report["env_steps"],
             "seconds": round(report["seconds"], 1),
         }
@@ -118,14 +119,6 @@ class TextParts(Study):
     def quick(self) -> TextParts:
         """Two parts with few steps."""
         return TextParts(10_000, ("plain-lift-2", "dynamic_bounds-lift-2"))
-
-
-def _success(checkpoint: Path, task: str) -> list[int]:
-    from benchmarks.finetune.bases import held_out
-
-    found = held_out(checkpoint, task).success
-    assert found is not None
-    return found.astype(int).tolist()
 
 
 STUDY = TextParts()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.common import outcomes
 from benchmarks.text.mechanism import LOSS, Mechanism, ObservedRecipe
 from benchmarks.text.recipes import BASELINE, RECIPES
 from benchmarks.text.tasks import TASKS, imitated, imitated_folder
@@ -119,9 +120,8 @@ def examine(policy: TextPolicy, name: str) -> dict[str, Any]:
         assert isinstance(sim, TextSim)
         greedy = evaluate(policy, sim, episodes=PROBLEMS, seed=HELD_OUT)
         sampled = sample_rollouts(policy, sim.task, range(HELD_OUT, HELD_OUT + PROBLEMS), samples=SAMPLES)
-    assert greedy.success is not None
     numbers = {name: value for name, value in sampled.to_dict().items() if isinstance(value, float)}
-    return {"greedy": greedy.success.astype(int).tolist(), "wins": sampled.success.sum(1).tolist(), **numbers}
+    return {"greedy": outcomes(greedy), "wins": sampled.success.sum(1).tolist(), **numbers}
 
 
 def quick_accuracy(policy: TextPolicy, sim: TextSim) -> float:

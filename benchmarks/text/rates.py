@@ -13,6 +13,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from functools import cache
+from statistics import fmean
 from typing import Any
 
 from benchmarks.common import RESULTS, print_result, write_result
@@ -70,6 +71,7 @@ def choose(cells: Sequence[dict[str, Any]]) -> dict[str, float]:
 def rows(cells: Sequence[dict[str, Any]]) -> list[dict[str, object]]:
     """One row per arm and task."""
     success = {(cell["recipe"], cell["task"], cell["lr"]): f"{_success(cell, 'after'):.1%}" for cell in cells}
+    chosen = choose(cells)
     before = {cell["task"]: f"{_success(cell, 'base'):.1%}" for cell in cells}
     return [
         {
@@ -77,7 +79,7 @@ def rows(cells: Sequence[dict[str, Any]]) -> list[dict[str, object]]:
             "arm": arm,
             "before": before[task],
             **{f"{rate:g}": success.get((arm, task, rate), "-") for rate in RATES},
-            "chosen": f"{choose(cells).get(f'{arm}-{task}', '-')}",
+            "chosen": f"{chosen.get(f'{arm}-{task}', '-')}",
         }
         for task in TASKS
         for arm in arms(task)
@@ -86,7 +88,7 @@ def rows(cells: Sequence[dict[str, Any]]) -> list[dict[str, object]]:
 
 
 def _success(cell: dict[str, Any], stage: str) -> float:
-    return sum(cell[stage]["wins"]) / (cell["samples"] * len(cell[stage]["wins"]))
+    return fmean(cell[stage]["wins"]) / cell["samples"]
 
 
 def _name(key: Key) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.study import Cell, Contrast, Key, Score, Study
+from benchmarks.study import Cell, Contrast, Key, Score, Study, keys_named
 from benchmarks.text.rates import found_rate, learning_rate
 from benchmarks.text.recipes import BASELINE, RECIPES, arms
 from benchmarks.text.tasks import TASKS
@@ -51,7 +51,7 @@ class TextRecipes(Study):
         """The baseline with the null arm, then every recipe, seed by seed."""
         baseline: list[Key] = [(BASELINE, task, seed) for seed in (*SEEDS, *NULL_SEEDS) for task in TASKS]
         recipes: list[Key] = [(arm, task, seed) for seed in SEEDS for task in TASKS for arm in arms(task)[1:]]
-        return [key for key in baseline + recipes if not self.only or "-".join(map(str, key)) in self.only]
+        return keys_named(baseline + recipes, self.only)
 
     def run(self, key: Key, folder: Path) -> Cell:
         """Train and evaluate one arm."""

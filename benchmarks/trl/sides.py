@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.common import outcomes
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.optional import require
 from robopolicy.sim.registry import SimOptions, make_sim
@@ -157,8 +158,7 @@ def judged(policy: TextPolicy) -> list[int]:
     """Whether the most likely answer solves each held-out prompt."""
     with closing(make_sim(TASK, SimOptions(num_envs=32))) as sim:
         result = evaluate(policy.eval(), sim, episodes=JUDGED, seed=HELD_OUT)
-    assert result.success is not None
-    return result.success.astype(int).tolist()
+    return outcomes(result)
 
 
 SIDES: dict[str, Callable[[Path, Setting], tuple[TextPolicy, list[float], list[float], int]]] = {

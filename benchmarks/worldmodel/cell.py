@@ -10,9 +10,9 @@ from typing import Any
 
 from benchmarks.study import run_command, shared
 from benchmarks.worldmodel.policies import PolicyStore
-from benchmarks.worldmodel.tasks import ABLATIONS, SMALL, TASKS, BenchTask
-from robopolicy.data.collect import collect
-from robopolicy.data.episodes import Episode, Episodes
+from benchmarks.worldmodel.tasks import EVERY_TASK, BenchTask
+from robopolicy.data.collect import EpisodeList, collect
+from robopolicy.data.episodes import Episodes
 from robopolicy.evaluation.actors import PolicyExpert
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.policies.base import Policy
@@ -49,18 +49,10 @@ def run_cell(task: BenchTask, name: str, seed: int) -> dict[str, Any]:
 
 def recorded(policy: Policy, sim: VectorSim, model: LatentVideoModel, episodes: int) -> VideoDataset:
     """Videos of the first real episodes of a policy."""
-    found = _Recordings()
+    found = EpisodeList()
     size = {"episodes": episodes, "seed": HELD_OUT, "only_success": False}
     collect(sim, PolicyExpert(policy), found, **size, behaviour="ranked")
     return VideoDataset(model.spec, Episodes.from_list(found, sim.spec.control_dt))
-
-
-class _Recordings(list[Episode]):
-    """Episode writer that keeps the episodes in memory."""
-
-    def add(self, episode: Episode) -> None:
-        """Keep one episode."""
-        self.append(episode)
 
 
 def films(task: BenchTask, seed: int) -> Path:
@@ -88,7 +80,7 @@ def recorded_policy(task: BenchTask, seed: int, behaviour: str) -> str:
 def world(task: BenchTask, seed: int) -> Path:
     """The world model, trained once."""
     if not task.calibrated:
-        task = task_named(task.base)
+        task = EVERY_TASK[task.base]
     folder = WORK / f"{task.name}-{seed}" / "world"
     with shared(folder):
         if (folder / "report.json").exists():
@@ -107,8 +99,3 @@ def store(task: BenchTask, seed: int) -> PolicyStore:
     """The ranked policies; ablations rank the policies of their base."""
     folder = WORK / f"{task.base or task.name}-{seed}"
     return PolicyStore(folder, task.task, task.camera, task.size, task.policies, seed)
-
-
-def task_named(name: str) -> BenchTask:
-    """A task of the table, an ablation, or the task of the smoke test."""
-    return {SMALL.name: SMALL, **TASKS, **ABLATIONS}[name]

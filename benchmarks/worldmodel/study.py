@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.common import Row
 from benchmarks.study import Cell, Contrast, Key, Score, Study
 from benchmarks.worldmodel.table import METRICS, gap, grouped, policy_rows, seconds_per_episode, success
-from benchmarks.worldmodel.tasks import ABLATIONS, SMALL, TASKS
+from benchmarks.worldmodel.tasks import ABLATIONS, EVERY_TASK, SMALL, TASKS
 from robopolicy.evaluation.comparison import seed_interval
 
 SEEDS = range(1, 4)  # recordings were chosen with seed 0
@@ -53,9 +53,9 @@ class WorldModel(Study):
 
     def run(self, key: Key, folder: Path) -> Cell:
         """Evaluate one policy in the simulator and in the world model."""
-        from benchmarks.worldmodel.cell import run_cell, task_named
+        from benchmarks.worldmodel.cell import run_cell
 
-        return run_cell(task_named(str(key[0])), str(key[1]), int(key[2]))
+        return run_cell(EVERY_TASK[str(key[0])], str(key[1]), int(key[2]))
 
     def scores(self, cell: Cell) -> list[Score]:
         """A single policy has no order."""
@@ -77,8 +77,8 @@ class WorldModel(Study):
 
     def is_current(self, cell: Cell) -> bool:
         """Cells of other recordings run again."""
-        known = {SMALL.name: SMALL, **TASKS, **ABLATIONS}
-        return cell["task"] in known and cell.get("behaviours") == list(known[cell["task"]].behaviours)
+        task = EVERY_TASK.get(cell["task"])
+        return task is not None and cell.get("behaviours") == list(task.behaviours)
 
     def describe(self, cell: Cell) -> str:
         """True and predicted success."""

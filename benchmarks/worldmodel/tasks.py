@@ -38,7 +38,7 @@ def _clone(obs_keys: str, head: str, demonstrations: int, updates: int, *setting
 
 
 def _recorders(obs_keys: str) -> dict[str, Recipe]:
-    """Clones whose near misses are recorded; their demonstrations are not those of the ranked policies."""
+    """Clones that are recorded for their near misses; they learn from other demonstrations than the ranked policies."""
     return {"flow-4": _clone(obs_keys, "flow", 4, 2000), "gaussian-12": _clone(obs_keys, "gaussian", 12, 1000)}
 
 
@@ -146,3 +146,4 @@ SMALL = BenchTask(
     episodes=24,
     replays=12,
 )
+EVERY_TASK = {SMALL.name: SMALL, **TASKS, **ABLATIONS}

@@ -147,15 +147,11 @@ def _rollouts(args: argparse.Namespace, policy_entry: PolicyEntry, entry: TaskEn
     from contextlib import closing
 
     from robopolicy.cli.policy_args import open_sim, sim_options
-    from robopolicy.data.collect import collect
-    from robopolicy.data.episodes import Episode, Episodes
+    from robopolicy.data.collect import EpisodeList, collect
+    from robopolicy.data.episodes import Episodes
     from robopolicy.evaluation.actors import PolicyExpert
 
-    class Sink(list[Episode]):
-        def add(self, episode: Episode) -> None:
-            self.append(episode)
-
-    sink, policy = Sink(), policy_entry.make()
+    sink, policy = EpisodeList(), policy_entry.make()
     options = sim_options(args, [policy_entry], min(args.num_envs, args.play), args.device)
     with closing(open_sim(entry, options, [policy_entry])) as sim:
         actor = PolicyExpert(policy, deterministic=not args.stochastic)  # type: ignore[arg-type]

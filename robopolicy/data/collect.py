@@ -30,6 +30,14 @@ class EpisodeWriter(Protocol):
         ...
 
 
+class EpisodeList(list[Episode]):
+    """Episode writer that keeps the episodes in memory."""
+
+    def add(self, episode: Episode) -> None:
+        """Keep one episode."""
+        self.append(episode)
+
+
 @dataclass(frozen=True)
 class CollectReport:
     """Statistics of a collection, independent of the number of environments."""

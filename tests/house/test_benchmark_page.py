@@ -70,5 +70,5 @@ def test_charts_refuse_cells_without_a_number():
 @pytest.mark.parametrize("name", table_charts.CHARTS)
 def test_a_chart_shows_rows_of_the_committed_table(name: str):
     chart, rows = table_charts.CHARTS[name], record(name)["rows"]
-    shown = [row for row in rows if all(row[column] == wanted for column, wanted in chart.where.items())]
+    shown = table_charts.shown(chart, rows)
     assert shown and all(table_charts.value(row, each, chart.bounds) for row in shown for each in chart.values)
