@@ -8,8 +8,6 @@ FILES  ?= *
 SECONDS ?= 600
 SAMPLE ?= 150
 BIN    := $(VENV)/bin
-# Python compiles the modules that it imports; compiling all that is installed takes half of the time.
-PIP    := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile
 # LeRobot and Isaac Lab need Python 3.12 and an older torch, hence environments of their own for the tests against them.
 LEROBOT_VENV   ?= .venv-lerobot
 ISAACLAB_VENV  ?= .venv-isaaclab
@@ -101,25 +99,25 @@ $(BIN)/python:
 	  PYTHONPATH=$(VENV)-tool $(PYTHON) -m virtualenv -q $(VENV) && rm -rf $(VENV)-tool; }
 
 $(VENV)/.setup: $(BIN)/python pyproject.toml
-	$(PIP) $(TORCH)
-	$(PIP) -e .
+	$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e .
 	@sh sim_assets/install_gl.sh
 	@touch $@
 
 $(VENV)/.setup-dev: $(VENV)/.setup
-	$(PIP) -e '.[dev,envpool,warp,ogbench,dmcontrol,gymnasiumrobotics,robosuite,pusht,sb3,tensorboard,wandb,trackio,viewer,diffusers,onnx,remote,ros,record,hdf5,zarr,zarr-images,minari,gamepad,spacemouse,rslrl,mjlab,joblib,evolution,known-dynamics,offline,quality-diversity,text]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev,envpool,warp,ogbench,dmcontrol,gymnasiumrobotics,robosuite,pusht,sb3,tensorboard,wandb,trackio,viewer,diffusers,onnx,remote,ros,record,hdf5,zarr,zarr-images,minari,gamepad,spacemouse,rslrl,mjlab,joblib,evolution,known-dynamics,offline,quality-diversity,text]'
 	@# rsl-rl-lib asks for torchvision and never imports it; one for another build of torch breaks what does.
 	@$(BIN)/python -c 'import torchvision' 2>/dev/null || $(BIN)/python -m pip uninstall -q -y torchvision
 	$(BIN)/python tests/helpers/simulated/build.py  # the simulated device, where there is a compiler
-	$(PIP) --no-deps metaworld==3.1.1 robosuite==1.5.2 openpi-client==0.1.2  # their metadata ask for an older MuJoCo or numpy than they need
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps metaworld==3.1.1 robosuite==1.5.2 openpi-client==0.1.2  # their metadata ask for an older MuJoCo or numpy than they need
 	@touch $@
 
 $(VENV)/.setup-lerobot: $(VENV)/.setup
-	$(PIP) -e '.[lerobot]' 'pytest>=8.3,<10'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[lerobot]' 'pytest>=8.3,<10'
 	@touch $@
 
 $(VENV)/.setup-isaaclab: $(VENV)/.setup
-	$(PIP) -e '.[isaaclab]' 'pytest>=8.3,<10'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[isaaclab]' 'pytest>=8.3,<10'
 	@touch $@
 
 $(TOOLS_VENV)/.setup: pyproject.toml
