@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from attacks import CONTROLS, ESCAPES, EXCESSES, PRELUDE
 
+from robopolicy.contrib.programs.sandbox import runner
 from robopolicy.contrib.programs.sandbox.runner import Sandbox, SandboxError
+from robopolicy.errors import UserError
 
 SECRET = "53CR37"
 BUBBLEWRAP = shutil.which("bwrap")
@@ -142,6 +144,19 @@ def process_groups() -> set[str]:
         with suppress(OSError):  # the process has ended
             groups.add(path.read_text().split()[4])
     return groups
+
+
+@pytest.mark.parametrize(
+    ("server", "seconds", "reason"),
+    [("raise SystemExit", 60.0, "its process ended"), ("import time; time.sleep(9)", 0.5, "no answer in 0.5 s")],
+)
+def test_a_sandbox_that_does_not_start_says_why(server, seconds, reason, tmp_path, monkeypatch):
+    script = tmp_path / "server.py"
+    script.write_text(server)
+    monkeypatch.setattr(runner, "_SERVER", script)
+    monkeypatch.setattr(runner, "START_SECONDS", seconds)
+    with pytest.raises(UserError, match=rf"does not start on this machine \({reason}\)"):
+        Sandbox(bubblewrap="").run("pass")
 
 
 def test_no_process_survives_the_sandbox():

@@ -38,7 +38,7 @@ from robopolicy.permissions import may_run_unconfined
 IMPORTS = ("math", "itertools", "functools", "collections", "string", "re", "fractions", "statistics")
 MAX_OUTPUT = 10_000  # bytes of output of a program that are kept
 MAX_ANSWERS = 1 << 20  # bytes of all results of a call
-START_SECONDS, GRACE_SECONDS = 10.0, 2.0  # wall time to start, and to reply after the time of the programs
+START_SECONDS, GRACE_SECONDS = 30.0, 2.0  # wall time to start, and to reply after the time of the programs
 FRAME_BYTES = 64 << 20  # maximum size of a frame
 _SERVER = Path(__file__).with_name("server.py")
 _PR_SET_DUMPABLE = 4
@@ -198,14 +198,19 @@ class Sandbox:
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)  # other processes cannot read our memory and environment
         found = shutil.which("bwrap") if self.bubblewrap is None else self.bubblewrap
+        reason = ""
         for bubblewrap in [found, ""] if found else [""]:
             self._spawn(bubblewrap)
             try:
                 self._layers = Layers(**self._read(time.monotonic() + START_SECONDS)["layers"])
                 return
-            except (OSError, EOFError, TimeoutError, ValueError, TypeError, KeyError):
+            except (OSError, EOFError, TimeoutError, ValueError, TypeError, KeyError) as failure:
                 self.close()  # bubblewrap may be forbidden
-        raise UserError("The sandbox for code of a model does not start on this machine; see 'robopolicy doctor'.")
+                timed_out = isinstance(failure, TimeoutError)
+                reason = f"no answer in {START_SECONDS:g} s" if timed_out else "its process ended"
+        raise UserError(
+            f"The sandbox for code of a model does not start on this machine ({reason}); see 'robopolicy doctor'."
+        )
 
     def _spawn(self, bubblewrap: str) -> None:
         settings = {
