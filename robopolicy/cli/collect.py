@@ -15,6 +15,8 @@ from robopolicy.cli.options import add_overwrite_option, check_numbers, reject_u
 from robopolicy.cli.teleop import SESSION_OPTIONS, add_session_options, check_session, record_session
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from robopolicy.sim.contract import VectorSim
     from robopolicy.sim.registry import Expert, TaskEntry
     from robopolicy.viewer.display import Display
@@ -68,8 +70,8 @@ def add_parser(subparsers: Any) -> None:
     text = "record videos of --policies for a world model, with executed actions, closing frames and failures"
     parser.add_argument("--render", action="store_true", help=text)
     text = (
-        "policies with an equal part of the episodes each: expert, random or a checkpoint; +0.3 adds action noise of "
-        "0.3 of the range (default: expert)"
+        "policies with an equal part of the episodes each: expert, random, a checkpoint, or replay: actions of the "
+        "first policy at other starts; +0.3 adds action noise of 0.3 of the range (default: expert)"
     )
     parser.add_argument("--policies", nargs="+", default=["expert"], metavar="POLICY[+NOISE]", help=text)
     text = "a person at a device (default: browser) takes over from --policy and hands back; frames record who acted"
@@ -92,7 +94,7 @@ def _collect(args: argparse.Namespace, display: Display | None) -> int:
     from dataclasses import asdict
 
     from robopolicy.cli.progress import progress_bars
-    from robopolicy.data.collect import CollectReport, collect
+    from robopolicy.data.collect import ActionWriter, CollectReport, collect
     from robopolicy.data.episodes import is_image
     from robopolicy.data.formats.lerobot import LeRobotWriter
     from robopolicy.errors import UserError
@@ -100,7 +102,8 @@ def _collect(args: argparse.Namespace, display: Display | None) -> int:
     from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
     entry = get_task(args.task)
-    parts = _video_parts(args, entry) if args.render else [_demonstrations(args, entry)]
+    actions: list[Tensor] = []  # of the first part
+    parts = _video_parts(args, entry, actions) if args.render else [_demonstrations(args, entry)]
     options = SimOptions(
         num_envs=1 if args.takeover else min(args.num_envs, args.episodes),
         backend=args.backend,
@@ -142,7 +145,7 @@ def _collect(args: argparse.Namespace, display: Display | None) -> int:
                 report += collect(
                     shown or sim,
                     demonstrator,
-                    writer,
+                    ActionWriter(writer, actions) if part is parts[0] else writer,
                     episodes=part.episodes,
                     seed=args.seed + report.attempts,
                     only_success=not (args.keep_failures or args.render),
@@ -199,18 +202,23 @@ def _demonstrations(args: argparse.Namespace, entry: TaskEntry) -> _Part:
     return _Part(make, args.episodes, args.noise)
 
 
-def _video_parts(args: argparse.Namespace, entry: TaskEntry) -> list[_Part]:
-    """Divide the episodes among the policies; the first ones receive the remainder."""
+def _video_parts(args: argparse.Namespace, entry: TaskEntry, actions: list[Tensor]) -> list[_Part]:
+    """Divide the episodes among the policies; the first ones receive the remainder. A replay plays `actions`."""
     from robopolicy.cli.policy_args import parse_noise, short_names
     from robopolicy.errors import UserError
-    from robopolicy.evaluation.actors import RandomExpert
+    from robopolicy.evaluation.actors import RandomExpert, ReplayExpert
 
     parts: list[_Part] = []
     parsed = [parse_noise(name) for name in args.policies]
     names = list(dict.fromkeys(name for name, _ in parsed))
     labels = dict(zip(names, short_names(names), strict=True))
+    scripted: dict[str, Callable[[], Callable[[], Expert]]] = {
+        "expert": entry.require_expert,
+        "random": lambda: RandomExpert,
+        "replay": lambda: partial(ReplayExpert, actions),
+    }
     for index, (name, noise) in enumerate(parsed):
-        make = {"expert": entry.require_expert, "random": lambda: RandomExpert}.get(name)
+        make = scripted.get(name)
         count = args.episodes // len(parsed) + (index < args.episodes % len(parsed))
         label = labels[name] + (f"+{noise:g}" if noise else "")
         parts.append(_Part(make() if make else _policy_expert(Path(name), args), count, noise, label))
@@ -244,8 +252,10 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("--render takes its policies and noises from --policies, e.g. expert random CKPT+0.3.")
     if args.render and not args.cameras:
         raise UserError("A video dataset requires cameras; pass --cameras, e.g. --cameras front.")
-    policies = args.policies if args.render else [args.policy or "expert"]
-    if all(name.partition("+")[0] in ("expert", "random") for name in policies):
+    policies = [name.partition("+")[0] for name in (args.policies if args.render else [args.policy or "expert"])]
+    if args.render and policies[0] == "replay":
+        raise UserError("replay plays the actions of the first policy; name another policy first, e.g. expert replay.")
+    if all(name in ("expert", "random", "replay") for name in policies):
         reject_unused(args, "on experts and random actions", "--stochastic")
     if not (args.cameras or args.point_clouds):
         reject_unused(args, "without --cameras", "--image-size")

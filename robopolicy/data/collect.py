@@ -38,6 +38,20 @@ class EpisodeList(list[Episode]):
         self.append(episode)
 
 
+class ActionWriter:
+    """Episode writer that passes episodes on and keeps their actions in memory."""
+
+    def __init__(self, writer: EpisodeWriter, actions: list[Tensor]) -> None:
+        """Pass episodes to `writer`, and append the actions `(T, A)` of each to `actions`."""
+        self.writer, self.actions = writer, actions
+
+    def add(self, episode: Episode) -> None:
+        """Keep the actions without the one of a closing frame."""
+        self.writer.add(episode)
+        closing = episode.arrays.get("closing", np.zeros(len(episode), bool))
+        self.actions.append(torch.from_numpy(episode.arrays["action"][~closing]))
+
+
 @dataclass(frozen=True)
 class CollectReport:
     """Statistics of a collection, independent of the number of environments."""

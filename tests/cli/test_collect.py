@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -147,10 +148,26 @@ def test_videos_mix_behaviours_and_end_with_the_final_observation(tmp_path: Path
         obs = sim.step(torch.from_numpy(steps.arrays["action"][frame : frame + 1])).final_obs
 
 
+def test_a_replay_plays_the_actions_of_the_first_policy_at_other_starts(tmp_path: Path) -> None:
+    arguments = ["--cameras", "top", "--image-size", "16", "--images", "png", "--episodes", "6", "--num-envs", "2"]
+    policies = ["--policies", "expert", "random", "replay"]
+    assert main(["collect", "toy/push", "--render", *policies, *arguments, "--out", str(tmp_path / "films")]) == 0
+    steps = read_lerobot(tmp_path / "films").without_closing_frames()
+    assert steps.behaviours == ("expert",) * 2 + ("random",) * 2 + ("replay",) * 2
+    stream = np.concatenate([steps.episode(index).arrays["action"] for index in (0, 1)])
+    begin = {4: 0, 5: len(steps.episode(0))}  # seeds 4 and 5 select the first and the second episode
+    for index, first in begin.items():
+        replayed = steps.episode(index)
+        assert not (replayed.arrays["block"][0] == steps.episode(index - 4).arrays["block"][0]).all()
+        expected = stream[(first + np.arange(len(replayed))) % len(stream)]
+        assert (replayed.arrays["action"] == expected).all()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--render"], "pass --cameras"),
+        (["--render", "--cameras", "top", "--policies", "replay+0.1", "expert"], "name another policy first"),
         (["--render", "--cameras", "top", "--policies", "expert+x"], "POLICY[+]NOISE .*, got 'expert[+]x'"),
         (["--render", "--cameras", "top", "--policies", "expert", "expert"], "cannot be divided"),
         (["--render", "--cameras", "top", "--noise", "0.1"], "from --policies"),
