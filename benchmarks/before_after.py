@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, ClassVar
 
 from numpy.typing import ArrayLike
 
-from benchmarks.study import Cell, Contrast, Key, Score, Study, run_command, train_to_end
+from benchmarks.study import Cell, Contrast, Key, Score, Study, read_report, run_command, train_to_end
 
 SEEDS = range(1, 6)  # the presets were chosen with seed 0
 BASE, TUNED = "flow", "reinflow"
@@ -71,7 +70,7 @@ class BeforeAfter(Study):
         start = train_to_end(folder / "base", *words, *common)
         words = (f"experiment={self.tuning}", f"init_from={start}", f"budget.updates={self.tuning_updates}")
         last = train_to_end(tuned, *words, *common)
-        report = json.loads((tuned / "report.json").read_text(encoding="utf-8"))
+        report = read_report(tuned)
         return {
             "seed": seed,
             "base": self.evaluate(start),

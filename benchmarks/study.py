@@ -230,6 +230,11 @@ def train_to_end(folder: Path, *settings: str) -> Path:
     return run_to_end(config) / "checkpoints" / "last"
 
 
+def read_report(run: Path) -> dict[str, Any]:
+    """Report of a complete run: environment steps, seconds and counters."""
+    return json.loads((run / "report.json").read_text(encoding="utf-8"))
+
+
 def learning_curve(run: Path, *measures: str) -> list[tuple[int, float]]:
     """Environment steps and the first known one of `measures`, such as `success`, of each evaluation of a run."""
     points: list[tuple[int, float]] = []

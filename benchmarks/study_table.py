@@ -144,7 +144,7 @@ class StudyTable:
             percent = measure in self.study.percent
             large = max(abs(interval.estimate), abs(interval.low), abs(interval.high)) >= 100
             spec = f"{sign}.1%" if percent else f"{sign},.0f" if large else f"{sign}.3g"
-            return f"{interval.estimate:{spec}}" if np.isnan(interval.low) else f"{interval:{spec}}"
+            return f"{interval:{spec}}"
 
         return show
 

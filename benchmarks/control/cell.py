@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -11,7 +10,7 @@ from typing import Any
 
 from benchmarks.control.methods import Family, Method
 from benchmarks.control.tasks import ControlTask
-from benchmarks.study import learning_curve, train_to_end
+from benchmarks.study import learning_curve, read_report, train_to_end
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.policies.base import Policy
 from robopolicy.sim.contract import VectorSim
@@ -56,7 +55,7 @@ def train_ours(method: Method, task: ControlTask, seed: int, folder: Path) -> tu
     """
     run = folder / "run"
     last = train_to_end(run, *settings(method, task, seed))
-    report = json.loads((run / "report.json").read_text(encoding="utf-8"))
+    report = read_report(run)
     return load_policy(last)[0], learning_curve(run, "return_mean"), report["seconds"]
 
 

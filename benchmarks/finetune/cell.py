@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from benchmarks.finetune.bases import base_policy, demonstration_count, demonstrations, judge
 from benchmarks.finetune.methods import FLOW, Base, Method
 from benchmarks.finetune.tasks import BenchTask
-from benchmarks.study import learning_curve, train_to_end
+from benchmarks.study import learning_curve, read_report, train_to_end
 
 GOAL = 0.9  # success whose first crossing is reported
 
@@ -32,7 +31,7 @@ def run_cell(method: Method, task: BenchTask, seed: int, folder: Path, *, steps:
     inputs += [f"dataset={demonstrations(task, seed, kind)}"] if method.demonstrations else []
     run = folder / "run"
     last = train_to_end(run, *settings, *inputs, f"seed={seed}")
-    report = json.loads((run / "report.json").read_text(encoding="utf-8"))
+    report = read_report(run)
     return {
         "method": method.name,
         "task": task.name,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common import outcomes
-from benchmarks.study import Cell, Contrast, Key, Score, Study, keys_named, learning_curve, train_to_end
+from benchmarks.study import Cell, Contrast, Key, Score, Study, keys_named, learning_curve, read_report, train_to_end
 
 SEEDS = range(3)
 BASELINE = "sac"
@@ -94,7 +93,7 @@ class HER(Study):
         )
         with closing(make_sim(task.name, SimOptions(num_envs=10, success_step="last"))) as sim:
             found = evaluate(load_policy(last)[0], sim, episodes=EPISODES, seed=HELD_OUT)
-        report = json.loads((run / "report.json").read_text(encoding="utf-8"))
+        report = read_report(run)
         common = {"method": method, "task": name, "seed": seed, "env_steps": steps}
         curve = learning_curve(run, "success")
         return {**common, "success": outcomes(found), "curve": curve, "seconds": report["seconds"]}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks.common import outcomes
-from benchmarks.study import Cell, Contrast, Key, Score, Study, keys_named, train_to_end
+from benchmarks.study import Cell, Contrast, Key, Score, Study, keys_named, read_report, train_to_end
 from benchmarks.themes import contributed
 
 SEEDS = range(1, 6)  # reward and data were chosen with seed 0, so that the learners differ
@@ -80,7 +79,7 @@ class Offline(Study):
             *(f"budget.updates={self.updates}", f"checkpoint_every={self.updates}", f"seed={seed}"),
             *(setting.format(updates=self.updates) for setting in METHODS[method]),
         )
-        report = json.loads((run / "report.json").read_text(encoding="utf-8"))
+        report = read_report(run)
         found = held_out(last, TASK)
         return {
             "method": method,

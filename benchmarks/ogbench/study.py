@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.ogbench.methods import DEFAULT_TASKS, METHODS, PLAN, TASKS, Method, published_success
-from benchmarks.study import Cell, Contrast, Key, Published, Score, Study, train_to_end
+from benchmarks.study import Cell, Contrast, Key, Published, Score, Study, read_report, train_to_end
 from robopolicy.errors import UserError
 
 DATA = "OGBENCH_DATA"  # environment variable: folder with the files of `python -m benchmarks.ogbench.generate`
@@ -67,7 +67,7 @@ class OGBench(Study):
         if not (data := data_file(domain)).exists():
             raise UserError(f"{data} is missing; run: python -m benchmarks.ogbench.generate {domain}-v0 --out {data}")
         train_to_end(run, *self.settings(METHODS[name], task, seed))
-        report = json.loads((run / "report.json").read_text(encoding="utf-8"))
+        report = read_report(run)
         cell = {"method": name, "task": task, "seed": seed, "updates": self._updates(METHODS[name])}
         return {**cell, "precision": self.precision, "curve": curve(run), "seconds": round(report["seconds"], 1)}
 

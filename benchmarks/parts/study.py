@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import yaml
 
 from benchmarks.common import outcomes
 from benchmarks.parts.recipes import PARTS, PLAIN, recipe
-from benchmarks.study import Cell, Contrast, Key, Score, Study, keys_named, train_to_end
+from benchmarks.study import Cell, Contrast, Key, Score, Study, keys_named, read_report, train_to_end
 from robopolicy.atomic import write_text
 
 SEEDS = range(2, 7)  # the settings were chosen with seed 1
@@ -73,7 +72,7 @@ class TextParts(Study):
             *("algorithm.lr=1e-4", "algorithm.lr_final=3e-5", "algorithm.target_kl=0.3", f"seed={seed}"),
             *(f"budget.updates={updates}", "evaluation.episodes=0"),
         )
-        report = json.loads((run / "report.json").read_text(encoding="utf-8"))
+        report = read_report(run)
         return {
             "part": part,
             "seed": seed,

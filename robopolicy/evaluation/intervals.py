@@ -37,6 +37,8 @@ class Interval:
 
     def __format__(self, spec: str) -> str:
         spec = spec or ".3g"
+        if math.isnan(self.low) or math.isnan(self.high):  # of one observation
+            return f"{self.estimate:{spec}}"
         return f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
     def to_dict(self) -> dict[str, float | None]:

@@ -21,6 +21,10 @@ from robopolicy.evaluation.intervals import (
 )
 
 
+def test_an_interval_of_one_observation_is_written_as_its_estimate():
+    assert f"{student_mean([0.25])}" == "0.25" and f"{student_mean([0.25]):+.1%}" == "+25.0%"
+
+
 @pytest.mark.parametrize(
     ("successes", "n", "low", "high"),
     # Newcombe 1998, table I, method 3 (score without continuity correction), and Wilson for 8 of 10
