@@ -123,12 +123,20 @@ class LatentWorldModel(LatentVideoModel):
             for _ in range(self.config.samples)
         ]
         latent = context[:, -1] + draws[0] * self.change_std
-        after = proprio[:, -1] + moved * self.proprio_change_std + self.proprio_change_mean
+        after = self.moved_state(proprio, moved)
         return latent[:, None], after[:, None], disagreement([change[:, None] for change in draws])
 
     def state_change(self, latent: Tensor, proprio: Tensor, actions: Tensor) -> Tensor:
         """Predict the normalised change of the state vector `(B, P)`; `proprio` and `actions` are in task units."""
         return self.state(latent, *self._normalised(proprio, actions))
+
+    def normalised_change(self, proprio: Tensor, after: Tensor) -> Tensor:
+        """Normalised change `(B, P)` from the newest of the state vectors `(B, C, P)` to `after` `(B, P)`."""
+        return (after - proprio[:, -1] - self.proprio_change_mean) / self.proprio_change_std
+
+    def moved_state(self, proprio: Tensor, moved: Tensor) -> Tensor:
+        """Inverse of `normalised_change`: the next state vector `(B, P)`."""
+        return proprio[:, -1] + moved * self.proprio_change_std + self.proprio_change_mean
 
     def denoise(
         self, noisy: Tensor, sigma: Tensor, context: Tensor, proprio: Tensor, actions: Tensor, moved: Tensor
