@@ -64,11 +64,10 @@ def _policies(obs_keys: str, pixels: dict[str, Recipe]) -> dict[str, Recipe]:
     }
 
 
-NOISY = ("expert", "expert+0.2", "expert+0.35", "expert+0.5", "expert+0.7", "random")
-RECORDED = (
-    *("expert", "expert+0.2", "expert+0.5", "random"),
-    *("flow-4", "flow-4+0.2", "gaussian-12", "gaussian-12+0.2"),
-)
+NOISY = ("expert", "expert+0.2", "expert+0.5", "random")
+CLONES = ("flow-4", "flow-4+0.2", "gaussian-12", "gaussian-12+0.2")
+REPLAYS = ("replay", "replay+0.2")
+RECORDED = (*NOISY, *CLONES, *REPLAYS)
 LIGHT = (  # a denoiser of a third of the cost of the preset
     "model.width=64",
     "model.blocks=4",
@@ -128,9 +127,10 @@ ABLATIONS = {
     task.name: task
     for task in (
         replace(LIFT, name="lift-few", base="lift", films=300),
-        replace(LIFT, name="lift-no-clones", base="lift", behaviours=NOISY),
+        replace(LIFT, name="lift-no-clones", base="lift", behaviours=(*NOISY, *REPLAYS)),
+        replace(LIFT, name="lift-no-replays", base="lift", behaviours=(*NOISY, *CLONES)),
         replace(LIFT, name="lift-exact-past", base="lift", settings=(*LIGHT, "learner.history_noise=0")),
-        replace(LIFT, name="lift-small-state", base="lift", settings=(*LIGHT, "learner.state_batch=16")),
+        replace(LIFT, name="lift-one-step", base="lift", settings=(*LIGHT, "learner.state_horizon=1")),
         replace(LIFT, name="lift-uncalibrated", base="lift", calibrated=False),
     )
 }

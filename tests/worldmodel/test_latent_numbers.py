@@ -7,6 +7,7 @@ from small_world import small_films, small_world
 from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.worldmodel.contract import WorldState, first_frames
 from robopolicy.worldmodel.latent import LatentWorldModel, LatentWorldModelConfig
+from robopolicy.worldmodel.learner import LatentBatch, state_loss
 from robopolicy.worldmodel.videos import VideoDataset
 
 CONTEXT, CELL = 4, (4, 2, 2)  # frames, and channels, height and width of a latent
@@ -66,6 +67,24 @@ def test_the_change_is_added_to_the_newest_frame_in_its_own_units(
     latent, after, spread = model.draw(PerRowGenerator([0], [0]), given, proprio, torch.zeros(1, CONTEXT, 2))
     assert torch.allclose(latent, torch.full((1, 1, *CELL), 3.0 + 2.0 * 0.5))
     assert torch.allclose(after, torch.full((1, 1, 4), 30.0 + 3.0 * 0.1 + 0.01)) and not spread.any()
+
+
+def test_the_state_network_learns_from_its_own_predictions(
+    model: LatentWorldModel, videos: VideoDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network that doubles the last change of the state, by hand for three steps; the last one is not real."""
+    model.proprio_change_std.fill_(0.5)
+    model.proprio_change_mean.fill_(1.0)
+    monkeypatch.setattr(model, "state_change", lambda latent, past, actions: past[:, -1] - past[:, -2] + actions.sum())
+    states = torch.tensor([0.0, 0.0, 0.0, 1.0, 4.0, 5.0, 9.0])[None, :, None].expand(1, 7, 4)
+    actions = torch.zeros(1, 6, 2)
+    real = torch.tensor([[True, True, False]])
+    empty = torch.zeros(1, *CELL)
+    batch = LatentBatch(empty[None], states, actions, empty, states, actions, real, empty, states[:, 0], empty[:, :2])
+    loss, _ = state_loss(model, batch, torch.Generator(), 0.0)
+    # Step 1: change 1 predicted, (4 - 1 - 1) / 0.5 = 4 true. State 1 + 0.5 + 1 = 2.5. Step 2: change 1.5 predicted,
+    # (5 - 2.5 - 1) / 0.5 = 3 true.
+    assert loss.item() == pytest.approx(((1 - 4) ** 2 + (1.5 - 3) ** 2) / 2)
 
 
 def test_the_memory_holds_the_newest_frames_and_the_actions_between_them(
