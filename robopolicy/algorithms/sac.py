@@ -173,8 +173,8 @@ class SAC(OffPolicy):
             return None
         if self._critic_norms or self._actor_norms:  # these draw by rules of their own
             return None
-        chunk, logp = self.policy.rsample(joined(batch.obs, batch.next_obs), generator=self.generator)
-        (now, after), (logp_now, logp_after) = chunk.chunk(2), logp.chunk(2)
+        chunk, logp = self.policy.rsample(joined(batch.next_obs, batch.obs), generator=self.generator)
+        (after, now), (logp_after, logp_now) = chunk.chunk(2), logp.chunk(2)  # in the order of draws on a CPU
         return (now, logp_now), (after.detach(), logp_after.detach())
 
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:

@@ -203,7 +203,7 @@ def _demonstrations(args: argparse.Namespace, entry: TaskEntry) -> _Part:
 
 
 def _video_parts(args: argparse.Namespace, entry: TaskEntry, actions: list[Tensor]) -> list[_Part]:
-    """Divide the episodes among the policies; the first ones receive the remainder. A replay plays `actions`."""
+    """Divide the episodes among the policies; the first ones receive the remainder. A replay repeats `actions`."""
     from robopolicy.cli.policy_args import parse_noise, short_names
     from robopolicy.errors import UserError
     from robopolicy.evaluation.actors import RandomExpert, ReplayExpert
@@ -254,7 +254,7 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("A video dataset requires cameras; pass --cameras, e.g. --cameras front.")
     policies = [name.partition("+")[0] for name in (args.policies if args.render else [args.policy or "expert"])]
     if args.render and policies[0] == "replay":
-        raise UserError("replay plays the actions of the first policy; name another policy first, e.g. expert replay.")
+        raise UserError("replay repeats the actions of the first policy; name another policy first, e.g. expert replay.")
     if all(name in ("expert", "random", "replay") for name in policies):
         reject_unused(args, "on experts and random actions", "--stochastic")
     if not (args.cameras or args.point_clouds):

@@ -219,14 +219,14 @@ class RandomExpert:
 
 
 class ReplayExpert:
-    """Expert that plays recorded actions at other starts, in open loop: it acts where nothing is."""
+    """Expert that repeats recorded actions at other starts, in open loop: it acts where nothing is."""
 
     def __init__(self, episodes: Sequence[Tensor]) -> None:
-        """Play the actions of `episodes`, `(T, A)` each; at least one must be there at the first call."""
+        """Repeat the actions of `episodes`, `(T, A)` each; at least one must be there at the first call."""
         self.episodes = episodes
 
     def __call__(self, sim: VectorSim, obs: Observation) -> Tensor:
-        """Play in each row the episode that its seed selects, and then those after it."""
+        """Repeat in each row the episode that its seed selects, and then those after it."""
         actions = torch.cat(list(self.episodes)).to(sim.device)
         starts = torch.tensor([0, *map(len, self.episodes)], device=sim.device).cumsum(0)[:-1]
         return actions[(starts[sim.episode_seed % len(starts)] + sim.episode_step) % len(actions)]

@@ -62,7 +62,7 @@ def test_a_cell_trains_evaluates_and_records_its_curve(tmp_path: Path, monkeypat
     method = replace(METHODS[name], family=SMALL[METHODS[name].family])
     cell = run_cell(method, TASKS["hopper"], 0, tmp_path)
     steps = [point[0] for point in cell["curve"]]
-    assert 10 <= len(steps) <= 12 and steps == sorted(steps) and steps[-1] == cell["env_steps"] == 320
+    assert 10 <= len(steps) <= 12 and steps == sorted(steps) and 300 < steps[-1] <= cell["env_steps"] == 320
     assert np.isfinite(cell["return"]) and cell["seconds"] > 0
 
 

@@ -148,7 +148,7 @@ def test_videos_mix_behaviours_and_end_with_the_final_observation(tmp_path: Path
         obs = sim.step(torch.from_numpy(steps.arrays["action"][frame : frame + 1])).final_obs
 
 
-def test_a_replay_plays_the_actions_of_the_first_policy_at_other_starts(tmp_path: Path) -> None:
+def test_a_replay_repeats_the_actions_of_the_first_policy_at_other_starts(tmp_path: Path) -> None:
     arguments = ["--cameras", "top", "--image-size", "16", "--images", "png", "--episodes", "6", "--num-envs", "2"]
     policies = ["--policies", "expert", "random", "replay"]
     assert main(["collect", "toy/push", "--render", *policies, *arguments, "--out", str(tmp_path / "films")]) == 0
