@@ -254,7 +254,9 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("A video dataset requires cameras; pass --cameras, e.g. --cameras front.")
     policies = [name.partition("+")[0] for name in (args.policies if args.render else [args.policy or "expert"])]
     if args.render and policies[0] == "replay":
-        raise UserError("replay repeats the actions of the first policy; name another policy first, e.g. expert replay.")
+        raise UserError(
+            "replay repeats the actions of the first policy; name another policy first, e.g. expert replay."
+        )
     if all(name in ("expert", "random", "replay") for name in policies):
         reject_unused(args, "on experts and random actions", "--stochastic")
     if not (args.cameras or args.point_clouds):
