@@ -117,7 +117,7 @@ class LatentWorldModel(LatentVideoModel):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Sample the next frame."""
         shape = (len(context), self.channels, self.grid, self.grid)
-        moved = self.state_change(context[:, -1], proprio, actions)
+        moved = self.state_change(self.state.look(context[:, -1]), proprio, actions)
         draws = [
             self.sample(streams.normal(shape).to(self.device), context, proprio, actions, moved)
             for _ in range(self.config.samples)
@@ -126,9 +126,12 @@ class LatentWorldModel(LatentVideoModel):
         after = self.moved_state(proprio, moved)
         return latent[:, None], after[:, None], disagreement([change[:, None] for change in draws])
 
-    def state_change(self, latent: Tensor, proprio: Tensor, actions: Tensor) -> Tensor:
-        """Predict the normalised change of the state vector `(B, P)`; `proprio` and `actions` are in task units."""
-        return self.state(latent, *self._normalised(proprio, actions))
+    def state_change(self, features: Tensor, proprio: Tensor, actions: Tensor) -> Tensor:
+        """Predict the normalised change of the state vector `(B, P)` from features of the newest latent.
+
+        `proprio` and `actions` are in task units.
+        """
+        return self.state(features, *self._normalised(proprio, actions))
 
     def normalised_change(self, proprio: Tensor, after: Tensor) -> Tensor:
         """Normalised change `(B, P)` from the newest of the state vectors `(B, C, P)` to `after` `(B, P)`."""

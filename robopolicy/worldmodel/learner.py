@@ -118,12 +118,12 @@ def state_loss(
         return torch.randn(shape, generator=generator, device=device)
 
     level = torch.rand(len(latent), generator=generator, device=device) * history_noise
-    latent = latent + level[:, None, None, None] * normal(*latent.shape)
+    features = model.state.look(latent + level[:, None, None, None] * normal(*latent.shape))
     context, horizon = model.spec.context, batch.state_real.shape[1]
     past = _noisy_states(model, batch.state_proprio[:, :context], level, normal)
     errors: list[Tensor] = []  # (S,) of each step
     for step in range(horizon):
-        moved = model.state_change(latent, past, batch.state_actions[:, step : step + context])
+        moved = model.state_change(features, past, batch.state_actions[:, step : step + context])
         target = model.normalised_change(past, batch.state_proprio[:, context + step])
         errors.append((moved - target).square().mean(1))
         past = torch.cat([past[:, 1:], model.moved_state(past, moved)[:, None]], 1)

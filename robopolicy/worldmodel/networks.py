@@ -122,9 +122,9 @@ class StateNet(nn.Module):
         for parameter in self.body[-1].parameters():
             nn.init.zeros_(parameter)
 
-    def forward(self, latent: Tensor, proprio: Tensor, actions: Tensor) -> Tensor:
-        """Map `(B, Z, h, w)`, `(B, C, P)` and `(B, C, A)` to the change."""
-        return self.body(torch.cat([actions.flatten(1), proprio.flatten(1), self.look(latent)], 1))
+    def forward(self, features: Tensor, proprio: Tensor, actions: Tensor) -> Tensor:
+        """Map features `(B, 32)` of `look`, `(B, C, P)` and `(B, C, A)` to the change."""
+        return self.body(torch.cat([actions.flatten(1), proprio.flatten(1), features], 1))
 
 
 class OutcomeHead(nn.Module):

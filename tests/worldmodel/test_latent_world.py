@@ -46,7 +46,7 @@ def test_new_denoiser_is_exact_for_unit_gaussian_data(videos):
     world = small_world(videos)
     clean = world.denoise(noisy, sigma, *zeros, torch.zeros(3, 4))
     assert torch.allclose(clean, noisy / (1 + sigma**2)[:, None, None, None])
-    assert bool((world.state_change(zeros[0][:, -1], *zeros[1:]) == 0).all())
+    assert bool((world.state_change(world.state.look(zeros[0][:, -1]), *zeros[1:]) == 0).all())
 
 
 def test_images_round_trip_through_floats():
