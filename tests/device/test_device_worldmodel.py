@@ -47,7 +47,7 @@ def opened(videos: VideoDataset, model: LatentWorldModel, num_envs: int, **rules
     )
 
 
-# Before: 83 and 240 launches, 3 and 15 waits, with those for the batch. Each of four steps of the state network adds 60.
+# Before: 83 and 240 launches, 3 and 15 waits, with those for the batch. Each step of the state network adds 60.
 @pytest.mark.parametrize("stage", ["autoencoder", "dynamics"])
 def test_updates_do_not_wait(stage: str, videos: VideoDataset) -> None:
     config = LearnerConfig(autoencoder_updates=2 if stage == "autoencoder" else 1, updates=4)
