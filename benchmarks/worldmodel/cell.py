@@ -42,7 +42,7 @@ def run_cell(task: BenchTask, name: str, seed: int) -> dict[str, Any]:
         replays = replay(model, recorded(policy, sim, model, task.replays), task.replays)
     with closing(world_sim(task.task, options, model, manifest)) as sim:
         sides["predicted"] = evaluate(policy, sim, episodes=task.episodes, seed=HELD_OUT).to_dict()
-    facts = {"task": task.name, "policy": name, "seed": seed, "behaviours": list(task.behaviours)}
+    facts = {"task": task.name, "policy": name, "seed": seed, **task.facts()}
     facts["seconds"] = round(time.perf_counter() - start, 1)
     return {**facts, **sides, "replays": replays.to_dict(), "gate": manifest.gate}
 

@@ -76,9 +76,9 @@ class WorldModel(Study):
         return ()
 
     def is_current(self, cell: Cell) -> bool:
-        """Cells of other recordings run again."""
+        """Cells of other recordings or another training run again."""
         task = EVERY_TASK.get(cell["task"])
-        return task is not None and cell.get("behaviours") == list(task.behaviours)
+        return task is not None and all(cell.get(name) == value for name, value in task.facts().items())
 
     def describe(self, cell: Cell) -> str:
         """True and predicted success."""

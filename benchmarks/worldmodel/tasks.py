@@ -27,6 +27,11 @@ class BenchTask:
     base: str = ""  # of an ablation: the task whose policies it ranks
     recorders: dict[str, Recipe] = field(default_factory=dict[str, Recipe])  # recorded clones, which are not ranked
 
+    def facts(self) -> dict[str, object]:
+        """Recordings and training of the world model; cells with others are out of date."""
+        training = [self.preset, *self.settings]
+        return {"behaviours": list(self.behaviours), "films": self.films, "training": training}
+
 
 CHAIN = ("policy.hidden=[128,128,128]", "policy.steps=10")
 TOKENS = ("policy.transformer_width=64", "policy.transformer_layers=2")  # a fifth of the cost of the default

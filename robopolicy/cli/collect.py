@@ -28,7 +28,7 @@ examples:
   robopolicy collect manipulation/pick_place --episodes 100 --cameras front --image-size 96 --out data/pick_place
   robopolicy collect lift --episodes 100 --point-clouds front --out data/lift_clouds
   robopolicy collect lift --episodes 100 --noise 0.1 --keep-failures --out data/lift_noisy
-  robopolicy collect push --render --cameras top --policies expert expert+0.5 random --episodes 900 --out data/films
+  robopolicy collect push --render --cameras top --policies expert+0.5 random replay --episodes 900 --out data/films
   robopolicy collect metaworld/reach-v3 --episodes 50 --out data/reach
   robopolicy collect hopper --policy runs/hopper_sac/checkpoints/last --keep-failures --episodes 50 --out data/hopper
   robopolicy collect hopper --policy random --keep-failures --episodes 100 --out data/hopper_random
@@ -98,7 +98,7 @@ def _collect(args: argparse.Namespace, display: Display | None) -> int:
     from robopolicy.data.episodes import is_image
     from robopolicy.data.formats.lerobot import LeRobotWriter
     from robopolicy.errors import UserError
-    from robopolicy.evaluation.actors import PolicyExpert, check_compatible
+    from robopolicy.evaluation.actors import PolicyExpert, ReplayExpert, check_compatible
     from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
     entry = get_task(args.task)
@@ -139,13 +139,14 @@ def _collect(args: argparse.Namespace, display: Display | None) -> int:
             ) as writer,
         ):
             update = add_bar(f"collect {entry.name}", args.episodes)
+            replays = any(isinstance(each, ReplayExpert) for each in demonstrators)
             report = CollectReport(0, 0, 0, 0)
             for part, demonstrator in zip(parts, demonstrators, strict=True):
                 done = report.kept
                 report += collect(
                     shown or sim,
                     demonstrator,
-                    ActionWriter(writer, actions) if part is parts[0] else writer,
+                    ActionWriter(writer, actions) if replays and part is parts[0] else writer,
                     episodes=part.episodes,
                     seed=args.seed + report.attempts,
                     only_success=not (args.keep_failures or args.render),

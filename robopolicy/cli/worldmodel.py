@@ -28,7 +28,7 @@ RANKING = "ranking.json"  # file in the folder of a ranking
 
 EXAMPLES = """\
 examples:
-  robopolicy collect push --render --cameras top --policies expert expert+0.5 random --episodes 900 --out data/films
+  robopolicy collect push --render --cameras top --policies expert+0.5 random replay --episodes 900 --out data/films
   robopolicy worldmodel train data/films --preset tiny --name push_world
   robopolicy worldmodel train data/films --override learner.updates=30000 learner.lr=5e-4 --device cuda
   robopolicy worldmodel train --resume runs/push_world

@@ -66,3 +66,10 @@ def test_ablations_change_only_the_world_model():
         assert task.policies == base.policies and name not in TASKS
         differing = {key for key, value in vars(task).items() if value != vars(base)[key]}
         assert differing - {"name", "base"} in ({"films"}, {"behaviours"}, {"settings"}, {"calibrated"})
+
+
+def test_cells_of_other_recordings_or_settings_run_again():
+    current = {"task": "lift", **TASKS["lift"].facts()}
+    assert STUDY.is_current(current) and not STUDY.is_current({**current, "task": "unknown"})
+    for ablation in ("lift-few", "lift-no-replays", "lift-one-step"):
+        assert not STUDY.is_current({**current, **ABLATIONS[ablation].facts(), "task": "lift"})

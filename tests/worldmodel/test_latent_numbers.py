@@ -72,7 +72,7 @@ def test_the_change_is_added_to_the_newest_frame_in_its_own_units(
 def test_the_state_network_learns_from_its_own_predictions(
     model: LatentWorldModel, videos: VideoDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A network that doubles the last change of the state, by hand for three steps; the last one is not real."""
+    """A network that predicts the last change again, by hand for three steps; the last one is not real."""
     model.proprio_change_std.fill_(0.5)
     model.proprio_change_mean.fill_(1.0)
     monkeypatch.setattr(model, "state_change", lambda latent, past, actions: past[:, -1] - past[:, -2] + actions.sum())
