@@ -90,7 +90,8 @@ QUICK = (
     "learner.history_noise=0.05",
     "evaluation.every=10000",
 )
-PIXELS = ("task.obs_keys=[image.top,gripper]", "algorithm.batch_size=32")
+VIEW = ("task.cameras=[top]", "task.image_size=64", "task.obs_keys=[image.top,gripper]")
+PIXELS = (*VIEW, "algorithm.batch_size=32")
 
 TASKS = {
     task.name: task

@@ -1,10 +1,13 @@
 """Tests of the world-model benchmark: its policies, and its tables from cells with a known ranking."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from benchmarks.study_table import tabulate
-from benchmarks.worldmodel.policies import Clone, Composed, FineTuned
+from benchmarks.worldmodel.policies import Clone, Composed, FineTuned, PolicyStore
 from benchmarks.worldmodel.study import STUDY
 from benchmarks.worldmodel.table import METRICS, by_horizon, policy_rows
 from benchmarks.worldmodel.tasks import ABLATIONS, SMALL, TASKS
@@ -73,3 +76,11 @@ def test_cells_of_other_recordings_or_settings_run_again():
     assert STUDY.is_current(current) and not STUDY.is_current({**current, "task": "unknown"})
     for ablation in ("lift-few", "lift-no-replays", "lift-one-step"):
         assert not STUDY.is_current({**current, **ABLATIONS[ablation].facts(), "task": "lift"})
+
+
+def test_a_policy_of_pixels_is_made(tmp_path: Path):
+    recipe = TASKS["push"].policies["gaussian-pixels-200"]
+    assert isinstance(recipe, Clone)
+    recipes = {"pixels": replace(recipe, demonstrations=1, updates=1)}
+    policy = PolicyStore(tmp_path, "toy/push", "top", 64, recipes, 0).policy("pixels")
+    assert set(policy.spec.observation) == {"image.top", "gripper"}
