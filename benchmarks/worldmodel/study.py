@@ -62,10 +62,12 @@ class WorldModel(Study):
         return []
 
     def all_scores(self, cells: Sequence[Cell]) -> list[Score]:
-        """Agreement with the simulator, of every task and seed over its policies."""
+        """Agreement with the simulator, of every task and seed with all its policies."""
         found: list[Score] = []
         for task, seeds in grouped(cells).items():
             for seed, members in seeds.items():
+                if len(members) < len(EVERY_TASK[task].policies):
+                    continue
                 sides = [np.array([success(cell, side) for cell in members]) for side in ("real", "predicted")]
                 agreement = {name: metric(*sides) for name, metric in METRICS.items()}
                 found.append(Score(MODEL, task, seed, agreement, cell={**agreement, "members": members}))

@@ -10,7 +10,7 @@ from benchmarks.study_table import tabulate
 from benchmarks.worldmodel.policies import Clone, Composed, FineTuned, PolicyStore
 from benchmarks.worldmodel.study import STUDY
 from benchmarks.worldmodel.table import METRICS, by_horizon, policy_rows
-from benchmarks.worldmodel.tasks import ABLATIONS, SMALL, TASKS
+from benchmarks.worldmodel.tasks import ABLATIONS, EVERY_TASK, SMALL, TASKS
 from robopolicy.evaluation.result import Cost, EvalResult
 
 
@@ -47,9 +47,12 @@ def test_metrics_of_one_seed_match_hand_computed_values():
     assert found["spearman"] == pytest.approx(1) and found["pairs"] == 1 and found["regret"] == 0
 
 
-def test_intervals_of_the_table_count_seeds():
+def test_intervals_of_the_table_count_seeds_with_all_policies(monkeypatch: pytest.MonkeyPatch):
+    policies = {f"p{index}": Composed(()) for index in range(1, 9)}
+    monkeypatch.setitem(EVERY_TASK, "push", replace(TASKS["push"], policies=policies))
+    unfinished = [cell(index, 3) for index in range(1, 5)]
     cells = [cell(index, seed, lost) for seed, lost in ((0, 1), (1, 1), (2, 0)) for index in range(1, 9)]
-    (row,) = tabulate(STUDY, cells).rows()
+    (row,) = tabulate(STUDY, cells + unfinished).rows()
     assert (row["seeds"], row["policies"], row["gap"], row["s/episode, real / model"]) == (3, 8, "3.5 dB", "0.5 / 0.5")
     assert str(row["score [95 %]"]).startswith("1") and str(row["bias"]).startswith("-0.0833")
     horizons = by_horizon([cell for cell in cells if cell["seed"] == 0])
