@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike
 
 from benchmarks import common
 from robopolicy.errors import UserError
+from robopolicy.evaluation.comparison import Outcomes, seed_interval
 from robopolicy.evaluation.intervals import Interval
 from robopolicy.training.queue import Job, QueueReport, locked, run_queue
 
@@ -137,6 +138,10 @@ class Study(ABC):
     def is_current(self, cell: Cell) -> bool:
         """Whether a finished cell has the settings of today; others run again."""
         return True
+
+    def interval(self, measure: str, outcomes: Outcomes) -> Interval:
+        """Mean of a measure over the seeds with its 95 % interval."""
+        return seed_interval(outcomes)
 
     def normalised(self, task: str, value: float) -> float:
         """A mean outcome on a scale that tasks share."""

@@ -17,7 +17,6 @@ from robopolicy.evaluation.comparison import (
     TableVerdict,
     judge,
     null_rate,
-    seed_interval,
 )
 from robopolicy.evaluation.intervals import Interval, student_mean
 
@@ -177,7 +176,7 @@ def tabulate(study: Study, cells: Sequence[Cell]) -> StudyTable:
             task=task,
             measure=measure,
             runs=found,
-            score=seed_interval(found.outcomes),
+            score=study.interval(measure, found.outcomes),
             contrast=contrasts.get((task, method, measure)),
             verdict=verdicts.get((task, method, measure)),
             published=study.published(method, task),

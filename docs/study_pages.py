@@ -43,11 +43,13 @@ def null_arm(record: Mapping[str, Any]) -> str:
 def summary(record: Mapping[str, Any]) -> str:
     """Table with one row per method and one column per task, or the reverse where tasks are more.
 
-    A study of one task also shows its intervals and further columns.
+    A study of one task or one method also shows its intervals and further columns.
     """
     grid, methods, tasks = _grid(record["entries"])
     if len(tasks) == 1:
         return _of_one_task(record, grid, tasks[0])
+    if len(methods) == 1:
+        return _of_one_method(record)
     if len(tasks) > len(methods):
         rows = [[task, *(_cell(grid.get((method, task))) for method in methods)] for task in tasks]
         return table(["task", *methods], rows)
@@ -57,8 +59,7 @@ def summary(record: Mapping[str, Any]) -> str:
 
 
 def _of_one_task(record: Mapping[str, Any], grid: Mapping[tuple[str, str], Entry], task: str) -> str:
-    names = list(record["rows"][0])
-    further = names[names.index("published") + 1 :]
+    further = _further(record)
     rows = [
         [
             *(f"`{row['method']}`", str(row["baseline"]), str(row["seeds"]), str(row["score [95 %]"])),
@@ -68,6 +69,18 @@ def _of_one_task(record: Mapping[str, Any], grid: Mapping[tuple[str, str], Entry
         for row in record["rows"]
     ]
     return table(["method", "against", "seeds", f"{task} [95 %]", "verdict", *further], rows)
+
+
+def _of_one_method(record: Mapping[str, Any]) -> str:
+    further, score = _further(record), "score [95 %]"
+    rows = [[str(row[name]) for name in ("task", "seeds", score, *further)] for row in record["rows"]]
+    return table(["task", "seeds", f"{record['entries'][0]['measure']} [95 %]", *further], rows)
+
+
+def _further(record: Mapping[str, Any]) -> list[str]:
+    """Columns that only this study has."""
+    names = list(record["rows"][0])
+    return names[names.index("published") + 1 :]
 
 
 def draw(record: Mapping[str, Any], path: Path) -> None:

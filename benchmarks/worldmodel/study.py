@@ -10,9 +10,10 @@ import numpy as np
 
 from benchmarks.common import Row
 from benchmarks.study import Cell, Contrast, Key, Score, Study
-from benchmarks.worldmodel.table import METRICS, gap, grouped, policy_rows, seconds_per_episode, success
+from benchmarks.worldmodel.table import CORRELATIONS, METRICS, gap, grouped, policy_rows, seconds_per_episode, success
 from benchmarks.worldmodel.tasks import ABLATIONS, EVERY_TASK, SMALL, TASKS
-from robopolicy.evaluation.comparison import seed_interval
+from robopolicy.evaluation.comparison import Outcomes
+from robopolicy.evaluation.intervals import Interval, correlation_mean
 
 SEEDS = range(2, 5)  # recordings and state network were chosen with seeds 0 and 1
 MODEL = "world model"
@@ -77,6 +78,12 @@ class WorldModel(Study):
         """No comparison: the table states values."""
         return ()
 
+    def interval(self, measure: str, outcomes: Outcomes) -> Interval:
+        """Correlations have an interval within [-1, 1]."""
+        if measure in CORRELATIONS:
+            return correlation_mean([float(np.mean(values)) for values in outcomes.values()])
+        return super().interval(measure, outcomes)
+
     def is_current(self, cell: Cell) -> bool:
         """Cells of other recordings or another training run again."""
         task = EVERY_TASK.get(cell["task"])
@@ -92,10 +99,20 @@ class WorldModel(Study):
         others = [name for name in METRICS if name != "pearson"]
         return {
             "policies": len(next(iter(seeds.values()))),
-            **{name: f"{seed_interval({score.seed: score.cell[name] for score in scores})}" for name in others},
+            **{name: f"{self.interval(name, {s.seed: s.cell[name] for s in scores})}" for name in others},
             "gap": gap(seeds),
             "s/episode, real / model": seconds_per_episode([cell for each in seeds.values() for cell in each]),
         }
+
+    def notes(self, scores: Sequence[Score]) -> list[str]:
+        """Meaning of the further columns."""
+        return [
+            "- `bias` is predicted minus true success, mean over the policies; `best policy` is the same of the truly "
+            "best one. `regret` is the success lost by the policy that the model prefers. `gap` is the loss of PSNR, "
+            "one frame ahead, if actions are shuffled. `lift-*` are ablations: fewer recordings (`few`), none of "
+            "clones or replays, no noise on the past (`exact-past`), a state network of one step (`one-step`), and a success "
+            "head without calibration (`uncalibrated`)."
+        ]
 
     def tables(self, cells: Sequence[Cell]) -> Mapping[str, Sequence[Row]]:
         """One row per policy."""

@@ -23,6 +23,7 @@ METRICS: dict[str, Callable[[Values, Values], float]] = {
 }
 """Metrics of one seed; `best policy` is the bias of the policy with the largest real success."""
 
+CORRELATIONS = ("pearson", "spearman")
 REPLAYS = ("recorded", "detected", "replayed")  # shares of replayed episodes
 
 
@@ -37,9 +38,7 @@ def policy_rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
         for policy in dict.fromkeys(cell["policy"] for members in seeds.values() for cell in members):
             runs = [cell for members in seeds.values() for cell in members if cell["policy"] == policy]
             sides = {side: np.mean([success(cell, side) for cell in runs]) for side in ("real", "predicted")}
-            found = {
-                key: np.mean([run["replays"][key] for run in runs]) for key in ("recorded", "detected", "replayed")
-            }
+            found = {key: np.mean([run["replays"][key] for run in runs]) for key in REPLAYS}
             shown = {key: f"{value:.0%}" for key, value in (*sides.items(), *found.items())}
             table.append({"task": task, "policy": policy, "seeds": len(runs), **shown})
     return table

@@ -121,6 +121,13 @@ def student_mean(values: ArrayLike, *, level: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half, data.size, level)
 
 
+def correlation_mean(values: ArrayLike, *, level: float = 0.95) -> Interval:
+    """Mean of a few correlations `(n,)` with Student's interval on Fisher's scale, which stays within [-1, 1]."""
+    largest = 1 - 1e-6  # finite on Fisher's scale
+    mean = student_mean(np.arctanh(np.clip(np.asarray(values, dtype=np.float64), -largest, largest)), level=level)
+    return Interval(math.tanh(mean.estimate), math.tanh(mean.low), math.tanh(mean.high), mean.n, level)
+
+
 def iqm(values: ArrayLike) -> float:
     """Interquartile mean: mean of the middle half of the values."""
     data = np.sort(np.asarray(values, dtype=np.float64), axis=None)

@@ -7,6 +7,7 @@ import pytest
 
 from robopolicy.evaluation.intervals import (
     bootstrap_mean,
+    correlation_mean,
     iqm,
     optimality_gap,
     paired_difference,
@@ -91,6 +92,12 @@ def test_the_mean_of_a_few_seeds_has_students_interval(values, quantile):
     assert (interval.estimate, interval.n) == (data.mean(), len(data))
     assert (interval.low, interval.high) == pytest.approx((data.mean() - half, data.mean() + half), rel=1e-4)
     assert student_mean([1, 3], level=0.5).high == pytest.approx(2 + 1.0)  # quantile 1, standard error 1
+
+
+def test_the_mean_of_correlations_has_students_interval_on_fishers_scale():
+    interval = correlation_mean([0.9, 0.8])  # arctanh: 1.4722 and 1.0986; mean 1.2854, half width 12.7062 * 0.1868
+    assert (interval.estimate, interval.low, interval.high) == pytest.approx((0.8579, -0.7963, 0.9987), abs=1e-4)
+    assert correlation_mean([1.0, 1.0, 1.0]).low == pytest.approx(1.0, abs=1e-5)
 
 
 def test_one_seed_has_no_interval_and_zero_seeds_are_refused():
