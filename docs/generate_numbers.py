@@ -67,6 +67,8 @@ def world_throughput() -> str:
 COMPARED = {"difference [95 %]": "difference [95 %]", "verdict": "verdict"}
 PARTS = {"method": "part", "part of": "of", "seeds": "seeds", "score [95 %]": "success [95 %]", **COMPARED}
 RETURNS = {"method": "policy", "seeds": "seeds", "score [95 %]": "return [95 %]", **COMPARED}
+WORLDS = {"task": "model", "policies": "policies", "seeds": "seeds", "score [95 %]": "Pearson [95 %]"}
+WORLDS |= {"bias": "predicted - true success", "best policy": "the same of the best policy"}
 """Columns of the table of a study -> headings."""
 
 BLOCKS: dict[str, Callable[[], str]] = {
@@ -77,6 +79,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "parts": partial(study_rows, "parts", PARTS),
     "mjlab_finetune": partial(study_rows, "mjlab_finetune", RETURNS),
     "world_throughput": world_throughput,
+    "worldmodel": partial(study_rows, "worldmodel", WORLDS),
 }
 
 
