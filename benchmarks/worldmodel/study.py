@@ -81,7 +81,7 @@ class WorldModel(Study):
     def interval(self, measure: str, outcomes: Outcomes) -> Interval:
         """Correlations have an interval within [-1, 1]."""
         if measure in CORRELATIONS:
-            return correlation_mean([float(np.mean(values)) for values in outcomes.values()])
+            return correlation_mean([float(np.asarray(values).mean()) for values in outcomes.values()])
         return super().interval(measure, outcomes)
 
     def is_current(self, cell: Cell) -> bool:
