@@ -77,8 +77,7 @@ def _pace(method: Method, task: BenchTask, steps: int | None, before: dict[str, 
         steps = steps or (task.published_steps if method.published else task.replay_steps)
         ratio = () if method.published else (f"algorithm.utd={task.horizon / task.steps_per_update}",)
         return ["budget.updates=0", f"budget.env_steps={steps}", *ratio]
-    diffusion = method.base is not None and method.base.kind == "diffusion"
-    steps = steps or (diffusion and task.diffusion_steps) or task.env_steps
+    steps = steps or task.env_steps * (2 if task.name in method.doubled else 1)
     wide = f"sim.num_envs={task.num_envs}"
     if method.source == "group":
         assert before is not None

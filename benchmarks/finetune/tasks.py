@@ -16,7 +16,6 @@ class BenchTask:
     # their clones succeed in about half of the episodes (benchmarks/finetune/bases.py adapts the number to the seed)
     horizon: int = 4  # actions of a chunk, all of them executed
     env_steps: int = 450_000  # of on-policy and group methods
-    diffusion_steps: int = 0  # of those on a diffusion policy, where it learns more slowly; 0: the same
     replay_steps: int = 60_000  # of learners from replay, which then cost about as much
     published_steps: int = 30_000  # of learners from replay at their published update ratios
     evaluated: int = 100  # episodes of each of the ten evaluations during training
@@ -39,7 +38,7 @@ class BenchTask:
 TASKS = {
     task.name: task
     for task in (
-        BenchTask("lift", "manipulation/lift", {"flow": 5, "diffusion": 5}, diffusion_steps=900_000),
+        BenchTask("lift", "manipulation/lift", {"flow": 5, "diffusion": 5}),
         BenchTask("drawer", "manipulation/drawer", {"flow": 10, "diffusion": 6}, rollout=64),
         BenchTask(
             "pick_place",
