@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ def run_cell(task: BenchTask, name: str, seed: int) -> dict[str, Any]:
     policy = store(task, seed).policy(name)
     with closing(make_sim(task.task, options)) as sim:
         sides = {"real": evaluate(policy, sim, episodes=task.episodes, seed=HELD_OUT).to_dict()}
-        replays = replay(model, recorded(policy, sim, model, task.replays), task.replays)
+    with closing(make_sim(task.task, replace(options, ends_on_success=False))) as sim:
+        replays = replay(model, recorded(policy, sim, model, task), task.replays)
     with closing(world_sim(task.task, options, model, manifest)) as sim:
         sides["predicted"] = evaluate(policy, sim, episodes=task.episodes, seed=HELD_OUT).to_dict()
     facts = {"task": task.name, "policy": name, "seed": seed, **task.facts()}
@@ -47,11 +49,11 @@ def run_cell(task: BenchTask, name: str, seed: int) -> dict[str, Any]:
     return {**facts, **sides, "replays": replays.to_dict(), "gate": manifest.gate}
 
 
-def recorded(policy: Policy, sim: VectorSim, model: LatentVideoModel, episodes: int) -> VideoDataset:
+def recorded(policy: Policy, sim: VectorSim, model: LatentVideoModel, task: BenchTask) -> VideoDataset:
     """Videos of the first real episodes of a policy."""
     found = EpisodeList()
-    size = {"episodes": episodes, "seed": HELD_OUT, "only_success": False}
-    collect(sim, PolicyExpert(policy), found, **size, behaviour="ranked")
+    size = {"episodes": task.replays, "seed": HELD_OUT, "only_success": False}
+    collect(sim, PolicyExpert(policy), found, **size, behaviour="ranked", after_success=task.after_success)
     return VideoDataset(model.spec, Episodes.from_list(found, sim.spec.control_dt))
 
 
@@ -61,7 +63,8 @@ def films(task: BenchTask, seed: int) -> Path:
     with shared(folder):
         if not folder.exists():
             views = ["--render", "--cameras", task.camera, "--image-size", str(task.size)]
-            size = ["--episodes", str(task.films), "--seed", str(1_000_000 * (1 + seed))]
+            size = ["--episodes", str(task.films), "--after-success", str(task.after_success)]
+            size += ["--seed", str(1_000_000 * (1 + seed))]
             policies = [recorded_policy(task, seed, behaviour) for behaviour in task.behaviours]
             run_command("collect", task.task, *views, *size, "--policies", *policies, "--out", str(folder))
     return folder

@@ -21,6 +21,7 @@ class BenchTask:
     films: int  # recorded episodes of all behaviours together
     preset: str  # of the world model
     settings: tuple[str, ...]  # of its training
+    after_success: int = 10  # recorded steps after success
     episodes: int = 100  # per policy, in the simulator and in the world model
     replays: int = 50  # of those in the simulator, replayed in the world model
     calibrated: bool = True  # whether the success head keeps its calibration
@@ -30,7 +31,8 @@ class BenchTask:
     def facts(self) -> dict[str, object]:
         """Recordings and training of the world model; cells with others are out of date."""
         training = [self.preset, *self.settings]
-        return {"behaviours": list(self.behaviours), "films": self.films, "training": training}
+        recordings = {"behaviours": list(self.behaviours), "films": self.films, "after_success": self.after_success}
+        return {**recordings, "training": training}
 
 
 CHAIN = ("policy.hidden=[128,128,128]", "policy.steps=10")
@@ -135,6 +137,7 @@ ABLATIONS = {
         replace(LIFT, name="lift-few", base="lift", films=300),
         replace(LIFT, name="lift-no-clones", base="lift", behaviours=(*NOISY, *REPLAYS)),
         replace(LIFT, name="lift-no-replays", base="lift", behaviours=(*NOISY, *CLONES)),
+        replace(LIFT, name="lift-to-success", base="lift", after_success=0),
         replace(LIFT, name="lift-exact-past", base="lift", settings=(*LIGHT, "learner.history_noise=0")),
         replace(LIFT, name="lift-one-step", base="lift", settings=(*LIGHT, "learner.state_horizon=1")),
         replace(LIFT, name="lift-uncalibrated", base="lift", calibrated=False),

@@ -75,6 +75,8 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--policies", nargs="+", default=["expert"], metavar="POLICY[+NOISE]", help=text)
     text = "a person at a device (default: browser) takes over from --policy and hands back; frames record who acted"
+    text = "frames of a video that follow the end of the task, where the simulator can play on (default: 10)"
+    parser.add_argument("--after-success", type=int, default=10, metavar="STEPS", help=text)
     parser.add_argument("--takeover", nargs="?", const="browser", metavar="DEVICE", help=text)
     add_session_options(parser)
     add_display_option(parser)
@@ -112,6 +114,7 @@ def _collect(args: argparse.Namespace, display: Display | None) -> int:
         point_clouds=tuple(args.point_clouds),
         points=args.points,
         reward=args.reward,
+        ends_on_success=not args.render,
         held_out=False,
     )
     if args.takeover:
@@ -152,6 +155,7 @@ def _collect(args: argparse.Namespace, display: Display | None) -> int:
                     only_success=not (args.keep_failures or args.render),
                     noise=part.noise,
                     behaviour=part.label,
+                    after_success=args.after_success,
                     progress=lambda kept, _, done=done: update(done + kept),
                 )
                 if report.stopped:
@@ -239,7 +243,9 @@ def _policy_expert(path: Path, args: argparse.Namespace) -> Callable[[], Expert]
 def _check(args: argparse.Namespace) -> None:
     from robopolicy.errors import UserError
 
-    check_numbers(args, positive=("episodes", "num_envs", "image_size", "points"), non_negative=("seed",))
+    check_numbers(
+        args, positive=("episodes", "num_envs", "image_size", "points"), non_negative=("seed", "after_success")
+    )
     if not 0 <= args.noise < float("inf"):
         raise UserError(f"--noise must be 0 or larger, got {args.noise}.")
     check_session(args)
@@ -264,5 +270,7 @@ def _check(args: argparse.Namespace) -> None:
         reject_unused(args, "without --cameras", "--image-size")
     if not args.point_clouds:
         reject_unused(args, "without --point-clouds", "--points")
+    if not args.render:
+        reject_unused(args, "without --render", "--after-success")
     if not args.render and args.policies != ["expert"]:
         raise UserError("--policies requires --render.")

@@ -87,6 +87,7 @@ def collect(
     only_success: bool = True,
     noise: float = 0.0,
     behaviour: str = "",
+    after_success: int = 0,
     acting: Expert | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> CollectReport:
@@ -107,6 +108,8 @@ def collect(
             et al. 2017), and as `executed` the applied action, which value learning uses.
         behaviour: Name of the behaviour; if given, record a video dataset for world models: the actions are the
             executed ones, and a closing frame shows the result of the last action.
+        after_success: Steps of a video that follow the success that would have ended its episode, if `sim` plays on
+            (`SimOptions.ends_on_success`). Without them, no frame shows more than the beginning of success.
         acting: Acts in place of the expert, whose intended actions label the visited states (DAgger, Ross et al. 2011).
         progress: Called with (kept, attempts) after every control step.
 
@@ -114,8 +117,9 @@ def collect(
         UserError: The expert succeeds too rarely, or the task defines no success.
         SimulatorFailed: An environment failed before an episode was kept; a later failure ends the collection.
     """
-    if episodes < 1 or noise < 0:
-        raise UserError(f"Collecting needs episodes >= 1 and noise >= 0, got {episodes} and {noise}.")
+    if episodes < 1 or noise < 0 or after_success < 0:
+        found = f"{episodes}, {noise} and {after_success}"
+        raise UserError(f"Collecting needs episodes >= 1, noise >= 0 and after_success >= 0, got {found}.")
     low, high = sim.spec.action_low.to(sim.device), sim.spec.action_high.to(sim.device)
     recorder = EpisodeRecorder(sim.num_envs, sim.spec.task)
     finished: dict[int, Episode] = {}  # by seed, until all earlier seeds have finished
@@ -143,7 +147,10 @@ def collect(
         obs = step.obs
         for row in step.done.nonzero().flatten().tolist():
             episode = recorder.take(row, seeds[row], has_success=has_success)
-            finished[seeds[row]] = _with_closing_frame(episode, step, row, behaviour) if behaviour else episode
+            if behaviour:
+                last = {key: value[row].cpu().numpy() for key, value in step.final_obs.items()}
+                episode = replace(_video(episode, last, after_success), behaviour=behaviour)
+            finished[seeds[row]] = episode
         while kept < episodes and (episode := finished.pop(seed + attempts, None)) is not None:
             attempts += 1
             successes += episode.success
@@ -163,10 +170,19 @@ def collect(
             return CollectReport(kept, attempts, successes if has_success else None, frames)
 
 
-def _with_closing_frame(episode: Episode, step: Step, row: int, behaviour: str) -> Episode:
-    """Append the observation after the last action as a closing frame."""
-    closed = episode.with_closing_frame({key: value[row].cpu().numpy() for key, value in step.final_obs.items()})
-    return replace(closed, behaviour=behaviour)
+def _video(episode: Episode, last: Mapping[str, NDArray[Any]], after_success: int) -> Episode:
+    """Cut `episode` at most `after_success` steps after the first one that ends it, and append a closing frame.
+
+    The closing frame shows the observation after the last action, `last` `{key: (...)}` if nothing is cut.
+    """
+    ends = episode.arrays["terminated"].nonzero()[0]
+    if len(ends):
+        length = min(int(ends[0]) + 1 + after_success, len(episode))
+        if length < len(episode):
+            last = {key: episode.arrays[key][length] for key in last}
+        arrays = {key: array[:length] for key, array in episode.arrays.items()}
+        episode = replace(episode, arrays=arrays | {"terminated": np.arange(1, length + 1) == length})
+    return episode.with_closing_frame(last)
 
 
 class EpisodeRecorder:
@@ -181,7 +197,8 @@ class EpisodeRecorder:
 
     def record(self, obs: Observation, actions: Mapping[str, Tensor], step: Step) -> None:
         """Store one control step of all rows."""
-        tensors = {**obs, **actions, "reward": step.reward, "terminated": step.terminated}
+        ends = step.terminated | step.info.get("ended", step.terminated)
+        tensors = {**obs, **actions, "reward": step.reward, "terminated": ends}
         if "success" in step.info:
             tensors["success"] = step.info["success"]
         self._steps.append({key: value.cpu().numpy() for key, value in tensors.items()})

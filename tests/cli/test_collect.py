@@ -129,7 +129,7 @@ def test_recorded_episodes_match_evaluated_episodes(tmp_path: Path) -> None:
 
 def test_videos_mix_behaviours_and_end_with_the_final_observation(tmp_path: Path) -> None:
     arguments = ["--cameras", "top", "--image-size", "16", "--images", "png", "--episodes", "5", "--num-envs", "2"]
-    policies = ["--policies", "expert", "random+0.5"]
+    policies = ["--policies", "expert", "random+0.5", "--after-success", "0"]
     assert main(["collect", "toy/push", "--render", *policies, *arguments, "--out", str(tmp_path / "films")]) == 0
     films = read_lerobot(tmp_path / "films")
     assert films.behaviours == ("expert",) * 3 + ("random+0.5",) * 2
@@ -172,6 +172,8 @@ def test_a_replay_repeats_the_actions_of_the_first_policy_at_other_starts(tmp_pa
         (["--render", "--cameras", "top", "--policies", "expert", "expert"], "cannot be divided"),
         (["--render", "--cameras", "top", "--noise", "0.1"], "from --policies"),
         (["--policies", "random"], "requires --render"),
+        (["--after-success", "5"], "no effect without --render"),
+        (["--render", "--cameras", "top", "--after-success", "-1"], "--after-success must be"),
     ],
 )
 def test_invalid_video_options_are_refused(options, message, tmp_path, refused) -> None:

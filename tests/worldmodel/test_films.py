@@ -1,5 +1,6 @@
 """Tests of video datasets: refused data, splits, and the content of a window."""
 
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -7,11 +8,12 @@ import pytest
 import torch
 from films import ACTIONS, push_films
 
+from robopolicy.data.collect import EpisodeList, collect
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.formats.lerobot import read_lerobot, write_lerobot
 from robopolicy.data.formats.lerobot.layout import names_of
 from robopolicy.errors import UserError
-from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy.worldmodel.backend import SimInitialStates
 from robopolicy.worldmodel.videos import FrameSampler, VideoDataset, check_videos, infer_spec, split_episodes
 
@@ -118,6 +120,27 @@ def test_success_labels_the_frame_after_the_step(episodes):
     assert videos.success[end - 1] == 1 and videos.success[end - 2] == 0
     assert videos.progress[end - 1] == 1 and videos.progress[end - 2] == pytest.approx(0.95)
     assert videos.progress[int(episodes.starts[4]) : int(episodes.ends[4])].sum() == 0 or episodes.success[4]
+
+
+@pytest.mark.parametrize("task", ["toy/push", "manipulation/lift"])
+def test_videos_go_on_after_success_where_the_simulator_does(task):
+    def collected(**after: int) -> Episodes:
+        found = EpisodeList()
+        with closing(make_sim(task, SimOptions(num_envs=3, ends_on_success=not after))) as sim:
+            collect(sim, get_task(task).require_expert()(), found, episodes=4, behaviour="expert", **after)
+        return Episodes.from_list(found, sim.spec.control_dt)
+
+    whole, cut, longer = collected(), collected(after_success=0), collected(after_success=3)
+    assert whole.success.all() and all(np.array_equal(whole.arrays[key], cut.arrays[key]) for key in whole.arrays)
+    assert longer.lengths.tolist() == (whole.lengths + 3).tolist()
+    for index in range(4):
+        first, second = whole.episode(index).arrays, longer.episode(index).arrays
+        steps = len(first["action"]) - 1
+        assert np.array_equal(first["action"][:steps], second["action"][:steps])
+        assert all(
+            np.array_equal(first[key][steps], second[key][steps]) for key in first if key.startswith(("st", "b"))
+        )
+        assert second["success"].argmax() == steps - 1 and second["terminated"].nonzero()[0].tolist() == [steps + 3]
 
 
 def test_restored_sampler_continues_the_same_sequence(episodes):

@@ -61,7 +61,7 @@ class PushSim(TorchVectorEnv):
             ),
         )
         super().__init__(spec, options.num_envs, options.device)
-        self._shaped = options.reward == "shaped"
+        self._shaped, self._ends_on_success = options.reward == "shaped", options.ends_on_success
         self._gripper = torch.zeros(self.num_envs, 2, device=self.device)
         self._block = torch.zeros(self.num_envs, 2, device=self.device)
 
@@ -75,11 +75,13 @@ class PushSim(TorchVectorEnv):
         self.episode_step = self.episode_step + active
         distance = _distance(self._block)
         success = active & solved(self._block)
-        truncated = active & ~success & (self.episode_step >= self.spec.max_episode_steps)
+        terminated = success & self._ends_on_success
+        truncated = active & ~terminated & (self.episode_step >= self.spec.max_episode_steps)
         reward = success.float() + (before - distance if self._shaped else 0.0)
         final = self.observe()
-        obs = self.observe() if self.restart(success | truncated) else final
-        return Step(obs, torch.where(active, reward, 0.0), success, truncated, final, {"success": success})
+        obs = self.observe() if self.restart(terminated | truncated) else final
+        info = {"success": success} | ({} if self._ends_on_success else {"ended": success})
+        return Step(obs, torch.where(active, reward, 0.0), terminated, truncated, final, info)
 
     def render(self, camera: str | None = None, *, width: int = 320, height: int = 240, envs: int = 1) -> Tensor:
         """Return frames of the first `envs` tables, from above; the table fills the height."""

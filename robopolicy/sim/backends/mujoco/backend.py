@@ -42,6 +42,7 @@ class MujocoSim(NumpyVectorEnv):
         image_size: int = 64,  # height and width of these images in pixels
         point_clouds: Sequence[str] = (),  # cameras whose depth becomes observations `point_cloud.<camera>`
         points: int = 256,  # points of each cloud
+        ends_on_success: bool = True,  # False: episodes go on, and `info["ended"]` tells where they would have ended
     ) -> None:
         for camera in (*cameras, *point_clouds):
             if camera not in task.cameras:
@@ -62,6 +63,7 @@ class MujocoSim(NumpyVectorEnv):
         self._dt = task.frame_skip * float(task.model.opt.timestep)
         self._image_size = image_size
         self._points = points
+        self._ends_on_success = ends_on_success
         self._renderers: dict[tuple[int, int], Renderer] = {}
         self._memory: Arrays = {}
         self.measurements: dict[str, Callable[[BatchState], Array]] = {}
@@ -107,6 +109,9 @@ class MujocoSim(NumpyVectorEnv):
         info |= {key: measure(after) for key, measure in self.measurements.items()}
         if "success" in info and diverged.any():
             info["success"] = info["success"] & ~diverged
+        if not self._ends_on_success and "success" in info:
+            info["ended"] = terminated & info["success"]
+            terminated = terminated & ~info["ended"]
         self._steps[select] += 1
         truncated = self._steps[select] >= self.spec.max_episode_steps
         reward = np.where(diverged, 0.0, outcome.reward)
@@ -304,4 +309,5 @@ def make_native(environment: MujocoTask, options: SimOptions, *, task: str = "")
         image_size=options.image_size,
         point_clouds=options.point_clouds,
         points=options.points,
+        ends_on_success=options.ends_on_success,
     )
