@@ -110,8 +110,8 @@ class WorldModel(Study):
             "- `bias` is predicted minus true success, mean over the policies; `best policy` is the same of the truly "
             "best one. `regret` is the success lost by the policy that the model prefers. `gap` is the loss of PSNR, "
             "one frame ahead, if actions are shuffled. `lift-*` are ablations: fewer recordings (`few`), none of "
-            "clones or replays, none after success (`to-success`), no noise on the past (`exact-past`), a state network of one step (`one-step`), and a "
-            "success head without calibration (`uncalibrated`)."
+            "clones or replays, none after success (`to-success`), no noise on the past (`exact-past`), a state "
+            "network of one step (`one-step`), and a success head without calibration (`uncalibrated`)."
         ]
 
     def tables(self, cells: Sequence[Cell]) -> Mapping[str, Sequence[Row]]:

@@ -243,9 +243,8 @@ def _policy_expert(path: Path, args: argparse.Namespace) -> Callable[[], Expert]
 def _check(args: argparse.Namespace) -> None:
     from robopolicy.errors import UserError
 
-    check_numbers(
-        args, positive=("episodes", "num_envs", "image_size", "points"), non_negative=("seed", "after_success")
-    )
+    counts = ("episodes", "num_envs", "image_size", "points")
+    check_numbers(args, positive=counts, non_negative=("seed", "after_success"))
     if not 0 <= args.noise < float("inf"):
         raise UserError(f"--noise must be 0 or larger, got {args.noise}.")
     check_session(args)

@@ -89,8 +89,8 @@ class Step:
     final_obs: Observation  # (N, ...) true successor observation; equals `obs` where the episode continues
     info: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """(N, ...); `success` (N,) bool where the task defines it, `diverged` (N,) bool where the backend detects that the
-    physics diverged: the episode is terminated, the reward is 0, `final_obs` is its last finite observation; `ended` (N,)
-    bool in a simulator that plays on after success: the step would have ended the episode."""
+    physics diverged: the episode is terminated, the reward is 0, `final_obs` is its last finite observation; `ended`
+    (N,) bool in a simulator that plays on after success: whether the step would have ended the episode."""
 
     @property
     def done(self) -> Tensor:

@@ -83,8 +83,8 @@ def test_the_state_network_learns_from_its_own_predictions(
     batch = LatentBatch(empty[None], states, actions, empty, states, actions, real, empty, states[:, 0], empty[:, :2])
     loss, _ = state_loss(model, batch, torch.Generator(), 0.0)
     # Step 1: change 1 predicted, (4 - 1 - 1) / 0.5 = 4 true. State 1 + 0.5 + 1 = 2.5. Step 2: change 1.5 predicted,
-    # (5 - 2.5 - 1) / 0.5 = 3 true.
-    assert loss.item() == pytest.approx(((1 - 4) ** 2 + (1.5 - 3) ** 2) / 2)
+    # (5 - 2.5 - 1) / 0.5 = 3 true. Huber's loss of an error above 1 is the error minus a half.
+    assert loss.item() == pytest.approx(((4 - 1 - 0.5) + (3 - 1.5 - 0.5)) / 2)
 
 
 def test_the_memory_holds_the_newest_frames_and_the_actions_between_them(
