@@ -15,7 +15,7 @@ from benchmarks.worldmodel.tasks import ABLATIONS, EVERY_TASK, SMALL, TASKS
 from robopolicy.evaluation.comparison import Outcomes
 from robopolicy.evaluation.intervals import Interval, correlation_mean
 
-SEEDS = range(2, 5)  # recordings and state network were chosen with seeds 0 and 1
+SEEDS = (2, 4, 5)  # recordings and state network were chosen with seeds 0, 1 and 3
 MODEL = "world model"
 
 

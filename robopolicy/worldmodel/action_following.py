@@ -24,6 +24,7 @@ from robopolicy.worldmodel.videos import VideoDataset
 
 HORIZONS = (1, 5, 10, 20, 40)
 MODES = ("true", "shuffled", "zero")
+_COMPARABLE = 0.8  # of the largest slope: entries whose slopes do not tell them apart
 _MIN_EFFECT = 0.3  # least slope of the state vector on an action, both standardised, that counts as an effect
 
 
@@ -109,7 +110,8 @@ def action_sweep(
     """Return the fraction of frames from which each action dimension has the same effect as in the data.
 
     The effect of a dimension is on the entry that changes most with it over `steps` frames, with the other dimensions
-    held constant. Dimensions without an effect and worlds without a state vector are left out.
+    held constant; among comparable entries, on the one that follows it most often. Dimensions without an effect and
+    worlds without a state vector are left out.
     """
     effects = _measured_effects(videos, steps)
     starts = videos.starts(1, windows, seed)
@@ -177,13 +179,24 @@ def _measured_effects(videos: VideoDataset, steps: int) -> dict[int, tuple[int, 
     frames, actions, _ = videos.window(starts, steps)
     context = videos.spec.context
     change = videos.proprio[frames[:, -1]] - videos.proprio[frames[:, context - 1]]
-    scores = standardized_slopes(actions[:, context - 1 :].mean(1), change)  # (A, P)
+    taken = actions[:, context - 1 :].mean(1)
     found: dict[int, tuple[int, float]] = {}
-    for dimension, row in enumerate(scores):
-        entry = int(row.abs().argmax())
+    for dimension, row in enumerate(standardized_slopes(taken, change)):
+        entry = steadiest(row, taken[:, dimension], change)
         if row[entry].abs() >= _MIN_EFFECT:
             found[dimension] = (entry, float(row[entry].sign()))
     return found
+
+
+def steadiest(slopes: Tensor, actions: Tensor, change: Tensor) -> int:
+    """Return the entry that follows `actions` `(N,)` most often, among those with comparable `slopes` `(P,)`.
+
+    Raising the tool changes its height always, but its height above an object only while it does not hold that object.
+    """
+    candidates = (slopes.abs() >= _COMPARABLE * slopes.abs().max()).nonzero().flatten()
+    pushed = (actions - actions.mean())[:, None] * slopes[candidates]
+    follows = (pushed * (change - change.mean(0))[:, candidates] > 0).float().mean(0)
+    return int(candidates[follows.argmax()])
 
 
 def standardized_slopes(actions: Tensor, change: Tensor) -> Tensor:

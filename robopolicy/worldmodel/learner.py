@@ -109,9 +109,9 @@ def state_loss(
     """Huber loss of the normalised changes of the state vector, from a noisy context as in `denoising_loss`.
 
     A contact turns an object by many standard deviations, which nothing predicts: squared, such errors outweigh all
-    others. Every step after the first starts from the predictions before it, with their gradient, and sees the same latent:
-    later ones would show what the predictions missed. Errors of a few millimetres decide whether a grasp succeeds, and
-    a network that learns single steps only does not correct them.
+    others. Every step after the first starts from the predictions before it, with their gradient, and sees the same
+    latent: later ones would show what the predictions missed. Errors of a few millimetres decide whether a grasp
+    succeeds, and a network that learns single steps only does not correct them.
     """
     latent, device = batch.state_latents, batch.state_latents.device
 

@@ -13,6 +13,7 @@ from robopolicy.worldmodel.action_following import (
     frame_psnr,
     measure_action_following,
     standardized_slopes,
+    steadiest,
     table,
 )
 from robopolicy.worldmodel.contract import Frames, Images, WorldSpec, WorldState
@@ -90,6 +91,15 @@ def test_slopes_separate_the_effects_of_correlated_actions():
     slopes = standardized_slopes(torch.stack([lift, close], 1), torch.stack([lift, width, torch.zeros(2000)], 1))
     assert slopes[0].abs().argmax() == 0 and slopes[1].abs().argmax() == 1 and slopes[1, 1] < -0.3
     assert slopes[1, 0].abs() < 1e-4 and not slopes[:, 2].any()
+
+
+def test_an_effect_is_sought_where_it_never_ceases():
+    up = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
+    above = -1.2 * up * torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 0.0])  # the height above an object, held at the end
+    slopes = standardized_slopes(up[:, None], torch.stack([above, up, torch.zeros(6)], 1))[0]
+    assert slopes.abs()[:2].min() > 0.8 and steadiest(slopes, up, torch.stack([above, up, torch.zeros(6)], 1)) == 1
+    faint = torch.tensor([-1.0, 0.5, 0.0])
+    assert steadiest(faint, up, torch.stack([above, up, torch.zeros(6)], 1)) == 0  # not comparable
 
 
 def test_model_trained_only_on_successes_is_refused(videos):
