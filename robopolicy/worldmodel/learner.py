@@ -35,7 +35,7 @@ class LearnerConfig(Validated):
     autoencoder_lr: Positive = 2e-3  # falls linearly to a twentieth
     batch_size: PositiveInt = 64  # windows
     state_batch: PositiveInt = 256  # windows of the state network, which costs far less than the denoiser
-    state_horizon: PositiveInt = 4  # steps ahead for which the state network learns from its own predictions
+    state_horizon: PositiveInt = 8  # steps ahead for which the state network learns from its own predictions
     lr: Positive = 1e-3  # rises for 100 updates, then falls linearly to a tenth
     weight_decay: NonNegative = 0.01
     grad_clip: Positive = 1.0  # largest norm of the gradient
