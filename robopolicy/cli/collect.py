@@ -75,7 +75,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--policies", nargs="+", default=["expert"], metavar="POLICY[+NOISE]", help=text)
     text = "a person at a device (default: browser) takes over from --policy and hands back; frames record who acted"
-    text = "frames of a video that follow the end of the task, where the simulator can play on (default: 10)"
+    text = "frames of a video that follow the end of the task, where the simulator can continue (default: 10)"
     parser.add_argument("--after-success", type=int, default=10, metavar="STEPS", help=text)
     parser.add_argument("--takeover", nargs="?", const="browser", metavar="DEVICE", help=text)
     add_session_options(parser)

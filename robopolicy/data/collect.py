@@ -108,7 +108,7 @@ def collect(
             et al. 2017), and as `executed` the applied action, which value learning uses.
         behaviour: Name of the behaviour; if given, record a video dataset for world models: the actions are the
             executed ones, and a closing frame shows the result of the last action.
-        after_success: Steps of a video that follow the success that would have ended its episode, if `sim` plays on
+        after_success: Steps of a video that follow the success that would have ended its episode, if `sim` continues
             (`SimOptions.ends_on_success`). Without them, no frame shows more than the beginning of success.
         acting: Acts in place of the expert, whose intended actions label the visited states (DAgger, Ross et al. 2011).
         progress: Called with (kept, attempts) after every control step.

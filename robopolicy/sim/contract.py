@@ -90,7 +90,7 @@ class Step:
     info: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """(N, ...); `success` (N,) bool where the task defines it, `diverged` (N,) bool where the backend detects that the
     physics diverged: the episode is terminated, the reward is 0, `final_obs` is its last finite observation; `ended`
-    (N,) bool in a simulator that plays on after success: whether the step would have ended the episode."""
+    (N,) bool in a simulator that continues after success: whether the step would have ended the episode."""
 
     @property
     def done(self) -> Tensor:

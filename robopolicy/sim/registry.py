@@ -77,7 +77,7 @@ class SimOptions:
     exact_final_obs: bool = True  # where it costs time (mjlab, Isaac Lab): return last observations of episodes
     wrappers: tuple[WrapperSpec, ...] = ()  # wrappers around the simulator, in any order
     success_step: str = "any"  # steps whose success an evaluation counts: any | last
-    ends_on_success: bool = True  # False: play on, where the simulator can; `info["ended"]` is true at such steps
+    ends_on_success: bool = True  # False: continue, where the simulator can; `info["ended"]` is true at such steps
     held_out: bool = True  # of tasks that split their problems: those for evaluation; False: those for training
     world: WorldOptions = WorldOptions()  # only for the backend `worldmodel:FOLDER`
 
