@@ -131,7 +131,7 @@ class LatentWorldModel(LatentVideoModel):
 
         `proprio` and `actions` are in task units.
         """
-        return self.state(features, *self._normalised(proprio, actions))
+        return self.state(features, *self.normalised(proprio, actions))
 
     def normalised_change(self, proprio: Tensor, after: Tensor) -> Tensor:
         """Normalised change `(B, P)` from the newest of the state vectors `(B, C, P)` to `after` `(B, P)`."""
@@ -145,7 +145,7 @@ class LatentWorldModel(LatentVideoModel):
         self, noisy: Tensor, sigma: Tensor, context: Tensor, proprio: Tensor, actions: Tensor, moved: Tensor
     ) -> Tensor:
         """Predict normalised changes of latents, given the normalised change `moved` `(B, P)` of the state vector."""
-        return self.denoiser(noisy, sigma, context, *self._normalised(proprio, actions), moved)
+        return self.denoiser(noisy, sigma, context, *self.normalised(proprio, actions), moved)
 
     def sample(self, noise: Tensor, context: Tensor, proprio: Tensor, actions: Tensor, moved: Tensor) -> Tensor:
         """Sample changes of latents from standard normal `noise` by Euler steps along `config.sigmas`."""
@@ -156,7 +156,7 @@ class LatentWorldModel(LatentVideoModel):
             x = clean + (x - clean) * (lower / level)
         return x
 
-    def _normalised(self, proprio: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    def normalised(self, proprio: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Scale state vectors and actions by their statistics."""
         return (proprio - self.proprio_mean) / self.proprio_std, (actions - self.action_mean) / self.action_std
 

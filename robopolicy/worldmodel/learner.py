@@ -122,14 +122,15 @@ def state_loss(
     features = model.state.look(latent + level[:, None, None, None] * normal(*latent.shape))
     context, horizon = model.spec.context, batch.state_real.shape[1]
     past = _noisy_states(model, batch.state_proprio[:, :context], level, normal)
-    errors: list[Tensor] = []  # (S,) of each step
+    past, actions = model.normalised(past, batch.state_actions)
+    offset, scale = (value / model.proprio_std for value in (model.proprio_change_mean, model.proprio_change_std))
     for step in range(horizon):
-        moved = model.state_change(features, past, batch.state_actions[:, step : step + context])
-        target = model.normalised_change(past, batch.state_proprio[:, context + step])
-        errors.append(functional.huber_loss(moved, target, reduction="none").mean(1))
-        past = torch.cat([past[:, 1:], model.moved_state(past, moved)[:, None]], 1)
-    real = batch.state_real
-    loss = (torch.stack(errors, 1) * real).sum() / real.sum()
+        moved = model.state(features, past[:, -context:], actions[:, step : step + context])
+        after = torch.addcmul(past[:, -1] + offset, moved, scale)
+        past = torch.cat([past, after[:, None]], 1)
+    targets = (batch.state_proprio[:, context:] - model.proprio_mean) / model.proprio_std
+    changes, real = (past[:, context:] / scale, targets / scale), batch.state_real
+    loss = (functional.huber_loss(*changes, reduction="none").mean(2) * real).sum() / real.sum()
     return loss, make_metrics({"state/loss": loss})
 
 

@@ -75,7 +75,9 @@ def test_the_state_network_learns_from_its_own_predictions(
     """A network that predicts the last change again, by hand for three steps; the last one is not real."""
     model.proprio_change_std.fill_(0.5)
     model.proprio_change_mean.fill_(1.0)
-    monkeypatch.setattr(model, "state_change", lambda latent, past, actions: past[:, -1] - past[:, -2] + actions.sum())
+    model.proprio_mean.fill_(3.0)
+    model.proprio_std.fill_(1.0)
+    monkeypatch.setattr(model.state, "forward", lambda latent, past, actions: past[:, -1] - past[:, -2] + actions.sum())
     states = torch.tensor([0.0, 0.0, 0.0, 1.0, 4.0, 5.0, 9.0])[None, :, None].expand(1, 7, 4)
     actions = torch.zeros(1, 6, 2)
     real = torch.tensor([[True, True, False]])
