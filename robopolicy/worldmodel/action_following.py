@@ -182,8 +182,8 @@ def _measured_effects(videos: VideoDataset, steps: int) -> dict[int, tuple[int, 
     taken = actions[:, context - 1 :].mean(1)
     found: dict[int, tuple[int, float]] = {}
     for dimension, row in enumerate(standardized_slopes(taken, change)):
-        entry = steadiest(row, taken[:, dimension], change)
-        if row[entry].abs() >= _MIN_EFFECT:
+        if row.abs().max() >= _MIN_EFFECT:
+            entry = steadiest(row, taken[:, dimension], change)
             found[dimension] = (entry, float(row[entry].sign()))
     return found
 
