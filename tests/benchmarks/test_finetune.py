@@ -51,7 +51,7 @@ def test_rows_with_published_update_ratios_change_only_ratios_ensembles_and_cand
             assert settings.algorithm["utd"] >= 4
 
 
-def test_methods_with_a_doubled_budget_play_twice_the_steps():
+def test_methods_with_a_doubled_budget_run_twice_the_steps():
     usual, doubled = (plan(METHODS["dppo"], TASKS[task], None, None) for task in ("drawer", "lift"))
     assert "budget.env_steps=450000" in usual and "budget.env_steps=900000" in doubled
 
