@@ -198,21 +198,22 @@ def rows_of(figures: dict[str, Any]) -> list[dict[str, object]]:
             if name == "real time":
                 more += f"; {f['deadline_misses']} of {f['ticks']} ticks missed; jitter p50 {f['jitter_p50_ms']} ms"
                 more += f", p99 {f['jitter_p99_ms']} ms"
-            rows.append({"part": f"success, {name}", "found": found, "more": more})
+            rows.append({"part": f"success, {name}", "result": found, "details": more})
     if "soak" in figures:
         f = figures["soak"]
         before, after = f["lateness_p99_ms"]
+        missed = f"{f['deadline_misses']} of {f['ticks']} missed"
         rows.append(
             {
                 "part": f"soak, {f['seconds']:g} s at {f['rate']:g} Hz",
-                "found": f"memory {f['memory_growth_mib']:+.2f} MiB of {f['memory_mib']:.0f}",
-                "more": f"lateness p99 {before:.2f} -> {after:.2f} ms; {f['deadline_misses']} of {f['ticks']} missed",
+                "result": f"memory {f['memory_growth_mib']:+.2f} MiB of {f['memory_mib']:.0f}",
+                "details": f"lateness p99 {before:.2f} -> {after:.2f} ms; {missed}",
             }
         )
     if "fuzz" in figures:
         f = figures["fuzz"]
-        rows.append({"part": f"fuzz, {f['frames']} frames", "found": "survived" if f["survived"] else "FAILED"})
-        rows[-1]["more"] = f["found"]
+        rows.append({"part": f"fuzz, {f['frames']} frames", "result": "survived" if f["survived"] else "FAILED"})
+        rows[-1]["details"] = f["found"]
     return rows
 
 

@@ -44,6 +44,11 @@ PACKAGES = (
 Row = Mapping[str, object]
 
 
+def brackets(of: str = "turns") -> str:
+    """Note below a table whose brackets are no confidence intervals."""
+    return f"Brackets are the smallest and the largest of the {of}, no confidence intervals."
+
+
 def outcomes(result: EvalResult) -> list[int]:
     """Success of every episode, 0 or 1."""
     assert result.success is not None
@@ -63,6 +68,11 @@ def machine() -> dict[str, object]:
     return described
 
 
+def made_on() -> dict[str, object]:
+    """Processor and versions of a cell; those of a table are of its writing."""
+    return {"cpu": machine()["cpu"], **versions(("robopolicy", "torch", "mujoco"))}
+
+
 def print_result(name: str, rows: Sequence[Row], figures: Mapping[str, Any]) -> None:
     """Print the table and, as the last line, one JSON object."""
     table = Table(title=name)
@@ -75,12 +85,21 @@ def print_result(name: str, rows: Sequence[Row], figures: Mapping[str, Any]) -> 
 
 
 def write_result(
-    name: str, rows: Sequence[Row], figures: Mapping[str, Any], *, command: str, notes: Sequence[str] = ()
+    name: str,
+    rows: Sequence[Row],
+    figures: Mapping[str, Any],
+    *,
+    command: str,
+    protocol: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> None:
-    """Write `results/NAME.json` and the Markdown table `results/NAME.md`, with notes below."""
+    """Write `results/NAME.json` and the Markdown table `results/NAME.md`, with its protocol and notes below.
+
+    The page of all benchmarks shows the notes as well; it states the protocol once.
+    """
     record = _record(name, figures)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    content = json.dumps(plain({**record, "command": command, "rows": list(rows)}), indent=2)
+    content = json.dumps(plain({**record, "command": command, "rows": list(rows), "notes": list(notes)}), indent=2)
     write_text(RESULTS / f"{name}.json", content + "\n")
     columns = list(rows[0]) if rows else []
     lines = [
@@ -92,7 +111,7 @@ def write_result(
         f"| {' | '.join(columns)} |",
         f"|{'---|' * len(columns)}",
         *(f"| {' | '.join(as_text(value) for value in row.values())} |" for row in rows),
-        *(["", *notes] if notes else []),
+        *(["", *(f"- {line}" for line in (*protocol, *notes))] if protocol or notes else []),
     ]
     write_text(RESULTS / f"{name}.md", "\n".join(lines) + "\n")
 

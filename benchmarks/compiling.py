@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import print_result, write_result
+from benchmarks.common import brackets, print_result, write_result
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.estimator import Estimator, EstimatorConfig
 from robopolicy.device import usable_device
@@ -179,9 +179,9 @@ def measure(contest: Contest, turns: int, seconds: float, device: torch.device) 
                 "phase": contest.phase,
                 "way": way,
                 "ms": float(np.median(times[way])),
-                "faster": f"{np.median(ratio):.2f}x [{ratio.min():.2f}, {ratio.max():.2f}]",
+                "faster than float32": f"{np.median(ratio):.2f}x [{ratio.min():.2f}, {ratio.max():.2f}]",
                 "start-up s": contest.start_up[way],
-                "difference": contest.difference[way],
+                "relative difference": contest.difference[way],
             }
         )
     return rows
@@ -208,7 +208,7 @@ def main() -> None:
     print_result("compiling", rows, figures)
     if not arguments.quick:
         suffix = "" if device.type == "cpu" else "_cuda"
-        write_result(f"compiling{suffix}", rows, figures, command="python -m benchmarks.compiling")
+        write_result(f"compiling{suffix}", rows, figures, command="python -m benchmarks.compiling", notes=[brackets()])
 
 
 if __name__ == "__main__":

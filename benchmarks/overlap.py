@@ -29,7 +29,7 @@ from robopolicy.training.build import RunComponents, build, resolve_config
 from robopolicy.training.compose import compose_config
 
 Key = tuple[str, int, int]  # case, overlap, seed
-NOTES = ["- Intervals cover the turns of one run; runs differ by more where threads compete for cores, as with PPO."]
+NOTES = ["Intervals cover the turns of one run; runs differ by more where threads compete for cores, as with PPO."]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import load_cell, print_result, save_cell, write_result
+from benchmarks.common import brackets, load_cell, print_result, save_cell, write_result
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.critics.value import ValueConfig
 from robopolicy.evaluation.intervals import stratified_iqm
@@ -31,6 +31,7 @@ from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions, make_sim
 
+NOTES = ["One million steps per run. Times are medians, and their ratio is paired by seed.", brackets("seeds")]
 TASKS = {"HalfCheetah-v5": "locomotion/half_cheetah", "Hopper-v5": "locomotion/hopper"}
 
 
@@ -166,7 +167,7 @@ def main() -> None:
     rows, figures = summarise(cells, tasks, settings)
     print_result("ppo_vs_sb3", rows, figures)
     if not arguments.quick:
-        write_result("ppo_vs_sb3", rows, figures, command="python -m benchmarks.ppo_vs_sb3")
+        write_result("ppo_vs_sb3", rows, figures, command="python -m benchmarks.ppo_vs_sb3", notes=NOTES)
 
 
 def summarise(
@@ -189,9 +190,12 @@ def summarise(
                 {
                     "task": task,
                     "learner": name,
+                    "seeds": len(runs),
                     "return, IQM [95 %]": f"{score.estimate:.0f} [{score.low:.0f}, {score.high:.0f}]",
                     "seconds, median": round(float(np.median([run["seconds"] for run in runs])), 1),
-                    "wall_ratio": round(entry["wall_ratio"]["value"], 3) if name == "robopolicy" else 1.0,
+                    "of Stable-Baselines3's": "{value:.2f}x [{low:.2f}, {high:.2f}]".format(**entry["wall_ratio"])
+                    if name == "robopolicy"
+                    else "-",
                 }
             )
         figures[task] = entry

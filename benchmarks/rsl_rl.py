@@ -4,10 +4,6 @@
     python -m benchmarks.rsl_rl                          # cart-pole to the end, Go1 for the time: 30 minutes
     python -m benchmarks.rsl_rl --device cuda --envs 4096
 
-Settings and network are mjlab's own for the task. Three rules that are no settings differ: our PPO normalises
-advantages per minibatch, clips the joint gradient of actor and critic, and uses Adam with eps 1e-5; rsl_rl normalises
-per rollout, clips both gradients separately, and uses eps 1e-8.
-
 Both learners act in mjlab's own environment object. Its `step` and `reset` are timed; all other time counts as the
 learner's, including adapters. The learners alternate seed by seed. Final policies are evaluated in the same simulator
 with their mean actions. torch has one thread; where it pays, our learner computes the critic's gradient on a second
@@ -33,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import load_cell, print_result, save_cell, write_result
+from benchmarks.common import brackets, load_cell, print_result, save_cell, write_result
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.critics.value import ValueConfig
 from robopolicy.evaluation.intervals import stratified_iqm
@@ -45,6 +41,12 @@ from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.vector_env import core_count
 
+NOTES = [
+    brackets("seeds"),
+    "Settings and network are mjlab's own for the task. Three rules differ: robopolicy normalises advantages per "
+    "minibatch, clips the joint gradient of actor and critic, and uses Adam with eps 1e-5; rsl_rl normalises per "
+    "rollout, clips both gradients separately, and uses eps 1e-8.",
+]
 BOUND = 1e6  # of actions; rsl_rl leaves them unbounded
 
 Act = Callable[[Mapping[str, Tensor]], Tensor]
@@ -250,9 +252,8 @@ def main() -> None:
     name = "rsl_rl" if kind == "cpu" else f"rsl_rl_{kind}"
     print_result(name, rows, figures)
     if not arguments.quick:
-        write_result(
-            name, rows, figures, command=f"python -m benchmarks.rsl_rl --device {kind} --envs {arguments.envs}"
-        )
+        command = f"python -m benchmarks.rsl_rl --device {kind} --envs {arguments.envs}"
+        write_result(name, rows, figures, command=command, notes=NOTES)
 
 
 def summarise(cells: list[dict[str, Any]]) -> tuple[list[dict[str, object]], dict[str, Any]]:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.common import print_result, write_result
+from benchmarks.common import brackets, print_result, write_result
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.sim.vector_env import core_count
 
@@ -112,8 +112,8 @@ def summarise(rates: dict[str, NDArray[np.float64]]) -> tuple[list[dict[str, obj
             {
                 "simulator": name,
                 "env steps/s (median)": float(np.median(rate)),
-                "low": float(rate.min()),
-                "high": float(rate.max()),
+                "smallest": float(rate.min()),
+                "largest": float(rate.max()),
                 "ours is faster by": f"{np.median(ratio):.2f}x [{ratio.min():.2f}, {ratio.max():.2f}]",
             }
         )
@@ -137,7 +137,7 @@ def main() -> None:
     figures |= {"task": ENV_ID, "num_envs": arguments.num_envs, "turns": turns, "seconds_per_slot": seconds}
     print_result("sim_throughput", rows, figures)
     if not arguments.quick:
-        write_result("sim_throughput", rows, figures, command="python -m benchmarks.sim_throughput")
+        write_result("sim_throughput", rows, figures, command="python -m benchmarks.sim_throughput", notes=[brackets()])
 
 
 if __name__ == "__main__":

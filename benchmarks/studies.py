@@ -7,7 +7,7 @@ from importlib import import_module
 from benchmarks.study import Study
 
 STUDIES = (
-    *("finetune", "few_step", "takeover", "offline", "ogbench", "pixels", "mjlab_finetune", "parts"),
+    *("finetune", "few_step", "takeover", "offline", "ogbench", "pixels", "mjlab_finetune", "parts", "first_step"),
     *("control", "control_million", "pendulum", "her", "composition", "worldmodel", "text"),
 )
 """Names of packages with a module `study`."""

@@ -2,6 +2,8 @@
 
 A study names its cells and how one runs. Everything else is common to all studies: cells that survive interruptions,
 intervals and tests over training seeds, Holm's correction, the null arm, published numbers, and the command line.
+
+Cells are compared with today's settings by `is_current`; whoever changes what a method computes deletes its cells.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
+from inspect import cleandoc
 from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar
@@ -94,6 +97,11 @@ class Study(ABC):
     pooled: ClassVar[bool] = False  # verdicts over all tasks together, from `normalised` scores
 
     @property
+    def description(self) -> str:
+        """What the study measures: the docstring of its class."""
+        return cleandoc(type(self).__doc__ or "")
+
+    @property
     @abstractmethod
     def tasks(self) -> list[str]:
         """Tasks of the table, in its order."""
@@ -139,9 +147,13 @@ class Study(ABC):
         """Whether a finished cell has the settings of today; others run again."""
         return True
 
+    def bounds(self, measure: str) -> tuple[float, float]:
+        """Lowest and highest possible value of a measure, beyond which no interval reaches."""
+        return (0.0, 1.0) if measure in self.percent else (-math.inf, math.inf)
+
     def interval(self, measure: str, outcomes: Outcomes) -> Interval:
         """Mean of a measure over the seeds with its 95 % interval."""
-        return seed_interval(outcomes)
+        return seed_interval(outcomes).within(*self.bounds(measure))
 
     def normalised(self, task: str, value: float) -> float:
         """A mean outcome on a scale that tasks share."""
@@ -281,7 +293,7 @@ def main(study: Study) -> int:
     from benchmarks.study_table import write_study
 
     parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{study.name}", description=f"{study.question} {study.__class__.__doc__}"
+        prog=f"python -m benchmarks.{study.name}", description=f"{study.question} {study.description}"
     )
     parser.add_argument("--quick", action="store_true", help="run a few small cells and print their table")
     parser.add_argument("--table", action="store_true", help="write the table of the finished cells without running")
@@ -322,7 +334,7 @@ def _is_finished(study: Study, key: Key, cells: Path) -> bool:
 
 
 def _run(study: Study, key: Key, cells: Path, folder: Path) -> None:
-    common.save_json(cells / f"{study.cell_name(key)}.json", study.run(key, folder))
+    common.save_json(cells / f"{study.cell_name(key)}.json", {**study.run(key, folder), "made_on": common.made_on()})
 
 
 def _describe(study: Study, key: Key, cells: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from robopolicy.evaluation.intervals import Interval, student_mean
 Part = tuple[str, str, str]  # task, baseline, measure
 TESTS = {True: "a t-test paired over common seeds, which share data or an initial policy", False: "Welch's t-test"}
 CURVE_POINTS = 21
+REPRODUCTION_SEEDS = 3
 PROTOCOL = (
     "Intervals (95 %) and tests count training seeds. A verdict compares a method with the baseline of its row by "
     "{test}, with Holm's correction over the table, from at least {seeds} seeds per side. Level: no difference found."
@@ -43,12 +45,14 @@ class Entry:
     published: Published | None
     scores: tuple[Score, ...]
 
+    bounds: tuple[float, float]  # of the measure
+
     @property
     def reproduced(self) -> bool | None:
-        """Whether the published score was reached, with enough seeds; None where nothing was published."""
-        if self.published is None:
+        """Whether the published score was reached; None with too few seeds, or where nothing was published."""
+        if self.published is None or self.score.n < REPRODUCTION_SEEDS:
             return None
-        return self.score.n >= MIN_SEEDS and self.score.estimate >= self.published.reached_at
+        return self.score.estimate >= self.published.reached_at
 
     def curve(self) -> list[list[float]]:
         """Mean score while training with its interval, as rows of position, mean, low and high; empty without curves.
@@ -62,7 +66,7 @@ class Entry:
             return []
         grid = np.linspace(first, last, CURVE_POINTS)
         means = np.stack([np.interp(grid, curve[:, 0], curve[:, 1]) for curve in curves])  # (seeds, points)
-        shown = [student_mean(column) for column in means.T]
+        shown = [student_mean(column).within(*self.bounds) for column in means.T]
         return [[float(x), each.estimate, each.low, each.high] for x, each in zip(grid, shown, strict=True)]
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,6 +96,7 @@ class StudyTable:
     entries: tuple[Entry, ...]
     null: NullRate | None
     covered: tuple[int, int]  # comparisons with a null arm, and all
+    processors: tuple[str, ...]  # of the cells
 
     def rows(self) -> list[dict[str, object]]:
         """One row per entry."""
@@ -104,13 +109,18 @@ class StudyTable:
             "curve_unit": self.study.curve_unit,
             "seeds": sorted({score.seed for score in self.scores}),
             "null": None if self.null is None else self.null.to_dict(),
+            "null_covers": self.covered,
             "entries": [entry.to_dict() for entry in self.entries],
         }
 
+    def protocol(self) -> list[str]:
+        """Sentences about intervals, verdicts and the null arm."""
+        return [PROTOCOL.format(test=TESTS[self.study.paired], seeds=MIN_SEEDS), self.null_note()]
+
     def notes(self) -> list[str]:
-        """Lines below the table."""
-        protocol = PROTOCOL.format(test=TESTS[self.study.paired], seeds=MIN_SEEDS)
-        return [f"- {protocol}", f"- {self.null_note()}", *self.study.notes(self.scores)]
+        """Sentences of the study, and the processors of its cells."""
+        made = f"Cells by processor: {', '.join(self.processors)}."
+        return [*self.study.notes(self.scores), *([made] if self.processors else [])]
 
     def null_note(self) -> str:
         """Sentence about the null arm."""
@@ -181,6 +191,7 @@ def tabulate(study: Study, cells: Sequence[Cell]) -> StudyTable:
             verdict=verdicts.get((task, method, measure)),
             published=study.published(method, task),
             scores=tuple(groups[task, method]),
+            bounds=study.bounds(measure),
         )
         for (task, method, measure), found in runs.items()
     )
@@ -188,7 +199,7 @@ def tabulate(study: Study, cells: Sequence[Cell]) -> StudyTable:
     null = {part: _runs(groups[part[:2]], part[2]) for part in parts}
     large = [part for part in parts if len(null[part].outcomes) >= 2 * MIN_SEEDS]
     rate = null_rate(null, {part: large.count(part) for part in large}, paired=study.paired)
-    return StudyTable(study, scores, entries, rate, (len(large), len(parts)))
+    return StudyTable(study, scores, entries, rate, (len(large), len(parts)), processors(cells))
 
 
 def write_study(study: Study, cells: Sequence[Cell], *, keep: bool = True) -> StudyTable:
@@ -197,10 +208,17 @@ def write_study(study: Study, cells: Sequence[Cell], *, keep: bool = True) -> St
     print_result(study.name, table.rows(), table.figures())
     if keep and table.entries:
         command = f"python -m benchmarks.{study.name}"
-        write_result(study.name, table.rows(), table.figures(), command=command, notes=table.notes())
+        notes = {"protocol": table.protocol(), "notes": table.notes()}
+        write_result(study.name, table.rows(), table.figures(), command=command, **notes)
         for name, rows in study.tables(cells).items():
             write_result(name, rows, {}, command=command)
     return table
+
+
+def processors(cells: Sequence[Cell]) -> tuple[str, ...]:
+    """Processors with their numbers of cells, the most frequent first."""
+    found = Counter(cell["made_on"]["cpu"] if "made_on" in cell else "not recorded" for cell in cells)
+    return tuple(f"{name} ({count})" for name, count in found.most_common())
 
 
 def pooled(study: Study, scores: Sequence[Score]) -> list[Score]:

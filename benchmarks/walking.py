@@ -33,6 +33,7 @@ from robopolicy.training.checkpoint import load_policy
 from robopolicy_tasks.velocity.go1 import ACTION_SCALE, SEGMENTS, Go1
 from robopolicy_tasks.velocity.randomization import NOMINAL, TRAINING, Randomization
 
+NOTE = "One policy, trained with `experiment=go1_ppo`; intervals are of its episodes, not of its training."
 SEED = 70_000  # first held-out episode
 SETTLE = 1.0  # [s] from the start, not counted
 COMMANDS = {
@@ -127,14 +128,14 @@ def row(name: str, found: Walk) -> tuple[dict[str, object], dict[str, Any]]:
     success, falls = wilson(int(found.success.sum()), len(found.success)), int(found.fallen.sum())
     velocity, turning = bootstrap_mean(found.velocity_error), bootstrap_mean(found.turning_error)
     line: dict[str, object] = {
-        "": name,
+        "command or robot": name,
         "success [95 %]": f"{success:.1%}",
         "falls": f"{falls} of {len(found.fallen)}",
         "velocity error [m/s]": f"{velocity:.3f}",
         "turning error [rad/s]": f"{turning:.3f}",
         "power [W]": round(float(found.power.mean())),
         "target speed [rad/s]": round(float(found.action_rate.mean()), 2),
-        "target jerk [rad/s2]": round(float(found.action_jerk.mean())),
+        "target acceleration [rad/s2]": round(float(found.action_jerk.mean())),
     }
     entry = {"success": success.estimate, "low": success.low, "high": success.high, "n": success.n, "falls": falls}
     errors = {"velocity_error": velocity, "turning_error": turning}
@@ -161,7 +162,7 @@ def main() -> None:
         rows.append(line)
     print_result("walking", rows, figures)
     if not arguments.quick:
-        write_result("walking", rows, figures, command="python -m benchmarks.walking")
+        write_result("walking", rows, figures, command="python -m benchmarks.walking", notes=[NOTE])
         film(policy, RESULTS / "walking.mp4")
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import print_result, write_result
+from benchmarks.common import brackets, print_result, write_result
 from benchmarks.sim_throughput import Play, take_turns
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim
@@ -31,6 +31,11 @@ from robopolicy.sim.vector_env import core_count
 from robopolicy.worldmodel.backend import SimInitialStates, WorldSim
 from robopolicy.worldmodel.contract import WorldSpec
 from robopolicy.worldmodel.latent import PRESETS, LatentWorldModel, LatentWorldModelConfig
+
+NOTES = [
+    brackets(),
+    "`cost` is the time of a frame in units of the simulator, and of the simulator that draws (`cost, drawn`).",
+]
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ def rows_of(rates: dict[str, np.ndarray], **what: object) -> list[dict[str, obje
     return [
         {
             **what,
-            "played in": name,
+            "source": name,
             "frames/s": f"{np.median(rate):,.0f} [{rate.min():,.0f}, {rate.max():,.0f}]",
             "cost": _times(rates[SIMULATOR] / rate),
             "cost, drawn": _times(rates[DRAWN] / rate),
@@ -139,7 +144,7 @@ def main() -> None:
     print_result(name, rows, figures)
     if not arguments.quick:
         command = "python -m benchmarks.world_throughput" + (f" --device {arguments.device}" if gpu else "")
-        write_result(name, rows, figures, command=command)
+        write_result(name, rows, figures, command=command, notes=NOTES)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from docs.measured import RESULTS, entries_of, rows_of
 
 TEXT = "text"
 EVIDENCE = {
-    "reproduced": "reaches the published score, over at least five seeds",
+    "reproduced": "reaches every published score that was measured, over at least three seeds",
     "ahead": "ahead of its baseline more often than behind, corrected for all comparisons of the table",
     "level": "no difference to its baseline was found, or as often ahead as behind",
     "behind": "behind its baseline more often than ahead",
@@ -29,7 +29,8 @@ def pointers(benchmarks: Sequence[str], recipes: Sequence[str], text_rows: Seque
 def evidence(places: Sequence[str], results: Path = RESULTS) -> str:
     """Evidence of the entries that pointers name, a key of `EVIDENCE`."""
     entries = [entry for place in places for entry in entries_of(*_parts(place), results)]
-    if any(entry["reproduced"] for entry in entries):
+    reached = [entry["reproduced"] for entry in entries if entry["reproduced"] is not None]
+    if reached and all(reached):
         return "reproduced"
     verdicts = [entry["verdict"] for entry in entries]
     ahead, behind = verdicts.count("ahead"), verdicts.count("behind")

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import as_text
+from benchmarks.studies import STUDIES, load_study
 from docs import table_charts
 from docs.markdown import table
 from docs.measured import record
 from docs.study_curves import draw_curves, has_curves
-from docs.study_pages import draw, is_study, null_arm, summary
+from docs.study_pages import caption, draw, is_study, summary
 
 PAGE = Path(__file__).parent / "benchmarks.md"
 CHARTS = Path(__file__).parent / "charts"
@@ -32,84 +33,80 @@ verdict. The null arm is the share of tables with a difference where none exists
 single systems. Absolute times depend on the machine; ratios within a table do not.
 """
 
-SECTIONS: dict[str, dict[str, str]] = {
-    "Fine-tuning and imitation": {
-        "demo": "Does the demo hold for every seed?",
-        "finetune": "Which fine-tuner improves a cloned policy, and by how much?",
-        "update_time": "How long does an update take compared with DPPO's?",
-        "few_step": "How much success do few network calls cost?",
-        "takeover": "How much do corrections by a person improve a cloned policy?",
-        "ogbench": "Do offline learners reach their published success on OGBench?",
-        "offline": "Which offline learner copes with data of mixed quality?",
-        "pixels": "Can ReinFlow fine-tune from camera images?",
-        "mjlab_finetune": "Can ReinFlow fine-tune in mjlab?",
-        "parts": "Do parts of text methods help on a robot?",
-    },
-    "Learning from scratch": {
-        "control": "How do the learners compare with Stable-Baselines3?",
-        "control_million": "Do the learners from scratch reach the returns of the field at one million steps?",
-        "her": "Do goals in hindsight solve sparse goals?",
-        "ppo_vs_sb3": "Is PPO as good as Stable-Baselines3's, and faster?",
-        "sac_vs_sb3": "Is SAC as good as Stable-Baselines3's, and faster?",
-        "rsl_rl": "Is PPO as good as rsl_rl's on mjlab?",
-        "pendulum": "What do slow decisions cost?",
-        "walking": "How well does a trained quadruped follow velocity commands?",
-    },
-    "Composition, world models and text": {
-        "composition": "Is a composition better than its parents?",
-        "worldmodel": "Does a learned world model order policies correctly?",
-        "world_throughput": "How fast are the world models?",
-        "text": "Which text recipes learn more than GRPO?",
-        "trl": "How does GRPO compare with TRL's trainer?",
-        "asynchronous": "What does asynchronous generation gain?",
-    },
-    "Speed and deployment": {
-        "sim_throughput": "How fast is the native simulator?",
-        "replay": "How fast is the replay buffer compared with Stable-Baselines3's?",
-        "overlap": "How much time does simulation during learning save on the CPU?",
-        "latency": "How fast are exported bundles?",
-        "safety_filter": "How long does a tick of the safety filter take?",
-        "compiling": "What do `torch.compile` and bfloat16 change?",
-        "bridge": "Does a policy behave the same over the bridge?",
-        "experts": "How often do the scripted experts succeed?",
-    },
+SECTIONS = {
+    "Fine-tuning and imitation": (
+        *("demo", "finetune", "update_time", "few_step", "takeover", "ogbench", "offline", "pixels"),
+        *("mjlab_finetune", "parts", "first_step"),
+    ),
+    "Learning from scratch": (
+        *("control", "control_million", "her", "ppo_vs_sb3", "sac_vs_sb3", "rsl_rl", "pendulum", "walking"),
+    ),
+    "Composition, world models and text": (
+        *("composition", "worldmodel", "world_throughput", "text", "trl", "asynchronous"),
+    ),
+    "Speed and deployment": (
+        *("sim_throughput", "replay", "overlap", "latency", "safety_filter", "compiling", "bridge", "experts"),
+    ),
+}
+QUESTIONS = {  # of benchmarks that are no studies
+    "demo": "Does the demo hold for every seed?",
+    "update_time": "How long does an update take compared with DPPO's?",
+    "ppo_vs_sb3": "Is PPO as good as Stable-Baselines3's, and faster?",
+    "sac_vs_sb3": "Is SAC as good as Stable-Baselines3's, and faster?",
+    "rsl_rl": "Is PPO as good as rsl_rl's on mjlab?",
+    "walking": "How well does one trained quadruped follow velocity commands?",
+    "world_throughput": "How fast are the world models?",
+    "trl": "How does GRPO compare with TRL's trainer?",
+    "asynchronous": "What does asynchronous generation gain?",
+    "sim_throughput": "How fast is the native simulator?",
+    "replay": "How fast is the replay buffer compared with Stable-Baselines3's?",
+    "overlap": "How much time does simulation during learning save on the CPU?",
+    "latency": "How fast are exported bundles?",
+    "safety_filter": "How long does a tick of the safety filter take?",
+    "compiling": "What do `torch.compile` and bfloat16 change?",
+    "bridge": "Does a policy behave the same over the bridge?",
+    "experts": "How often do the scripted experts succeed?",
 }
 LONG = 40  # rows of a table that is linked instead of shown
 CURVE = "_curves"  # in the name of a chart
 CURVES = "Means over training seeds by {unit}, with 95 % bands; a panel names its five best methods and the baselines."
-CHART = "Means over training seeds with 95 % intervals. Verdicts are corrected for the whole table (Holm)."
 
 
 def render() -> str:
     """The whole page as Markdown."""
     parts = [HEADER]
-    for heading, benchmarks in SECTIONS.items():
+    for heading, names in SECTIONS.items():
         parts.append(f"## {heading}\n")
-        parts += [_section(name, question) for name, question in benchmarks.items()]
+        parts += [_section(name) for name in names]
     return "\n".join(parts)
 
 
-def _section(name: str, question: str) -> str:
+def _section(name: str) -> str:
+    study = load_study(name) if name in STUDIES else None
+    question = study.question if study else QUESTIONS[name]
     found = record(name)
     lines = [f"### {question}\n", f"`python -m benchmarks.{name}` ([full table](../benchmarks/results/{name}.md))\n"]
     if not found:
         return f"### {question}\n\nNot measured with the settings of today: `python -m benchmarks.{name}`.\n"
     chart = f"![{question}](charts/{name}.png)\n"
-    if is_study(found):
-        lines += [f"{CHART} {null_arm(found)}\n", chart, summary(found)]
+    notes = "".join(f"- {note}\n" for note in found["notes"])
+    if study:
+        lines += [f"{study.description}\n", f"{caption(found)}\n", chart, summary(found), notes]
         if has_curves(found):
             lines.append(f"{CURVES.format(unit=found['curve_unit'])}\n\n![{question}](charts/{name}{CURVE}.png)\n")
-        return "\n".join(lines)
+        return "\n".join(filter(None, lines))
     lines += [chart] if name in table_charts.CHARTS else []
     rows = found["rows"]
     if len(rows) > LONG:
-        return "\n".join([*lines, f"The table has {len(rows)} rows.\n"])
-    return "\n".join([*lines, table(list(rows[0]), [[as_text(value) for value in row.values()] for row in rows])])
+        lines.append(f"The full table has {len(rows)} rows.\n")
+    else:
+        lines.append(table(list(rows[0]), [[as_text(value) for value in row.values()] for row in rows]))
+    return "\n".join(filter(None, [*lines, notes]))
 
 
 def measured() -> dict[str, dict[str, Any]]:
     """Committed results on the page."""
-    records = {name: record(name) for benchmarks in SECTIONS.values() for name in benchmarks}
+    records = {name: record(name) for names in SECTIONS.values() for name in names}
     return {name: found for name, found in records.items() if found}
 
 

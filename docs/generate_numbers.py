@@ -19,6 +19,8 @@ from docs.measured import record
 ROOT = Path(__file__).parents[1]
 PAGES = (
     "README.md",
+    "docs/deployment/deploy.md",
+    "docs/guide/fine_tune.md",
     "docs/guide/gpu_simulation.md",
     "docs/text/recipes.md",
     "docs/world_models/results.md",
@@ -28,11 +30,10 @@ PAGES = (
 BLOCK = re.compile(r"(<!-- measured (\w+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 
 
-def demo() -> str:
-    """Success before and after fine-tuning, one row per seed of the demo."""
-    return table(
-        ["seed", "base", "fine-tuned"], [[str(value) for value in row.values()] for row in record("demo")["rows"]]
-    )
+def all_rows(name: str) -> str:
+    """A whole table."""
+    rows = record(name)["rows"]
+    return table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
 
 
 def comparisons() -> str:
@@ -59,24 +60,30 @@ def study_rows(name: str, columns: Mapping[str, str]) -> str:
 def world_throughput() -> str:
     """Predicted frames per second of 64 environments, and the cost of a frame in units of the simulator."""
     rows = table_charts.shown(table_charts.CHARTS["world_throughput"], record("world_throughput")["rows"])
-    columns = ("task", "played in", "frames/s", "cost", "cost, drawn")
+    columns = ("task", "source", "frames/s", "cost", "cost, drawn")
     cells = [[str(row[column]) for column in columns] for row in rows]
-    return table(["task", "source of frames", "frames/s [95 %]", "cost", "cost against a drawn simulator"], cells)
+    return table(
+        ["task", "source of frames", "frames/s [smallest, largest]", "cost", "cost against a drawn simulator"], cells
+    )
 
 
 COMPARED = {"difference [95 %]": "difference [95 %]", "verdict": "verdict"}
 PARTS = {"method": "part", "part of": "of", "seeds": "seeds", "score [95 %]": "success [95 %]", **COMPARED}
+STEPS = {"method": "learner", "seeds": "seeds", "score [95 %]": "KL of the first step [95 %]"}
+STEPS |= {"update [95 %]": "KL of the first update [95 %]", "verdict": "verdict"}
 RETURNS = {"method": "policy", "seeds": "seeds", "score [95 %]": "return [95 %]", **COMPARED}
 WORLDS = {"task": "model", "policies": "policies", "seeds": "seeds", "score [95 %]": "Pearson [95 %]"}
 WORLDS |= {"bias": "predicted - true success", "best policy": "the same of the best policy"}
 """Columns of the table of a study -> headings."""
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "demo": demo,
+    "demo": partial(all_rows, "demo"),
     "comparisons": comparisons,
+    "bridge": partial(all_rows, "bridge"),
     "experts": partial(experts, "manipulation/"),
     "drills": partial(experts, "volley/"),
     "parts": partial(study_rows, "parts", PARTS),
+    "first_step": partial(study_rows, "first_step", STEPS),
     "mjlab_finetune": partial(study_rows, "mjlab_finetune", RETURNS),
     "world_throughput": world_throughput,
     "worldmodel": partial(study_rows, "worldmodel", WORLDS),

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from docs.study_pages import BASELINE, OTHER, PERCENT
+from docs.study_pages import BASELINE, INTERVAL_SEEDS, OTHER, PERCENT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NAMED = 5  # methods of a panel that have a colour and a name
-BAND_SEEDS = 3  # with fewer, a band covers the panel
 COLUMNS = 3
 COLOURS = ("#1f9d8f", "#d9822b", "#5b6ee1", "#c2487d", "#6b9e3f", "#7a5c3e", "#3d8fc4", "#a3478f")
 PANEL = (3.3, 2.6)  # inches
@@ -74,7 +73,7 @@ def _draw(ax: Axes, task: str, entries: Sequence[Entry], named: Sequence[str], c
         colour = colours.get(entry["method"], OTHER) if entry["method"] in named else OTHER
         front = colour != OTHER
         ax.plot(x, mean, color=colour, linewidth=1.7 if front else 0.8, zorder=3 if front else 1)
-        if front and entry["n"] >= BAND_SEEDS:
+        if front and entry["n"] >= INTERVAL_SEEDS:
             ax.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0, zorder=2)
     ax.set_title(task, fontsize=9)
     ax.set_ylabel(f"{entries[0]['measure']}{' [%]' if scale == 100 else ''}", fontsize=8)

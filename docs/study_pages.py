@@ -19,6 +19,7 @@ OTHER = "#aab2bf"  # too few seeds, not applicable, diverged
 BASELINE, PUBLISHED = "#1d2530", "#5b6ee1"
 MEASURE = ": "  # between a task and a further measure, in the name of a column
 PANEL = 1.75  # inches
+INTERVAL_SEEDS = 3  # with fewer, an interval covers the panel and is not drawn
 MARKS = {"ahead": "**ahead**", "behind": "**behind**", "level": "level", "diverged": "diverged"}
 
 Entry = Mapping[str, Any]
@@ -29,14 +30,25 @@ def is_study(record: Mapping[str, Any]) -> bool:
     return "entries" in record
 
 
+def caption(record: Mapping[str, Any]) -> str:
+    """Sentences about the numbers of the table."""
+    grid, methods, tasks = _grid(record["entries"])
+    seeds = "" if min(len(methods), len(tasks)) == 1 else ", and the number of seeds in parentheses"
+    compared = any(entry["baseline"] for entry in grid.values())
+    verdicts = f" Verdicts are corrected for the whole table (Holm). {null_arm(record)}" if compared else ""
+    return f"Means over training seeds with 95 % intervals{seeds}.{verdicts}"
+
+
 def null_arm(record: Mapping[str, Any]) -> str:
     """Sentence about the false positives of the table."""
     rate = record["null"]
     if rate is None:
         return "The null arm is missing: it needs ten runs of a baseline."
+    some, every = record["null_covers"]
+    covers = "" if some == every else f"; it covers {some} of {every} comparisons"
     return (
         f"Null arm: {rate['table']:.1%} of {rate['tables']} tables from random splits of the baseline's runs contain a "
-        "difference."
+        f"difference{covers}."
     )
 
 
@@ -120,7 +132,8 @@ def _draw_panel(
     for method, entry in found.items():
         y, colour = order.index(method), colours[method] if entry["verdict"] is None else _verdict_colour(entry)
         shown = entry["comparison"]["difference"] if difference and entry.get("comparison") else entry
-        low, high = (None if shown[bound] is None else scale * shown[bound] for bound in ("low", "high"))
+        few = entry["n"] < INTERVAL_SEEDS or shown["low"] is None
+        low, high = (None if few else scale * shown[bound] for bound in ("low", "high"))
         draw_dot(ax, y, scale * shown["estimate"], low, high, colour, "white" if colour == OTHER else "")
         if entry["published"]:
             ax.plot(scale * entry["published"]["estimate"], y, "D", color=PUBLISHED, markersize=4)
@@ -189,14 +202,17 @@ def _baselines(entries: Sequence[Entry], method: str) -> str:
 def _cell(entry: Entry | None) -> str:
     if entry is None:
         return "-"
-    text = _number(entry["estimate"], entry["measure"])
+    measure, published = entry["measure"], entry["published"]
+    unit = "%" if measure in PERCENT else ""
+    text = f"{_number(entry['estimate'], measure)}{unit}"
+    if entry["low"] is not None:
+        text += f" [{_number(entry['low'], measure)}, {_number(entry['high'], measure)}]"
+    reported = f" published {_number(published['estimate'], measure)}{unit}" if published else ""
     mark = MARKS.get(entry["verdict"] or "")
-    published = entry["published"]
-    shown = f" (published {_number(published['estimate'], entry['measure'])})" if published else ""
-    return text + shown + (f" {mark}" if mark else "")
+    return f"{text} ({entry['n']}){reported}" + (f" {mark}" if mark else "")
 
 
 def _number(value: float, measure: str) -> str:
     if measure in PERCENT:
-        return f"{value:.0%}"
+        return f"{100 * value:.0f}"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2g}"

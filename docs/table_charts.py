@@ -43,18 +43,22 @@ CHARTS = {
         panel="environment",
         log=True,
     ),
-    "walking": Chart([""], ["success [95 %]"], "success [%]"),
+    "walking": Chart(["command or robot"], ["success [95 %]"], "success [%]"),
     "world_throughput": Chart(
-        ["played in"], ["frames/s"], "frames/s", panel="task", where={"environments": 64, "threads": 2}, log=True
+        ["source"], ["frames/s"], "frames/s", panel="task", where={"environments": 64, "threads": 2}, log=True
     ),
-    "sim_throughput": Chart(["simulator"], ["env steps/s (median)"], "environment steps/s", bounds=("low", "high")),
+    "sim_throughput": Chart(
+        ["simulator"], ["env steps/s (median)"], "environment steps/s", bounds=("smallest", "largest")
+    ),
     "replay": Chart(["windows"], ["ms to write a step", "ms to draw"], "milliseconds", panel="environments", log=True),
     "overlap": Chart(["learner"], ["wall time", "CPU time"], "time without overlap / with overlap", one=True),
     "latency": Chart(["policy"], ["faster by"], "faster than torch by", log=True, one=True),
     "safety_filter": Chart(
         ["limits"], ["p50 [ms]", "p99 [ms]", "p99.9 [ms]", "maximum [ms]"], "milliseconds per tick", log=True
     ),
-    "compiling": Chart(["phase", "way"], ["faster"], "faster than float32 by", panel="network", log=True, one=True),
+    "compiling": Chart(
+        ["phase", "way"], ["faster than float32"], "faster than float32 by", panel="network", log=True, one=True
+    ),
     "experts": Chart(["task"], ["success [95 %]"], "success [%]"),
 }
 

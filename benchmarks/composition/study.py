@@ -107,7 +107,7 @@ class Compositions(Study):
             if paths:
                 path, parents = np.mean(paths, 0), " and ".join(parent.label for parent in TASKS[task].parents)
                 lines.append(
-                    f"- {task}: {parents}; their velocities differ by {path[0]:.0%} at noise and {path[-1]:.0%} at the "
+                    f"{task}: {parents}; their velocities differ by {path[0]:.0%} at noise and {path[-1]:.0%} at the "
                     "chunk, relative to the mean velocity."
                 )
         return lines

@@ -103,5 +103,9 @@ METHODS = {method.name: method for method in _methods()}
 
 def notes() -> list[str]:
     """Lines below the table: learners without a row, with the reason, and notes on rows."""
-    left_out = [f"- `{name}` has no row: {reason}." for name, reason in LEFT_OUT.items()]
-    return [*left_out, *(f"- `{name}` {method.note}." for name, method in METHODS.items() if method.note)]
+    reasons: dict[str, list[str]] = {}
+    for name, reason in LEFT_OUT.items():
+        reasons.setdefault(reason, []).append(f"`{name}`")
+    left_out = [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]
+    rows = [f"`{name}` {method.note}." for name, method in METHODS.items() if method.note]
+    return [f"Without a row: {'; '.join(left_out)}.", *rows]

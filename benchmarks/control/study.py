@@ -22,12 +22,12 @@ NULL_SEEDS = range(100, 105)  # further runs of the baselines, for the null arm
 class Control(Study):
     """Mean return of the last policy in 50 held-out episodes with deterministic actions.
 
-    Verdicts compare the mean over the tasks, on the scale of D4RL's reference returns. A run that diverges has the
-    score 0 of random actions.
+    Verdicts compare the mean over the tasks, on the scale of D4RL's reference returns: 0 for random actions, 1 for an
+    expert. A run that diverges has the score 0. Five seeds and small budgets find only large differences.
     """
 
     name = "control"
-    question = "How do the learners from scratch compare with Stable-Baselines3?"
+    question = "How do the learners from scratch compare with Stable-Baselines3 at small budgets?"
     pooled = True
     paired = False
     steps: tuple[tuple[str, int], ...] = ()  # environment steps by family, in place of the families' own
@@ -107,7 +107,7 @@ class Control(Study):
 
     def notes(self, scores: Sequence[Score]) -> list[str]:
         """Budgets, learners without a row, and notes on rows."""
-        budgets = [f"- {family.name}: {family.env_steps:,} environment steps." for family in FAMILIES]
+        budgets = [f"{family.name}: {family.env_steps:,} environment steps." for family in FAMILIES]
         return [*budgets, *notes()]
 
     def quick(self) -> Control:

@@ -78,8 +78,8 @@ class ControlMillion(Control):
     def notes(self, scores: Sequence[Score]) -> list[str]:
         """Budget and settings."""
         return [
-            f"- {STEPS:,} environment steps of every run.",
-            "- Off-policy learners: batches of 256, two layers of 256 units, matrix products in bfloat16. "
+            f"{STEPS:,} environment steps of every run.",
+            "Off-policy learners: batches of 256, two layers of 256 units, matrix products in bfloat16. "
             "Published returns: SAC, mean of training episodes; TD3, highest mean over evaluations.",
         ]
 

@@ -51,8 +51,8 @@ def demonstration_count(task: BenchTask, seed: int, kind: str) -> int:
         if not kept.exists():
             success: dict[int, float] = {}
             while len(success) < CLONES and count > 0 and count not in success:
-                clone = _clone(reference, task, seed, count)
-                found = held_out(clone, task.task, episodes=100, first=CALIBRATION).success
+                cloned = clone(reference, task, seed, count)
+                found = held_out(cloned, task.task, episodes=100, first=CALIBRATION).success
                 assert found is not None
                 success[count] = float(found.mean())
                 step = max(1, count // 5)
@@ -64,7 +64,7 @@ def demonstration_count(task: BenchTask, seed: int, kind: str) -> int:
 
 def base_policy(base: Base, task: BenchTask, seed: int) -> Path:
     """The cloned base, trained once for all methods that start from it."""
-    return _clone(base, task, seed, demonstration_count(task, seed, base.kind))
+    return clone(base, task, seed, demonstration_count(task, seed, base.kind))
 
 
 def judge(checkpoint: Path | None, task: str) -> dict[str, Any] | None:
@@ -105,7 +105,8 @@ def _collected(task: BenchTask, seed: int, episodes: int) -> Path:
     return folder
 
 
-def _clone(base: Base, task: BenchTask, seed: int, episodes: int) -> Path:
+def clone(base: Base, task: BenchTask, seed: int, episodes: int) -> Path:
+    """The cloned base from a number of demonstrations, trained once."""
     data = _collected(task, seed, episodes)
     return train_once(
         WORK / "base" / f"{base.name}-{task.name}-{episodes}-{seed}",

@@ -23,9 +23,10 @@ NULL_SEEDS = range(101, 106)  # further clones of the demonstrations, for the nu
 class FineTuning(Study):
     """Demonstrations, a cloned base, fine-tuning, and 200 held-out episodes of base and result.
 
-    The run's own evaluations choose its best checkpoint, in other episodes. If it falls short of the base in fresh
-    episodes, the base replaces it. A verdict compares the result with its base: methods without a base are compared
-    with the clone of the same demonstrations.
+    The result is the best checkpoint by the run's own evaluations in other episodes; if it falls short of the base in
+    fresh episodes, the base replaces it, as `robopolicy train` does by default. `last` is the last checkpoint. A
+    verdict compares the result with its base: methods without a base are compared with the clone of the same
+    demonstrations.
     """
 
     name = "finetune"

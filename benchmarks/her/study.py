@@ -119,7 +119,7 @@ class HER(Study):
     def notes(self, scores: Sequence[Score]) -> list[str]:
         """Budgets and targets."""
         return [
-            f"- {name}: {task.env_steps:,} environment steps with the preset `{task.preset}`; target {task.target:.0%}."
+            f"{name}: {task.env_steps:,} environment steps with the preset `{task.preset}`; target {task.target:.0%}."
             for name, task in TASKS.items()
         ]
 

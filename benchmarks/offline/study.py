@@ -43,7 +43,7 @@ class Offline(Study):
     """
 
     name = "offline"
-    question = "Which offline learner copes with data of mixed quality?"
+    question = "Which offline learner copes with data of mixed quality on a point mass?"
     priority = 20
     paired = False
     updates: int = 4000
@@ -117,7 +117,7 @@ class Offline(Study):
     def notes(self, scores: Sequence[Score]) -> list[str]:
         """Settings that differ from the defaults."""
         return [
-            "- Networks and batches are small. Imitation minimises the squared error, because many actions are on "
+            "Networks and batches are small. Imitation minimises the squared error, because many actions are on "
             "their bounds; `iql` has its published settings for stitching; `cal_ql` has its weight for dense rewards, "
             "fewer samples and the actor learning rate of the others; the critics of the TD3 variants have LayerNorm.",
         ]

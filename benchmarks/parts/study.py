@@ -110,7 +110,7 @@ class TextParts(Study):
     def notes(self, scores: Sequence[Score]) -> list[str]:
         """How the settings were chosen."""
         return [
-            "- Learning rate, epochs and the KL limit were chosen once for all rows with seed 1. The published gains "
+            "Learning rate, epochs and the KL limit were chosen once for all rows with seed 1. The published gains "
             "of GPPO and budgets of FiberPO are for tokens. Log-ratios of a chunk of 28 dimensions are larger by an "
             "order of magnitude, so they were chosen here from two values each, with seed 1 as well.",
         ]

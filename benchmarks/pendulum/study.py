@@ -42,7 +42,7 @@ class Pendulum(Study):
     """
 
     name = "pendulum"
-    question = "What do slow decisions cost, and do the claims of the learners hold?"
+    question = "What do slow decisions cost, and do the claims of their sources hold, on a pendulum?"
     paired = False
     env_steps: int = ENV_STEPS
     only: tuple[Key, ...] = ()  # cells of the smoke test; empty: all

@@ -23,15 +23,15 @@ BEFORE, CONTROL, AFTER = METHODS = ("cloned", "control", "dagger")
 
 @dataclass(frozen=True)
 class Takeover(Study):
-    """The commands of a new user, with a scripted person at a virtual gamepad.
+    """The commands of a new user, with a script at a virtual gamepad in place of a person.
 
-    The person demonstrates 10 episodes of lift, and a flow policy is cloned from them. Then the person watches 10 of
+    The script demonstrates 10 episodes of lift, and a flow policy is cloned from them. Then it watches 10 of
     its episodes and takes over where the cube is not lifted after 25 steps, and DAgger trains on both. The control
     trains as many further updates without corrections. Success counts 200 held-out episodes.
     """
 
     name = "takeover"
-    question = "How much do corrections by a person improve a cloned policy?"
+    question = "How much do corrections at a gamepad improve a cloned policy?"
     priority = 4
     updates: int = 1000  # of each of the three trainings
     episodes: int = 200  # held-out
@@ -109,9 +109,9 @@ class Takeover(Study):
         corrected, seconds = (fmean(cell[key] for cell in cells) for key in ("corrected", "seconds"))
         idle = sum(cell["corrected"] == 0 for cell in cells)
         return [
-            f"- The person acted on {corrected:.0%} of the frames of the 10 corrected episodes. Where none of the ten "
+            f"The script acted on {corrected:.0%} of the frames of the 10 corrected episodes. Where none of the ten "
             f"failed, there was nothing to correct: {idle} of {len(cells)} runs.",
-            f"- All commands of a seed took {seconds:.0f} s with one thread: demonstrations in real time, three "
+            f"All commands of a seed took {seconds:.0f} s with one thread: demonstrations in real time, three "
             "trainings and 600 episodes.",
         ]
 

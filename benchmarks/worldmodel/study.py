@@ -10,7 +10,16 @@ import numpy as np
 
 from benchmarks.common import Row
 from benchmarks.study import Cell, Contrast, Key, Score, Study
-from benchmarks.worldmodel.table import CORRELATIONS, METRICS, gap, grouped, policy_rows, seconds_per_episode, success
+from benchmarks.worldmodel.table import (
+    CORRELATIONS,
+    METRICS,
+    SIGNED,
+    gap,
+    grouped,
+    policy_rows,
+    seconds_per_episode,
+    success,
+)
 from benchmarks.worldmodel.tasks import ABLATIONS, EVERY_TASK, SMALL, TASKS
 from robopolicy.evaluation.comparison import Outcomes
 from robopolicy.evaluation.intervals import Interval, correlation_mean
@@ -84,6 +93,10 @@ class WorldModel(Study):
             return correlation_mean([float(np.asarray(values).mean()) for values in outcomes.values()])
         return super().interval(measure, outcomes)
 
+    def bounds(self, measure: str) -> tuple[float, float]:
+        """Differences of success rates reach from -1 to 1, other metrics from 0."""
+        return (-1.0, 1.0) if measure in SIGNED else (0.0, 1.0)
+
     def is_current(self, cell: Cell) -> bool:
         """Cells of other recordings or another training run again."""
         task = EVERY_TASK.get(cell["task"])
@@ -107,11 +120,13 @@ class WorldModel(Study):
     def notes(self, scores: Sequence[Score]) -> list[str]:
         """Meaning of the further columns."""
         return [
-            "- `bias` is predicted minus true success, mean over the policies; `best policy` is the same of the truly "
-            "best one. `regret` is the success lost by the policy that the model prefers. `gap` is the loss of PSNR, "
-            "one frame ahead, if actions are shuffled. `lift-*` are ablations: fewer recordings (`few`), none of "
-            "clones or replays, none after success (`to-success`), no noise on the past (`exact-past`), a state "
-            "network of one step (`one-step`), and a success head without calibration (`uncalibrated`)."
+            "`mmrv` is the mean maximum violation of the order, 0 for none; `pairs` is the share of pairs in the true "
+            "order; `regret` is the success lost by the policy that the model prefers. `bias` is predicted minus true "
+            "success, mean over the policies; `best policy` is the same of the truly best one. `gap` is the loss of "
+            "PSNR, one frame ahead, if actions are shuffled.",
+            "`lift-*` are ablations: fewer recordings (`few`), none of clones or replays, none after success "
+            "(`to-success`), no noise on the past (`exact-past`), a state network of one step (`one-step`), and a "
+            "success head without calibration (`uncalibrated`). They are to be compared on common seeds.",
         ]
 
     def tables(self, cells: Sequence[Cell]) -> Mapping[str, Sequence[Row]]:

@@ -6,8 +6,8 @@ log-likelihood up to a constant, so raising the ratio of good chunks raises thei
 and is never differentiated.
 
 Use it to train or fine-tune a flow, diffusion or EDM policy without densities of chains: with many sampler steps or a
-deterministic sampler. It does not support heads with learned step lengths (shortcut, MeanFlow). For fine-tuning prefer
-FPO++: one ratio for all pairs is noisier, and late collapse is reported.
+deterministic sampler. It does not support heads with learned step lengths (shortcut, MeanFlow). For fine-tuning
+FPO++ has one ratio per pair; late collapse of FPO is reported from scratch (GoRL, Zhang et al. 2025).
 
 Deviations from the public code: the head's own training loss is used (published: velocity prediction, supervised as
 noise); the loss is averaged over the executed steps; times follow the head's time distribution (published: the grid of

@@ -5,7 +5,7 @@ evaluated. The policy imitates the data with weights exp(beta * (Q - V)) on its 
 or diffusion head, the log-likelihood of a Gaussian or autoregressive one.
 
 Use it for offline data of mixed quality, and as a safe start of online fine-tuning. It can only reweight the data; to
-exceed them use pa_rl or expo. For generative policies idql is usually better than weighting the loss.
+exceed them use pa_rl or expo. With generative policies idql selects actions instead of weighting the loss.
 
 Deviations from the paper: critics may be an ensemble with a subsampled minimum, one optimiser trains Q and V jointly,
 chunks replace single actions, and the weight multiplies any imitation loss, not only a log-likelihood.

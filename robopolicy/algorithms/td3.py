@@ -10,7 +10,7 @@ With goals in hindsight, `action_l2=1` penalises large actions (HER, Andrychowic
 object, every action has the same value; without the penalty the arm then drifts away from the objects.
 
 Use it from scratch with dense rewards, for a deterministic policy, especially with thousands of environments. For one
-environment SAC explores better. It does not support pretrained diffusion or flow policies.
+environment SAC learns its exploration noise. It does not support pretrained diffusion or flow policies.
 
 Deviations from the papers: the target is the minimum of the ensemble, which may have more than two members; FastTD3's
 noise scales are spread evenly over the environments instead of drawn per episode, its target follows the member with

@@ -35,7 +35,7 @@ class Recipe:
         """Build the components; `from_dict` validates `plain` first."""
         self.plain = {**DEFAULTS, **plain}
         self.title, self.source = str(self.plain["title"]), str(self.plain["source"])
-        self.status, self.data = str(self.plain["status"]), str(self.plain["data"])
+        self.implementation, self.data = str(self.plain["implementation"]), str(self.plain["data"])
         self.epochs, self.minibatches = int(self.plain["epochs"]), int(self.plain["minibatches"])
         self.group_size = int(self.plain["group_size"])
         self.rollout: Mapping[str, Any] = self.plain["rollout"]

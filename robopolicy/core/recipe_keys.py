@@ -7,7 +7,7 @@ from typing import Any
 DEFAULTS: dict[str, Any] = {
     "source": "",  # key in docs/references.bib, e.g. ao2026bounded, or free text
     "title": "",
-    "status": "works",  # works | experimental | reconstructed
+    "implementation": "complete",  # complete | partial | reconstructed; as its source in docs/methods.toml
     "deviations": "",  # from the source
     "data": "rollout",  # training data: rollout | pairs | demonstrations | offline
     "advantage_source": "outcome",  # input of the first advantage stage
@@ -25,6 +25,6 @@ DEFAULTS: dict[str, Any] = {
 }
 
 CHOICES = {
-    "status": ("works", "experimental", "reconstructed"),
+    "implementation": ("complete", "partial", "reconstructed"),
     "data": ("rollout", "pairs", "demonstrations", "offline"),
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
 from typing import Literal
 
@@ -40,6 +40,13 @@ class Interval:
         if math.isnan(self.low) or math.isnan(self.high):  # of one observation
             return f"{self.estimate:{spec}}"
         return f"{self.estimate:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
+
+    def within(self, lowest: float, highest: float) -> Interval:
+        """The part of the interval within the range of the quantity; NaN bounds stay."""
+        low, high = (
+            min(max(bound, lowest), highest) if not math.isnan(bound) else bound for bound in (self.low, self.high)
+        )
+        return replace(self, low=low, high=high)
 
     def to_dict(self) -> dict[str, float | None]:
         """JSON-ready form; None where a number is unknown."""

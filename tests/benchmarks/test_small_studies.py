@@ -1,4 +1,4 @@
-"""Tests of the studies of few steps, offline learning, images, mjlab and parts of text methods."""
+"""Tests of the studies of few steps, offline learning, images, mjlab, parts of text methods and first steps."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.compose import compose_config
 
-SMALL = ("few_step", "offline", "pixels", "mjlab_finetune", "parts")
+SMALL = ("few_step", "offline", "pixels", "mjlab_finetune", "parts", "first_step")
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -81,6 +81,7 @@ def test_a_learning_curve_covers_the_steps_that_all_seeds_cover():
     ]
     base, good = (entry.curve() for entry in tabulate(Bandits(), cells).entries)
     assert base[0][:2] == [200, 0.5] and base[-1][:2] == [300, 0.75] and not good
+    assert all(0 <= low <= high <= 1 for _, _, low, high in base) and base[-1][3] == 1  # of a rate, cut to its range
 
 
 def test_verdicts_intervals_and_published_numbers_come_from_the_declaration():
@@ -102,6 +103,8 @@ def test_verdicts_intervals_and_published_numbers_come_from_the_declaration():
         and entries["easy", "bad"].reproduced is False
         and entries["easy", "same"].reproduced is None
     )
+    two_seeds = tabulate(study, [cell for cell in cells_of(study) if cell["seed"] < 2])
+    assert {entry.reproduced for entry in two_seeds.entries} == {None}
     row = rows_of(study, cells_of(study))["easy", "good"]
     assert row["baseline"] == "base" and row["published"] == "95.0%" and "92.0% [" in str(row["score [95 %]"])
     assert json.loads(json.dumps(common.plain(table.figures())))["entries"][0]["by_seed"]["0"] == 0.5
@@ -117,7 +120,7 @@ def test_tables_contain_their_null_arm():
     study = Bandits()
     table = tabulate(study, cells_of(study))
     assert table.null is not None and table.null.table <= 0.05 and table.null.seeds == 5
-    assert "of tables after Holm" in table.null_note()
+    assert "of tables after Holm" in table.null_note() and table.figures()["null_covers"] == (6, 6)
     few = tabulate(study, [cell for cell in cells_of(study) if cell["seed"] < 100])
     assert few.null is None and "it needs 10 runs" in few.null_note()
 
@@ -162,6 +165,8 @@ def test_cells_run_in_the_queue_and_the_table_is_written(tmp_path, monkeypatch):
     ]  # expected from its seed 0
     write_study(study, finished(study))
     assert "| easy | good |" in (tmp_path / "bandits.md").read_text()
+    (made,) = json.loads((tmp_path / "bandits.json").read_text())["notes"]
+    assert made == f"Cells by processor: {common.machine()['cpu']} ({len(chosen)})."
     with pytest.raises(UserError, match="No cell matches ppo"):
         selected(jobs(study), ["ppo*"])
 

@@ -108,7 +108,8 @@ def test_unknown_names_and_options_are_refused_in_one_line(slot: str, plain: obj
         ({"epochs": True}, "'epochs' of a recipe must be a whole number, got True"),
         ({"regularizers": [{"name": "kl_to", "coef": "a"}]}, "'coef' of regularizer 'kl_to' must be a number, got 'a'"),
         ({"epochs": 0}, "'epochs' of a recipe must be at least 1, got 0"),
-        ({"status": "fine"}, "'status' of a recipe must be one of works, experimental, reconstructed, got 'fine'"),
+        ({"data": "fine"}, "'data' of a recipe must be one of rollout, pairs, demonstrations, offline, got 'fine'"),
+        ({"implementation": "works"}, "'implementation' of a recipe must be one of complete, partial, reconstructed"),
         ({"advantage": {}}, "'advantage' of a recipe must be a list, got {}"),
         ({"rollout": []}, r"'rollout' of a recipe must be a mapping, got \[\]"),
         (

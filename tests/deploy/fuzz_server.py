@@ -66,8 +66,8 @@ def main(frames: int) -> None:
             assert bystander.request(obs=state(2.0), noise=NOISE).chunk.mean() == 2.0
             before = before or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        seconds = time.monotonic() - start
-        sys.stdout.write(f"{frames} frames in {seconds:.0f} s: {found}, {grown} KiB more than after the first tenth\n")
+        seconds, counts = time.monotonic() - start, ", ".join(f"{count} {key}" for key, count in found.items())
+        sys.stdout.write(f"{frames} frames in {seconds:.0f} s: {counts}, {grown} KiB more than after the first tenth\n")
         sys.stdout.write(f"{server.statistics.line()}\n")
 
 

@@ -26,6 +26,14 @@ def test_an_interval_of_one_observation_is_written_as_its_estimate():
     assert f"{student_mean([0.25])}" == "0.25" and f"{student_mean([0.25]):+.1%}" == "+25.0%"
 
 
+def test_an_interval_is_cut_to_the_range_of_its_quantity():
+    wide = student_mean([0.5, 0.9])
+    assert wide.low < 0 and wide.high > 1
+    cut = wide.within(0, 1)
+    assert (cut.estimate, cut.low, cut.high, cut.n) == (wide.estimate, 0, 1, 2)
+    assert math.isnan(student_mean([0.25]).within(0, 1).low)
+
+
 @pytest.mark.parametrize(
     ("successes", "n", "low", "high"),
     # Newcombe 1998, table I, method 3 (score without continuity correction), and Wilson for 8 of 10

@@ -49,7 +49,7 @@ def check_says_what_it_is(name: str) -> None:
     recipe = Recipe.from_dict(plain)
     assert plain["title"] and citation(plain["source"]) != plain["source"], "a key of docs/references.bib"
     assert list(plain) == [key for key in DEFAULTS if key in plain], "keys stand in the order of DEFAULTS"
-    assert recipe.status != "reconstructed" or plain["deviations"]
+    assert recipe.implementation != "reconstructed" or plain["deviations"]
 
 
 def check_learns_from_tokens(name: str) -> None:

@@ -10,6 +10,7 @@ from benchmarks.studies import STUDIES
 from docs import generate_numbers, table_charts
 from docs.generate_benchmarks import CHARTS, PAGE, SECTIONS, charts, render
 from docs.measured import record
+from docs.study_pages import caption, summary
 
 INTERVAL = re.compile(r"\d ?%? \[[+-]?[\d.,]+ ?%?, [+-]?[\d.,]+ ?%?\]")  # an estimate with its interval
 GENERATED = ("docs/benchmarks.md", "docs/methods/", "benchmarks/")
@@ -38,6 +39,20 @@ def test_measured_numbers_of_pages_are_up_to_date():
         assert page == generate_numbers.render(page), f"{path}: run `python -m docs.generate_numbers`."
         found += blocks
     assert sorted(found) == sorted(generate_numbers.BLOCKS)
+
+
+def test_a_grid_shows_intervals_seeds_and_the_reach_of_the_null_arm():
+    common = {"measure": "success", "published": None, "baseline": None, "verdict": None, "n": 1, "low": None}
+    entries = [
+        {**common, "method": m, "task": t, "estimate": 0.5} for m in ("flow", "tuned") for t in ("lift", "drawer")
+    ]
+    entries[2] |= {"baseline": "flow", "verdict": "ahead", "n": 5, "estimate": 0.97, "low": 0.921, "high": 0.99}
+    null = {"table": 0.01, "tables": 500}
+    record = {"entries": entries, "null": null, "null_covers": [7, 14]}
+    assert "| `tuned` | `flow` | 97% [92, 99] (5) **ahead** | 50% (1) |" in summary(record)
+    assert "seeds in parentheses" in caption(record) and "covers 7 of 14" in caption(record)
+    values = {**record, "entries": [{**entry, "baseline": None, "verdict": None} for entry in entries]}
+    assert "null arm" not in caption(values).lower()  # nothing is compared
 
 
 @pytest.mark.parametrize("page", PAGES, ids=str)

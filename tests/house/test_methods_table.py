@@ -100,10 +100,21 @@ def test_evidence_is_computed_from_verdicts(tmp_path: Path, verdicts: list[str |
         entries[0]["reproduced"] = True
         (tmp_path / "again.json").write_text(json.dumps({"entries": entries}))
         assert evidence(["again/x"], tmp_path) == "reproduced"
+        missed = {"method": "x", "verdict": None, "reproduced": False}
+        (tmp_path / "partly.json").write_text(json.dumps({"entries": [*entries, missed]}))
+        assert evidence(["partly/x"], tmp_path) == expected
 
 
 def test_recipes_of_a_source_are_rows_of_the_study_of_texts():
     assert pointers(["control/mdpo"], ["mdpo", "unknown"], ["grpo", "mdpo"]) == ["control/mdpo", "text/mdpo"]
+
+
+def test_a_recipe_has_the_implementation_of_its_source():
+    for name, source in RECIPES:
+        rows = [method for method in METHODS if method.reference == source]
+        rows = [method for method in rows if f"`{name}`" in method.note] or rows
+        found = read_recipe(name).get("implementation", "complete")
+        assert not rows or found in {method.implementation for method in rows}, name
 
 
 def test_symbols_import():

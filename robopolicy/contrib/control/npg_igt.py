@@ -5,7 +5,7 @@ at extrapolated weights, chosen so that the average is the gradient at the curre
 objective). The acting policy is therefore an extrapolation of the learned policy.
 
 Use it where episodes are few and each gets one gradient step, e.g. on hardware. With many environments and cheap steps
-PPO learns faster from the same data.
+PPO takes many gradient steps per rollout.
 
 Deviations from the public code: advantages are GAE on a learned value and are normalised (the code: returns and a
 linear baseline), and a rollout is a fixed number of decisions of every environment.

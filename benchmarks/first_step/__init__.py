@@ -1,0 +1,1 @@
+"""Parts of text methods on a robot task."""

@@ -1,0 +1,9 @@
+"""Command line of the study."""
+
+import sys
+
+from benchmarks.first_step.study import STUDY
+from benchmarks.study import main
+
+if __name__ == "__main__":
+    sys.exit(main(STUDY))
