@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.ogbench.play_data import EPISODES, generate
+from benchmarks.ogbench.play_data import generate, published_episodes
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the first episode (default: 0)")
     parser.add_argument("--processes", type=int, default=1, help="default: 1")
     args = parser.parse_args()
-    generate(args.env, args.out, args.episodes or EPISODES.get(args.env, 1000), args.seed, args.processes)
+    generate(args.env, args.out, args.episodes or published_episodes(args.env), args.seed, args.processes)
 
 
 if __name__ == "__main__":

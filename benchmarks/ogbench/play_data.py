@@ -19,12 +19,7 @@ from ogbench.manipspace.oracles.plan.window_plan import WindowPlanOracle
 
 from robopolicy.training.parallel import parallel_map
 
-EPISODES = {  # others 1,000
-    "cube-triple-v0": 3000,
-    "cube-quadruple-v0": 5000,
-    "puzzle-4x5-v0": 3000,
-    "puzzle-4x6-v0": 5000,
-}
+LARGE = {"cube-triple-v0": 3000, "cube-quadruple-v0": 5000, "puzzle-4x5-v0": 3000, "puzzle-4x6-v0": 5000}
 STEPS = 1001  # per episode; the last one only shows the last state
 BLOCK = 10  # episodes per intermediate file
 NOISE = {"noise": 0.1, "noise_smoothing": 0.5}
@@ -38,6 +33,11 @@ STACKING = {  # range of the probability of stacking, drawn once per episode
 CUBE_START = 14  # index of the position of the first cube in `qpos`
 
 Arrays = dict[str, NDArray[Any]]
+
+
+def published_episodes(name: str) -> int:
+    """Episodes of the published play data of an environment, without those for validation."""
+    return LARGE.get(name, 1000)
 
 
 @cache

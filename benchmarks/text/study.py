@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common import Row
 from benchmarks.study import Cell, Contrast, Key, Score, Study, keys_named
-from benchmarks.text.rates import found_rate, learning_rate
+from benchmarks.text.rates import RATES, found_rate, rows, searched_rate
 from benchmarks.text.recipes import BASELINE, RECIPES, arms
 from benchmarks.text.tasks import TASKS
 
@@ -27,7 +28,7 @@ class TextRecipes(Study):
 
     All arms of a seed start from the same imitated policy, generate the same number of tokens (to within a batch) and
     take four gradient steps per batch, or one without a ratio. The learning rate of every arm is the better of two with
-    a seed that the table does not use (`benchmarks.text.rates`). No problem of the evaluation has the content of a
+    a seed that the table does not use. No problem of the evaluation has the content of a
     problem of training. A recipe gets a verdict only where its mechanism acts, see `mechanism.py`.
     """
 
@@ -59,7 +60,8 @@ class TextRecipes(Study):
 
         arm, task, seed = key
         name, tokens = str(task), self._tokens(str(task))
-        return run_cell(str(arm), name, int(seed), tokens=tokens, lr=learning_rate(str(arm), name))
+        lr = RATES[-1] if self.tokens else searched_rate(str(arm), name)
+        return run_cell(str(arm), name, int(seed), tokens=tokens, lr=lr)
 
     def scores(self, cell: Cell) -> list[Score]:
         """Success rates of the held-out problems after training, and before for the baseline."""
@@ -76,8 +78,8 @@ class TextRecipes(Study):
     def is_current(self, cell: Cell) -> bool:
         """Cells with another number of tokens or another learning rate run again."""
         arm, task = cell["recipe"], cell["task"]
-        known = task in TASKS and arm in arms(task)
-        return known and cell["budget"] == self._tokens(task) and cell["lr"] == found_rate(arm, task)
+        known = task in TASKS and arm in arms(task) and cell["budget"] == self._tokens(task)
+        return known and cell["lr"] == (RATES[-1] if self.tokens else found_rate(arm, task))
 
     def describe(self, cell: Cell) -> str:
         """Accuracy before and after."""
@@ -97,8 +99,12 @@ class TextRecipes(Study):
             "seconds": _shown([cell["seconds"] for cell in cells], ".0f"),
         }
 
+    def tables(self, cells: Sequence[Cell]) -> Mapping[str, Sequence[Row]]:
+        """The search of learning rates."""
+        return {"text_rates": rows()}
+
     def quick(self) -> TextRecipes:
-        """Two arms with few tokens."""
+        """Two arms with few tokens and the smaller learning rate."""
         return TextRecipes(6_000, ("grpo-arithmetic-1", "gspo-arithmetic-1"))
 
     def _tokens(self, task: str) -> int:

@@ -136,7 +136,8 @@ def recipes() -> list[Row]:
     return [
         {
             "name": name,
-            "description": f"{recipe['title']}{_cited(recipe)}: {recipe['implementation']}, learns from {recipe['data']}",
+            "description": f"{recipe['title']}{_cited(recipe)}: "
+            f"{recipe['implementation']}, learns from {recipe['data']}",
             "missing": "",
             "source": recipe["source"],
             "ring": recipe_ring(name),

@@ -14,9 +14,8 @@ pytest.importorskip("ogbench")
 
 from benchmarks.ogbench import play_data
 from benchmarks.ogbench.methods import METHODS, TASKS, published_success
-from benchmarks.ogbench.study import STUDY
+from benchmarks.ogbench.study import STUDY, make_data
 from benchmarks.study_table import tabulate
-from robopolicy.errors import UserError
 from robopolicy.training.compose import compose_config
 
 
@@ -119,12 +118,18 @@ def test_table_shows_the_published_success_of_each_task() -> None:
     assert not STUDY.is_current(cell(0, 1.0) | {"updates": 50_000})
 
 
-def test_missing_data_are_named_with_the_command_that_makes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OGBENCH_DATA", str(tmp_path))
-    with pytest.raises(UserError, match=r"benchmarks.ogbench.generate scene-v0 --out .*/scene-play-v0\.npz"):
-        STUDY.run(("qc_ifql", "scene-task1", 0), tmp_path)
+def test_the_first_cell_generates_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, int]] = []
+
+    def generate(name: str, out: Path, episodes: int, seed: int, processes: int) -> None:
+        made.append((name, episodes))
+        out.touch()
+
+    monkeypatch.setenv("OGBENCH_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(play_data, "generate", generate)
+    make_data("scene")
+    make_data("scene")
+    assert made == [("scene-v0", 1000)]
 
 
 def test_the_plan_starts_with_the_default_tasks() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from benchmarks import common
 from benchmarks.study_table import tabulate
 from benchmarks.text import rates
 from benchmarks.text.mechanism import KINDS
@@ -11,7 +12,6 @@ from benchmarks.text.recipes import BASELINE, RECIPES, arms
 from benchmarks.text.study import IMITATION, NULL_SEEDS, SEEDS, STUDY
 from benchmarks.text.tasks import TASKS
 from robopolicy.core.recipe_keys import DEFAULTS
-from robopolicy.errors import UserError
 from robopolicy.recipe_files import read_recipe
 from robopolicy.sim.registry import get_task
 
@@ -20,8 +20,18 @@ PROBLEMS, SAMPLES, RATE = 40, 8, 1e-3
 
 @pytest.fixture(autouse=True)
 def one_rate(monkeypatch):
-    chosen = {f"{arm}-{task}": RATE for task in TASKS for arm in arms(task)}
-    monkeypatch.setattr(rates, "_chosen", lambda: chosen)
+    searches = {name(arm, task): search(RATE) for task in TASKS for arm in arms(task)}
+    monkeypatch.setattr(rates, "finished_cells", lambda names: searches[next(iter(names)).rsplit("-", 1)[0]])
+
+
+def name(arm, task):
+    return f"text_rates/{arm}-{task}"
+
+
+def search(better, successes=(3, 5)):
+    """Cells of the search of an arm, of which one rate is better."""
+    worse, best = successes
+    return [{**cell("grpo", 0, best if rate == better else worse), "lr": rate} for rate in rates.RATES]
 
 
 def stage(eighths):
@@ -88,25 +98,37 @@ def test_rows_describe_answers_and_training():
 
 def test_cells_with_another_number_of_tokens_run_again():
     assert STUDY.is_current(CELLS[0]) and not STUDY.is_current({**CELLS[0], "budget": 1})
-    assert STUDY.quick().is_current({**CELLS[0], "budget": 6_000}) and len(STUDY.quick().cell_keys()) == 2
+    assert STUDY.quick().is_current({**CELLS[0], "budget": 6_000, "lr": rates.RATES[-1]})
+    assert len(STUDY.quick().cell_keys()) == 2
 
 
 def test_cells_with_another_learning_rate_run_again(monkeypatch):
-    monkeypatch.setattr(rates, "_chosen", lambda: {f"{BASELINE}-arithmetic": 3e-4})
+    monkeypatch.setattr(rates, "finished_cells", lambda names: search(3e-4))
     assert not STUDY.is_current(CELLS[0]) and STUDY.is_current({**CELLS[0], "lr": 3e-4})
-    assert not STUDY.is_current(cell("ppo", 1, 4))  # its search did not run
-    with pytest.raises(UserError, match=r"No learning rate of ppo on arithmetic; run: python -m benchmarks.text.rates"):
-        rates.learning_rate("ppo", "arithmetic")
+    monkeypatch.setattr(rates, "finished_cells", lambda names: search(3e-4)[:1])
+    assert rates.found_rate("ppo", "arithmetic") is None and not STUDY.is_current(cell("ppo", 1, 4))
 
 
 def test_the_better_rate_is_chosen_and_the_larger_one_of_equals():
-    cells = [{**cell(arm, 0, wins), "lr": rate} for arm, wins, rate in SEARCH]
-    assert rates.choose(cells) == {"grpo-arithmetic": 3e-4, "ppo-arithmetic": 1e-3}  # dapo ran with one rate
-    row = rates.rows(cells)[0]
-    assert (row["arm"], row["before"], row["0.001"], row["chosen"]) == ("grpo", "12.5%", "37.5%", "0.0003")
+    assert rates.chosen_rate(search(3e-4)) == 3e-4 and rates.chosen_rate(search(1e-3)) == 1e-3
+    assert rates.chosen_rate(search(3e-4, (5, 5))) == 1e-3
+    row = rates.rows()[0]
+    assert (row["arm"], row["before"], row["0.001"], row["chosen"]) == ("grpo", "12.5%", "62.5%", "0.001")
 
 
-SEARCH = (("grpo", 3, 1e-3), ("grpo", 4, 3e-4), ("ppo", 5, 1e-3), ("ppo", 5, 3e-4), ("dapo", 6, 1e-3))
+def test_the_first_cell_of_an_arm_runs_its_search(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(common, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(rates, "finished_cells", common.finished_cells)
+    ran = []
+
+    def run_cell(arm, task, seed, *, tokens, lr):
+        ran.append((seed, lr))
+        return {**cell(arm, seed, 5 if lr == 3e-4 else 4, task), "lr": lr}
+
+    monkeypatch.setattr("benchmarks.text.cell.run_cell", run_cell)
+    lr = [STUDY.run(("ppo", "arithmetic", seed), tmp_path)["lr"] for seed in (1, 2)]
+    assert lr == [3e-4, 3e-4] and ran == [(0, 1e-3), (0, 3e-4), (1, 3e-4), (2, 3e-4)]
 
 
 def test_recipes_learn_from_rollouts_of_existing_tasks():
