@@ -80,7 +80,8 @@ class ControlMillion(Control):
         return [
             f"{STEPS:,} environment steps of every run.",
             "Off-policy learners: batches of 256, two layers of 256 units, matrix products in bfloat16. "
-            "Published returns: SAC, mean of training episodes; TD3, highest mean over evaluations.",
+            "Published returns: SAC, mean of training episodes; TD3, highest mean over evaluations; both in earlier "
+            "versions of the environments.",
         ]
 
     def quick(self) -> ControlMillion:
