@@ -23,6 +23,8 @@ NOTES = (
     "(Li et al. 2025). The expectile of `qc_ifql` (0.9) and the alpha of `qc_fql` (300) are not published.",
     "Deviations: bfloat16 matrix products, exact GELU, torch's initialisation of V, and in `ifql` the target critics "
     "select actions. Methods without a row need a GPU.",
+    "Planned are five seeds of `qc_ifql` and `qc_fql` on the default tasks and one seed of the rest, as a processor "
+    "takes hours for each.",
 )
 
 MARGIN = 0.1  # below the published interval; 10 points count as reproduced

@@ -148,8 +148,8 @@ def _eval(args: argparse.Namespace) -> int:
     print(aligned(*table(following)))
     for name, fraction in following.directions.items():
         print(f"{name}: correct direction in {fraction:.0%} of the frames")
-    if outcomes is not None and outcomes.describe():
-        print(f"From the actions of held-out episodes {outcomes.describe()}")
+    if outcomes is not None:
+        print(outcomes.describe())
     print(
         "It passed the test and may evaluate policies."
         if verdict.passed

@@ -23,17 +23,27 @@ class PredictedOutcomes:
 
     successes: Interval | None  # in replays of recorded successes
     failures: Interval | None  # in replays of recorded failures
+    recorded: tuple[int, int]  # successes and failures
 
     @classmethod
     def of(cls, replays: Replays) -> PredictedOutcomes:
         """Rates in `replays`."""
         predicted = replays.logits >= 0
-        return cls(_rate(predicted[replays.recorded]), _rate(predicted[~replays.recorded]))
+        good, bad = predicted[replays.recorded], predicted[~replays.recorded]
+        return cls(_rate(good), _rate(bad), (len(good), len(bad)))
 
     def describe(self) -> str:
-        """Format the rates; empty if one is unknown."""
+        """One sentence with the rates, or why they are unknown."""
         if self.successes is None or self.failures is None:
-            return ""
+            good, bad = self.recorded
+            return (
+                "Whether it distinguishes good from bad policies was not tested, because that takes "
+                f"{MIN_EPISODES} recorded successes and failures: it had {good} and {bad}."
+            )
+        return f"From the actions of recorded episodes {self._rates()}."
+
+    def _rates(self) -> str:
+        assert self.successes is not None and self.failures is not None
         return (
             f"it predicts success for {self.successes.estimate:.0%} of {self.successes.n} recorded successes and "
             f"{self.failures.estimate:.0%} of {self.failures.n} recorded failures"
@@ -43,7 +53,7 @@ class PredictedOutcomes:
         """Return why the test failed: success is not predicted significantly more often for recorded successes."""
         if self.successes is None or self.failures is None or self.successes.low > self.failures.high:
             return ()
-        return (f"It does not distinguish good from bad policies: {self.describe()}.",)
+        return (f"It does not distinguish good from bad policies: {self._rates()}.",)
 
 
 def _rate(predicted: Tensor) -> Interval | None:

@@ -36,9 +36,18 @@ def test_the_gate_asks_for_a_significant_difference(good, bad, passed):
     assert verdict.passed == passed and len(verdict.reasons) == (not passed)
 
 
+def test_too_few_outcomes_are_stated():
+    found = PredictedOutcomes.of(replays((True, 4, 4), (False, 20, 0)))
+    assert found.describe().endswith("takes 5 recorded successes and failures: it had 4 and 20.")
+
+
 def test_the_reason_has_both_rates():
     (reason,) = PredictedOutcomes.of(replays((True, 20, 1), (False, 10, 0))).reasons()
     assert reason == (
         "It does not distinguish good from bad policies: it predicts success for 5% of 20 recorded successes and 0% of "
         "10 recorded failures."
+    )
+    assert PredictedOutcomes.of(replays((True, 20, 20), (False, 10, 0))).describe() == (
+        "From the actions of recorded episodes it predicts success for 100% of 20 recorded successes and 0% of 10 "
+        "recorded failures."
     )
