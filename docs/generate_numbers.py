@@ -87,6 +87,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "mjlab_finetune": partial(study_rows, "mjlab_finetune", RETURNS),
     "world_throughput": world_throughput,
     "worldmodel": partial(study_rows, "worldmodel", WORLDS),
+    "worldmodel_policies": partial(all_rows, "worldmodel_policies"),
 }
 
 
@@ -96,12 +97,12 @@ def _speed() -> list[list[str]]:
     ours, theirs = (
         "{iqm:.0f} [{low:.0f}, {high:.0f}]".format(**found[name]) for name in ("robopolicy", "stable-baselines3")
     )
-    ratio = "{value:.2f}x ({low:.2f} to {high:.2f})".format(**found["wall_ratio"])
+    ratio = "{value:.2f}x of its time ({low:.2f} to {high:.2f} over the seeds)".format(**found["wall_ratio"])
     steps = simulator["vs_async"], simulator["vs_async_low"], simulator["vs_async_high"]
     task = f"PPO against Stable-Baselines3, HalfCheetah-v5, 1M steps, {found['seeds']} seeds"
     envs = f"HalfCheetah steps/s against gymnasium's `AsyncVectorEnv`, {simulator['num_envs']} environments"
     return [
-        [task, f"{ratio} its time; return {ours} against {theirs}", _command("ppo_vs_sb3")],
+        [task, f"{ratio}; return {ours} against {theirs}", _command("ppo_vs_sb3")],
         [envs, "{:.2f}x ({:.2f} to {:.2f} over the turns)".format(*steps), _command("sim_throughput")],
     ]
 
