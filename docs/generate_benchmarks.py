@@ -67,7 +67,7 @@ QUESTIONS = {  # of benchmarks that are no studies
     "bridge": "Does a policy behave the same over the bridge?",
     "experts": "How often do the scripted experts succeed?",
 }
-LONG = 40  # rows of a table that is linked instead of shown
+LONG = 40  # rows of a table of which the page shows those of its chart
 CURVE = "_curves"  # in the name of a chart
 CURVES = "Means over training seeds by {unit}, with 95 % bands; a panel names its five best methods and the baselines."
 
@@ -95,12 +95,14 @@ def _section(name: str) -> str:
         if has_curves(found):
             lines.append(f"{CURVES.format(unit=found['curve_unit'])}\n\n![{question}](charts/{name}{CURVE}.png)\n")
         return "\n".join(filter(None, lines))
-    lines += [chart] if name in table_charts.CHARTS else []
+    drawn = table_charts.CHARTS.get(name)
+    lines += [chart] if drawn else []
     rows = found["rows"]
-    if len(rows) > LONG:
-        lines.append(f"The full table has {len(rows)} rows.\n")
-    else:
-        lines.append(table(list(rows[0]), [[as_text(value) for value in row.values()] for row in rows]))
+    if len(rows) > LONG and drawn:
+        rows = table_charts.shown(drawn, rows)
+        chosen = " and ".join(f"{value} {column}" for column, value in drawn.where.items())
+        lines.append(f"Rows with {chosen}, of {len(found['rows'])}:\n")
+    lines.append(table(list(rows[0]), [[as_text(value) for value in row.values()] for row in rows]))
     return "\n".join(filter(None, [*lines, notes]))
 
 

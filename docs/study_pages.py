@@ -20,6 +20,7 @@ BASELINE, PUBLISHED = "#1d2530", "#5b6ee1"
 MEASURE = ": "  # between a task and a further measure, in the name of a column
 PANEL = 1.75  # inches
 INTERVAL_SEEDS = 3  # with fewer, an interval covers the panel and is not drawn
+MOST_LINES = 2  # of baselines in a panel
 MARKS = {"ahead": "**ahead**", "behind": "**behind**", "level": "level", "diverged": "diverged"}
 
 Entry = Mapping[str, Any]
@@ -124,11 +125,10 @@ def _draw_panel(
     difference = MEASURE in task
     measure = next(iter(found.values()))["measure"]
     scale = 100 if measure in PERCENT else 1
-    baselines = {entry["baseline"] for entry in found.values() if entry["baseline"]}
-    if difference:
-        ax.axvline(0, color=MUTED, linewidth=1.0, zorder=0)
-    elif len(baselines) == 1 and (name := baselines.pop()) in found:
-        ax.axvline(scale * found[name]["estimate"], color=MUTED, linewidth=1.0, zorder=0)
+    baselines = {entry["baseline"] for entry in found.values()} & found.keys()
+    lines = [0.0] if difference else [scale * found[name]["estimate"] for name in baselines]
+    for x in lines if len(lines) <= MOST_LINES else ():
+        ax.axvline(x, color=MUTED, linewidth=1.0, zorder=0)
     for method, entry in found.items():
         y, colour = order.index(method), colours[method] if entry["verdict"] is None else _verdict_colour(entry)
         shown = entry["comparison"]["difference"] if difference and entry.get("comparison") else entry
