@@ -11,7 +11,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from benchmarks.finetune.methods import BASES, FLOW, METHODS, notes
+from benchmarks.finetune.methods import BASES, DIFFUSION, FLOW, METHODS, notes
 from benchmarks.finetune.tasks import MAIN, TASKS
 from benchmarks.study import Cell, Contrast, Key, Score, Study
 from robopolicy.evaluation.comparison import binary_outcomes
@@ -49,7 +49,7 @@ class FineTuning(Study):
         """Clones for the null arm, the main tasks, the others, and rows with published update ratios."""
         if self.only:
             return list(self.only)
-        null: list[Key] = [(FLOW.name, task, seed) for task in TASKS for seed in NULL_SEEDS]
+        null: list[Key] = [(base.name, task, seed) for base in (FLOW, DIFFUSION) for task in TASKS for seed in NULL_SEEDS]
         tuned: list[Key] = [
             (method.name, task, seed)
             for method in METHODS.values()
