@@ -49,7 +49,9 @@ class FineTuning(Study):
         """Clones for the null arm, the main tasks, the others, and rows with published update ratios."""
         if self.only:
             return list(self.only)
-        null: list[Key] = [(base.name, task, seed) for base in (FLOW, DIFFUSION) for task in TASKS for seed in NULL_SEEDS]
+        null: list[Key] = [
+            (base.name, task, seed) for base in (FLOW, DIFFUSION) for task in TASKS for seed in NULL_SEEDS
+        ]
         tuned: list[Key] = [
             (method.name, task, seed)
             for method in METHODS.values()

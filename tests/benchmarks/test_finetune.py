@@ -84,7 +84,7 @@ def test_the_number_of_demonstrations_brings_the_clone_into_the_range(tmp_path, 
         return count
 
     monkeypatch.setattr(bases, "WORK", tmp_path)
-    monkeypatch.setattr(bases, "_clone", clone)
+    monkeypatch.setattr(bases, "clone", clone)
     monkeypatch.setattr(bases, "held_out", lambda count, *_, **__: SimpleNamespace(success=np.array([success[count]])))
     task = BenchTask("a", "toy/a", {"flow": 10})
     for _ in range(2):  # the second call reads what the first wrote
