@@ -91,9 +91,10 @@ def _of_one_method(record: Mapping[str, Any]) -> str:
 
 
 def _further(record: Mapping[str, Any]) -> list[str]:
-    """Columns that only this study has."""
+    """Published scores, if there are any, and the columns that only this study has."""
     names = list(record["rows"][0])
-    return names[names.index("published") + 1 :]
+    published = ["published"] if any(entry["published"] for entry in record["entries"]) else []
+    return published + names[names.index("published") + 1 :]
 
 
 def draw(record: Mapping[str, Any], path: Path) -> None:
