@@ -69,7 +69,7 @@ def machine() -> dict[str, object]:
 
 
 def made_on() -> dict[str, object]:
-    """Processor and versions of a cell; those of a table are of its writing."""
+    """Processor and versions with which a cell ran; a table may be written elsewhere."""
     return {"cpu": machine()["cpu"], **versions(("robopolicy", "torch", "mujoco"))}
 
 

@@ -24,7 +24,7 @@ from robopolicy.evaluation.intervals import Interval, student_mean
 Part = tuple[str, str, str]  # task, baseline, measure
 TESTS = {True: "a t-test paired over common seeds, which share data or an initial policy", False: "Welch's t-test"}
 CURVE_POINTS = 21
-REPRODUCTION_SEEDS = 3
+REPRODUCTION_SEEDS = 3  # of a published score; a verdict needs more, because it compares two methods
 PROTOCOL = (
     "Intervals (95 %) and tests count training seeds. A verdict compares a method with the baseline of its row by "
     "{test}, with Holm's correction over the table, from at least {seeds} seeds per side. Level: no difference found."

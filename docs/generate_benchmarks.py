@@ -67,7 +67,7 @@ QUESTIONS = {  # of benchmarks that are no studies
     "bridge": "Does a policy behave the same over the bridge?",
     "experts": "How often do the scripted experts succeed?",
 }
-LONG = 40  # rows of a table of which the page shows those of its chart
+LONG = 40  # rows; of a longer table the page shows the rows of its chart
 CURVE = "_curves"  # in the name of a chart
 CURVES = "Means over training seeds by {unit}, with 95 % bands; a panel names its five best methods and the baselines."
 

@@ -30,12 +30,6 @@ PAGES = (
 BLOCK = re.compile(r"(<!-- measured (\w+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 
 
-def all_rows(name: str) -> str:
-    """A whole table."""
-    rows = record(name)["rows"]
-    return table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
-
-
 def comparisons() -> str:
     """One row per comparison, with the command that measures it."""
     rows = [*_speed(), *(_fine_tuning(method, task) for method, task in FINE_TUNING), _exports()]
@@ -51,10 +45,13 @@ def experts(family: str) -> str:
     return table(["task", "episodes", "success of the expert [95 %]", "mean steps"], rows)
 
 
-def study_rows(name: str, columns: Mapping[str, str]) -> str:
-    """Some columns of the table of a study, under other names."""
-    rows = [[str(row[column]) for column in columns] for row in record(name).get("rows", [])]
-    return table(list(columns.values()), rows) if rows else f"Not measured yet: {_command(name)}.\n"
+def shown_rows(name: str, columns: Mapping[str, str] | None = None) -> str:
+    """A table: some of its columns under other names, or all of them."""
+    rows = record(name).get("rows", [])
+    if not rows:
+        return f"Not measured yet: {_command(name)}.\n"
+    columns = columns or {column: column for column in rows[0]}
+    return table(list(columns.values()), [[str(row[column]) for column in columns] for row in rows])
 
 
 def world_throughput() -> str:
@@ -77,17 +74,17 @@ WORLDS |= {"bias": "predicted - true success", "best policy": "the same of the b
 """Columns of the table of a study -> headings."""
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "demo": partial(all_rows, "demo"),
+    "demo": partial(shown_rows, "demo"),
     "comparisons": comparisons,
-    "bridge": partial(all_rows, "bridge"),
+    "bridge": partial(shown_rows, "bridge"),
     "experts": partial(experts, "manipulation/"),
     "drills": partial(experts, "volley/"),
-    "parts": partial(study_rows, "parts", PARTS),
-    "first_step": partial(study_rows, "first_step", STEPS),
-    "mjlab_finetune": partial(study_rows, "mjlab_finetune", RETURNS),
+    "parts": partial(shown_rows, "parts", PARTS),
+    "first_step": partial(shown_rows, "first_step", STEPS),
+    "mjlab_finetune": partial(shown_rows, "mjlab_finetune", RETURNS),
     "world_throughput": world_throughput,
-    "worldmodel": partial(study_rows, "worldmodel", WORLDS),
-    "worldmodel_policies": partial(all_rows, "worldmodel_policies"),
+    "worldmodel": partial(shown_rows, "worldmodel", WORLDS),
+    "worldmodel_policies": partial(shown_rows, "worldmodel_policies"),
 }
 
 

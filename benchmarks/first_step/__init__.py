@@ -1,1 +1,1 @@
-"""Parts of text methods on a robot task."""
+"""Size of the first step of on-policy fine-tuners."""

@@ -94,7 +94,7 @@ class WorldModel(Study):
         return super().interval(measure, outcomes)
 
     def bounds(self, measure: str) -> tuple[float, float]:
-        """Differences of success rates reach from -1 to 1, other metrics from 0."""
+        """Correlations and differences of success rates are from -1 to 1, other metrics from 0 to 1."""
         return (-1.0, 1.0) if measure in SIGNED else (0.0, 1.0)
 
     def is_current(self, cell: Cell) -> bool:

@@ -24,7 +24,7 @@ METRICS: dict[str, Callable[[Values, Values], float]] = {
 """Metrics of one seed; `best policy` is the bias of the policy with the largest real success."""
 
 CORRELATIONS = ("pearson", "spearman")
-SIGNED = ("bias", "best policy")  # from -1 to 1; others, except correlations, are from 0 to 1
+SIGNED = (*CORRELATIONS, "bias", "best policy")  # from -1 to 1; others are from 0 to 1
 REPLAYS = ("recorded", "detected", "replayed")  # shares of replayed episodes
 
 
