@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from benchmarks.worldmodel.policies import Clone, Composed, FineTuned, Recipe
+from robopolicy.schema import to_dict
+from robopolicy.worldmodel.latent import PRESETS
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,9 @@ class BenchTask:
 
     def facts(self) -> dict[str, object]:
         """Recordings and training of the world model; cells with others are out of date."""
-        training = [self.preset, *self.settings]
+        training = {"model": to_dict(PRESETS[self.preset]), "training": [self.preset, *self.settings]}
         recordings = {"behaviours": list(self.behaviours), "films": self.films, "after_success": self.after_success}
-        return {**recordings, "training": training}
+        return {**recordings, **training}
 
 
 CHAIN = ("policy.hidden=[128,128,128]", "policy.steps=10")

@@ -1,9 +1,9 @@
 """Small world model: residual latent EDM with DIAMOND's sampler, trained from scratch.
 
 The evaluation follows Tseng et al. 2025. A small autoencoder encodes frames. A state network regresses the next state
-vector from the last C state vectors and actions, and the newest latent. Given that state, a convolutional denoiser
-samples the change from the newest latent to the next one in a few Euler steps. Training adds noise of random size to
-the context, so that the model is robust to its own errors.
+vector from the last C state vectors and actions, and the newest latent. A state decoder regresses the next latent from
+that state, and given both, a convolutional denoiser samples the change from the newest latent to the next one in a few
+Euler steps. Training adds noise of random size to the context, so that the model is robust to its own errors.
 
 When not to use it: many objects, moving cameras or several seconds of history need a larger, pretrained model.
 """
@@ -24,7 +24,7 @@ from robopolicy.errors import UserError
 from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.worldmodel.base import LatentVideoModel, disagreement
 from robopolicy.worldmodel.contract import Frames, Images, Judgement, WorldSpec, WorldState
-from robopolicy.worldmodel.networks import DOWN, AutoEncoder, Denoiser, OutcomeHead, StateNet
+from robopolicy.worldmodel.networks import DOWN, AutoEncoder, Denoiser, OutcomeHead, StateDecoder, StateNet
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class LatentWorldModelConfig(Validated):
     width: PositiveInt = 96  # of the denoiser; a multiple of 8
     blocks: Layers = 6
     state_width: PositiveInt = 256  # of the three hidden layers of the state network
+    decoder_width: PositiveInt = 512  # of the three hidden layers of the state decoder
     sigmas: tuple[Positive, ...] = (5.0, 1.0, 0.2)  # noise levels of the Euler steps, falling
     samples: PositiveInt = 1  # samples per step; more than one give an uncertainty, at proportional cost
     rows: PositiveInt = 8  # videos per network call; a fixed number keeps rounding independent of the batch
@@ -50,12 +51,15 @@ class LatentWorldModelConfig(Validated):
 
 
 PRESETS = {
-    "smoke": LatentWorldModelConfig(autoencoder_width=16, width=32, blocks=2, state_width=64),  # for tests
-    "tiny": LatentWorldModelConfig(),  # 64 pixels, about 1 M parameters
-    "small": LatentWorldModelConfig(autoencoder_width=64, width=224, blocks=8, state_width=512),  # 64 pixels, about 8 M
+    # For tests.
+    "smoke": LatentWorldModelConfig(autoencoder_width=16, width=32, blocks=2, state_width=64, decoder_width=128),
+    "tiny": LatentWorldModelConfig(),  # 64 pixels, about 2 M parameters
+    "small": LatentWorldModelConfig(
+        autoencoder_width=64, width=224, blocks=8, state_width=512
+    ),  # 64 pixels, about 10 M
     "base": LatentWorldModelConfig(
         autoencoder_width=64, latent_channels=16, width=352, blocks=12, state_width=512
-    ),  # 128 pixels, about 30 M
+    ),  # 128 pixels, about 33 M
 }
 
 
@@ -82,6 +86,8 @@ class LatentWorldModel(LatentVideoModel):
         sizes |= {"action_dim": spec.action_dim, "proprio_dim": spec.proprio_dim}
         self.denoiser = Denoiser(**sizes, width=config.width, blocks=config.blocks)
         self.state = StateNet(**sizes, width=config.state_width)
+        sizes = {"channels": self.channels, "grid": self.grid, "proprio_dim": spec.proprio_dim}
+        self.state_decoder = StateDecoder(**sizes, width=config.decoder_width)
         self.outcome = OutcomeHead(self.channels, self.grid, spec.proprio_dim)
         self.register_buffer("latent_mean", torch.zeros(()))
         self.register_buffer("latent_std", torch.ones(()))
@@ -142,17 +148,38 @@ class LatentWorldModel(LatentVideoModel):
         return proprio[:, -1] + moved * self.proprio_change_std + self.proprio_change_mean
 
     def denoise(
-        self, noisy: Tensor, sigma: Tensor, context: Tensor, proprio: Tensor, actions: Tensor, moved: Tensor
+        self,
+        noisy: Tensor,
+        sigma: Tensor,
+        context: Tensor,
+        proprio: Tensor,
+        actions: Tensor,
+        moved: Tensor,
+        expected: Tensor,
     ) -> Tensor:
-        """Predict normalised changes of latents, given the normalised change `moved` `(B, P)` of the state vector."""
-        return self.denoiser(noisy, sigma, context, *self.normalised(proprio, actions), moved)
+        """Predict normalised changes of latents, given the changes `moved` `(B, P)` and `expected` `(B, Z, h, w)`."""
+        return self.denoiser(noisy, sigma, context, *self.normalised(proprio, actions), moved, expected)
+
+    @torch.no_grad()
+    def expected_change(self, context: Tensor, proprio: Tensor, moved: Tensor) -> Tensor:
+        """Normalised change from the newest latents to those that the state decoder expects at the next state.
+
+        It is 0 without a state vector.
+        """
+        if not self.spec.proprio_dim:
+            return torch.zeros_like(context[:, -1])
+        return (self.decode_state(self.moved_state(proprio, moved)) - context[:, -1]) / self.change_std
+
+    def decode_state(self, proprio: Tensor) -> Tensor:
+        """Expected latents `(B, Z, h, w)` of frames with the state vectors `(B, P)`."""
+        return self.state_decoder((proprio - self.proprio_mean) / self.proprio_std)
 
     def sample(self, noise: Tensor, context: Tensor, proprio: Tensor, actions: Tensor, moved: Tensor) -> Tensor:
         """Sample changes of latents from standard normal `noise` by Euler steps along `config.sigmas`."""
-        levels = (*self.config.sigmas, 0.0)
+        levels, expected = (*self.config.sigmas, 0.0), self.expected_change(context, proprio, moved)
         x = noise * levels[0]
         for level, lower in itertools.pairwise(levels):
-            clean = self.denoise(x, noise.new_full((len(x),), level), context, proprio, actions, moved)
+            clean = self.denoise(x, noise.new_full((len(x),), level), context, proprio, actions, moved, expected)
             x = clean + (x - clean) * (lower / level)
         return x
 

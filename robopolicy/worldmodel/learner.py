@@ -1,4 +1,4 @@
-"""Training of the latent world model: first the autoencoder, then denoiser, state network and success head.
+"""Training of the latent world model: first the autoencoder, then all other networks together.
 
 `WorldLearner` implements the interface of an algorithm for the shared training loop.
 """
@@ -30,11 +30,11 @@ class LearnerConfig(Validated):
     """Training settings of the networks."""
 
     autoencoder_updates: PositiveInt = 4_000  # first updates, which only train the autoencoder
-    updates: PositiveInt = 12_000  # later updates, of denoiser, state network and success head
+    updates: PositiveInt = 12_000  # later updates, of all other networks
     autoencoder_batch: PositiveInt = 16  # images; many small steps leave the first plateau sooner than few large ones
     autoencoder_lr: Positive = 2e-3  # falls linearly to a twentieth
     batch_size: PositiveInt = 64  # windows
-    state_batch: PositiveInt = 256  # windows of the state network, which costs far less than the denoiser
+    state_batch: PositiveInt = 256  # windows of state network and decoder, which cost far less than the denoiser
     state_horizon: PositiveInt = 8  # steps ahead for which the state network learns from its own predictions
     lr: Positive = 1e-3  # rises for 100 updates, then falls linearly to a tenth
     weight_decay: NonNegative = 0.01
@@ -53,12 +53,12 @@ class FrameBatch:
 
 @dataclass(frozen=True)
 class LatentBatch:
-    """Latents for denoiser, state network and success head."""
+    """Latents for denoiser, state network, state decoder and success head."""
 
     latents: Tensor  # (B, C + 1, Z, h, w) context and target
     proprio: Tensor  # (B, C + 1, P)
     actions: Tensor  # (B, C, A)
-    state_latents: Tensor  # (S, Z, h, w) newest frames of the context of other windows, for the state network
+    state_latents: Tensor  # (S, Z, h, w) newest frames of the context of other windows
     state_proprio: Tensor  # (S, C + K, P) context and K targets
     state_actions: Tensor  # (S, C + K - 1, A)
     state_real: Tensor  # (S, K) whether a target is within the episode
@@ -97,7 +97,8 @@ def denoising_loss(
     change = (after - past[:, -1]) / model.change_std
     sigma = (1.2 * normal(size) - 0.4).exp().clamp(2e-3, 20.0)
     spread = sigma[:, None, None, None]
-    clean = model.denoise(change + spread * normal(*change.shape), sigma, past, proprio, batch.actions, moved)
+    noisy, expected = change + spread * normal(*change.shape), model.expected_change(past, proprio, moved)
+    clean = model.denoise(noisy, sigma, past, proprio, batch.actions, moved, expected)
     weight = (spread**2 + 1) / spread**2  # of EDM, for data of unit standard deviation
     loss = (weight * (clean - change) ** 2).mean()
     return loss, make_metrics({"denoiser/loss": loss})
@@ -132,6 +133,13 @@ def state_loss(
     changes, real = (past[:, context:] / scale, targets / scale), batch.state_real
     loss = (functional.huber_loss(*changes, reduction="none").mean(2) * real).sum() / real.sum()
     return loss, make_metrics({"state/loss": loss})
+
+
+def state_decoder_loss(model: LatentWorldModel, batch: LatentBatch) -> tuple[Tensor, Metrics]:
+    """Mean squared error of the latents that the state decoder expects."""
+    newest = batch.state_proprio[:, model.spec.context - 1]
+    loss = functional.mse_loss(model.decode_state(newest), batch.state_latents)
+    return loss, make_metrics({"state_decoder/loss": loss})
 
 
 def _noisy_states(model: LatentWorldModel, proprio: Tensor, level: Tensor, normal: Callable[..., Tensor]) -> Tensor:
@@ -202,7 +210,8 @@ class WorldLearner:
             loss, metrics = loss + outcome, metrics | outcome_metrics
             if model.spec.proprio_dim:
                 state, state_metrics = state_loss(model, batch, self.generator, config.history_noise)
-                loss, metrics = loss + state, metrics | state_metrics
+                decoder, decoder_metrics = state_decoder_loss(model, batch)
+                loss, metrics = loss + state + decoder, metrics | state_metrics | decoder_metrics
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -243,7 +252,7 @@ class WorldLearner:
 
 def _predicting(model: LatentWorldModel) -> nn.ModuleList:
     """Return the networks of the second stage."""
-    return nn.ModuleList([model.denoiser, model.state, model.outcome])
+    return nn.ModuleList([model.denoiser, model.state, model.state_decoder, model.outcome])
 
 
 class StagedVideoSource(VideoSource):

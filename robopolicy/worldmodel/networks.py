@@ -1,6 +1,8 @@
-"""Networks of the latent world model: an autoencoder of frames, a state network, and an EDM denoiser of latents."""
+"""Networks of the latent world model: an autoencoder of frames, a state network, its decoder, and an EDM denoiser."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +79,7 @@ class Denoiser(nn.Module):
         inputs = context * (action_dim + proprio_dim) + proprio_dim
         self.told = nn.Sequential(nn.Linear(inputs, size), nn.SiLU(), nn.Linear(size, size))
         self.place = nn.Parameter(torch.zeros(1, width, grid, grid))
-        self.stem = nn.Conv2d(channels * (context + 1), width, 3, 1, 1)
+        self.stem = nn.Conv2d(channels * (context + 2), width, 3, 1, 1)
         self.blocks = nn.ModuleList([Block(width, size) for _ in range(blocks)])
         self.norm = nn.GroupNorm(8, width)
         self.out = nn.Conv2d(width, channels, 3, 1, 1)
@@ -85,19 +87,27 @@ class Denoiser(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(
-        self, noisy: Tensor, sigma: Tensor, context: Tensor, proprio: Tensor, actions: Tensor, moved: Tensor
+        self,
+        noisy: Tensor,
+        sigma: Tensor,
+        context: Tensor,
+        proprio: Tensor,
+        actions: Tensor,
+        moved: Tensor,
+        expected: Tensor,
     ) -> Tensor:
         """Predict the clean change of the latents `(B, Z, h, w)`.
 
         `noisy` `(B, Z, h, w)` has noise of standard deviation `sigma` `(B,)`; `context` `(B, C, Z, h, w)` and `proprio`
-        `(B, C, P)` are past latents and state vectors, `actions` `(B, C, A)` lead from each frame to the next one, and
-        `moved` `(B, P)` is the change of the state vector.
+        `(B, C, P)` are past latents and state vectors, `actions` `(B, C, A)` lead from each frame to the next one,
+        `moved` `(B, P)` is the change of the state vector, and `expected` `(B, Z, h, w)` the change of the latents that
+        the state decoder expects.
         """
         scale = (sigma**2 + 1).rsqrt()[:, None, None, None]  # EDM: c_in; c_skip is its square
         features = (sigma.log() / 4)[:, None] * self.frequencies
         vectors = self.told(torch.cat([actions.flatten(1), proprio.flatten(1), moved], 1))
         condition = functional.silu(self.noise(torch.cat([features.sin(), features.cos()], 1)) + vectors)
-        x = self.stem(torch.cat([noisy * scale, context.flatten(1, 2)], 1)) + self.place
+        x = self.stem(torch.cat([noisy * scale, context.flatten(1, 2), expected], 1)) + self.place
         for block in self.blocks:
             x = block(x, condition)
         x = functional.silu(self.norm(x))
@@ -125,6 +135,29 @@ class StateNet(nn.Module):
     def forward(self, features: Tensor, proprio: Tensor, actions: Tensor) -> Tensor:
         """Map features `(B, 32)` of `look`, `(B, C, P)` and `(B, C, A)` to the change."""
         return self.body(torch.cat([actions.flatten(1), proprio.flatten(1), features], 1))
+
+
+class StateDecoder(nn.Module):
+    """Regression of the latents `(B, Z, h, w)` of a frame from its normalised state vector `(B, P)`.
+
+    It shows the denoiser where objects of known state are. From past frames alone, each frame would repeat the errors
+    of place of the one before it. Fourier features (Tancik et al. 2020) resolve small differences of the state.
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, *, channels: int, grid: int, proprio_dim: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", math.pi * 2.0 ** torch.arange(-2, 3))
+        inputs = proprio_dim * (1 + 2 * len(self.frequencies))
+        self.body = MLP(inputs, (width, width, width), channels * grid * grid, activation="silu")
+        self.shape = (channels, grid, grid)
+
+    def forward(self, proprio: Tensor) -> Tensor:
+        """Return the expected latents."""
+        waves = proprio[..., None] * self.frequencies
+        features = torch.cat([proprio, waves.sin().flatten(1), waves.cos().flatten(1)], 1)
+        return self.body(features).unflatten(1, self.shape)
 
 
 class OutcomeHead(nn.Module):

@@ -12,7 +12,7 @@ from robopolicy.worldmodel.latent import LatentWorldModel, LatentWorldModelConfi
 from robopolicy.worldmodel.learner import LearnerConfig
 from robopolicy.worldmodel.videos import VideoDataset, infer_spec
 
-CONFIG = LatentWorldModelConfig(autoencoder_width=8, latent_channels=4, width=16, blocks=1, rows=4)
+CONFIG = LatentWorldModelConfig(autoencoder_width=8, latent_channels=4, width=16, blocks=1, decoder_width=64, rows=4)
 
 
 def small_films(episodes: int = 8, **options: Any) -> VideoDataset:

@@ -126,6 +126,8 @@ def test_a_row_has_its_own_noise():
 def test_video_rollouts_are_imagined_and_scored_by_the_success_detector():
     videos = small_films()
     world = small_world(videos)
+    for layer in (world.denoiser.out, world.outcome.judge[-1]):
+        torch.nn.init.normal_(layer.weight, std=0.3)  # an untrained model hardly distinguishes actions
     spec = world.spec
     shapes = {key: videos.episodes.arrays[key].shape[1:] for key in spec.proprio}
     dynamics = VideoDynamics(world, world.judge, shapes)

@@ -7,7 +7,7 @@ from small_world import small_films, small_world
 from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.worldmodel.contract import WorldState, first_frames
 from robopolicy.worldmodel.latent import LatentWorldModel, LatentWorldModelConfig
-from robopolicy.worldmodel.learner import LatentBatch, state_loss
+from robopolicy.worldmodel.learner import LatentBatch, state_decoder_loss, state_loss
 from robopolicy.worldmodel.videos import VideoDataset
 
 CONTEXT, CELL = 4, (4, 2, 2)  # frames, and channels, height and width of a latent
@@ -35,7 +35,7 @@ def test_noise_levels_are_embedded_as_a_quarter_of_their_logarithm(model: Latent
     sigma = torch.tensor([4.0, -4.0]).exp()  # a quarter of the logarithm: 1 and -1
     model.denoise(
         *(torch.zeros(2, *CELL), sigma, torch.zeros(2, CONTEXT, *CELL), torch.zeros(2, 4, 4), torch.zeros(2, 4, 2)),
-        torch.zeros(2, 4),
+        *(torch.zeros(2, 4), torch.zeros(2, *CELL)),
     )
     scales = torch.exp(torch.arange(16) * 4 / 15)
     expected = torch.stack([torch.cat([s * scales.sin(), scales.cos()]) for s in (1, -1)])
@@ -87,6 +87,32 @@ def test_the_state_network_learns_from_its_own_predictions(
     # Step 1: change 1 predicted, (4 - 1 - 1) / 0.5 = 4 true. State 1 + 0.5 + 1 = 2.5. Step 2: change 1.5 predicted,
     # (5 - 2.5 - 1) / 0.5 = 3 true. Huber's loss of an error above 1 is the error minus a half.
     assert loss.item() == pytest.approx(((4 - 1 - 0.5) + (3 - 1.5 - 0.5)) / 2)
+
+
+def test_the_expected_change_leads_to_what_the_state_decoder_shows_at_the_next_state(
+    model: LatentWorldModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model.change_std.fill_(0.5)
+    model.proprio_mean.fill_(4.0)
+    model.proprio_std.fill_(2.0)
+    model.proprio_change_mean.fill_(1.0)
+    model.proprio_change_std.fill_(0.5)
+    monkeypatch.setattr(model.state_decoder, "forward", lambda state: 2 * state[:, :1, None, None].expand(-1, *CELL))
+    states = torch.full((1, CONTEXT, 4), 7.0)
+    change = model.expected_change(torch.ones(1, CONTEXT, *CELL), states, torch.full((1, 4), 3.0))
+    # The next state is 7 + 3 * 0.5 + 1 = 9.5, normalised 2.75, so that the latents are 5.5; the newest ones are 1.
+    assert torch.allclose(change, torch.full((1, *CELL), (5.5 - 1) / 0.5))
+
+
+def test_the_state_decoder_learns_the_latents_of_the_newest_frame(
+    model: LatentWorldModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = torch.arange(7.0)[None, :, None].expand(1, 7, 4)  # the newest one of the context is 3
+    monkeypatch.setattr(model.state_decoder, "forward", lambda state: state[:, :1, None, None].expand(-1, *CELL))
+    empty, latents = torch.zeros(1, *CELL), torch.full((1, *CELL), 5.0)
+    parts = torch.zeros(1, 6, 2), torch.ones(1, 3, dtype=torch.bool), empty, states[:, 0], empty[:, :2]
+    loss, _ = state_decoder_loss(model, LatentBatch(empty[None], states, parts[0], latents, states, *parts))
+    assert loss.item() == pytest.approx((5 - 3) ** 2)
 
 
 def test_the_memory_holds_the_newest_frames_and_the_actions_between_them(

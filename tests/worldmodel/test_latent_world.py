@@ -10,6 +10,7 @@ from robopolicy.errors import UserError
 from robopolicy.policies.noise import assign_slots
 from robopolicy.worldmodel.contract import WorldState, first_frames
 from robopolicy.worldmodel.latent import PRESETS, LatentWorldModel, LatentWorldModelConfig, to_float, to_uint8
+from robopolicy.worldmodel.networks import StateDecoder
 from robopolicy.worldmodel.videos import VideoDataset
 
 
@@ -35,7 +36,7 @@ def begin(model: LatentWorldModel, videos: VideoDataset, rows: list[int], seeds:
 
 def test_the_denoiser_is_the_identity_without_noise(model):
     change, context = torch.randn(3, 4, 2, 2), torch.randn(3, 4, 4, 2, 2)
-    zeros = torch.zeros(3, 4, 4), torch.zeros(3, 4, 2), torch.zeros(3, 4)
+    zeros = torch.zeros(3, 4, 4), torch.zeros(3, 4, 2), torch.zeros(3, 4), torch.zeros(3, 4, 2, 2)
     clean = model.denoise(change, torch.full((3,), 1e-4), context, *zeros)
     assert torch.allclose(clean, change, atol=1e-3)
 
@@ -44,9 +45,33 @@ def test_new_denoiser_is_exact_for_unit_gaussian_data(videos):
     noisy, sigma = torch.randn(3, 4, 2, 2), torch.tensor([0.2, 1.0, 5.0])
     zeros = torch.zeros(3, 4, 4, 2, 2), torch.zeros(3, 4, 4), torch.zeros(3, 4, 2)
     world = small_world(videos)
-    clean = world.denoise(noisy, sigma, *zeros, torch.zeros(3, 4))
+    clean = world.denoise(noisy, sigma, *zeros, torch.zeros(3, 4), torch.zeros(3, 4, 2, 2))
     assert torch.allclose(clean, noisy / (1 + sigma**2)[:, None, None, None])
     assert bool((world.state_change(world.state.look(zeros[0][:, -1]), *zeros[1:]) == 0).all())
+
+
+def test_nothing_is_expected_of_a_frame_without_a_state_vector(videos):
+    world = LatentWorldModel(CONFIG, replace(videos.spec, proprio_dim=0, proprio=(), proprio_names=()))
+    change = world.expected_change(torch.ones(2, 4, 4, 2, 2), torch.zeros(2, 4, 0), torch.zeros(2, 0))
+    assert change.shape == (2, 4, 2, 2) and not change.any()
+
+
+def test_the_state_decoder_resolves_places():
+    """A bright cell moves over 16 cells with one number, while the other numbers of the state change at random."""
+    torch.manual_seed(0)
+    decoder = StateDecoder(channels=1, grid=4, proprio_dim=4, width=64)
+    optimizer = torch.optim.Adam(decoder.parameters(), 3e-3)
+
+    def error() -> torch.Tensor:
+        state = torch.rand(256, 4) * 3 - 1.5
+        distance = (state[:, :1] + 1.5) / 3 * 16 - 0.5 - torch.arange(16)
+        return (decoder(state).flatten(1) - torch.exp(-(distance**2))).pow(2).mean()
+
+    for _ in range(300):
+        optimizer.zero_grad()
+        error().backward()
+        optimizer.step()
+    assert error() < 0.002  # 0.067 for an empty picture
 
 
 def test_images_round_trip_through_floats():
@@ -107,7 +132,7 @@ def test_judgements_are_probabilities(model, videos):
     assert bool(((judgement.success > 0) & (judgement.success < 1)).all())
 
 
-@pytest.mark.parametrize(("name", "millions"), [("smoke", 0.23), ("tiny", 1.6), ("small", 9.3), ("base", 29.9)])
+@pytest.mark.parametrize(("name", "millions"), [("smoke", 0.34), ("tiny", 2.5), ("small", 10.1), ("base", 32.6)])
 def test_presets_have_their_stated_sizes(videos, name, millions):
     with torch.device("meta"):
         model = LatentWorldModel(PRESETS[name], replace(videos.spec, size=128 if name == "base" else 64))
