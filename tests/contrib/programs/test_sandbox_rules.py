@@ -69,6 +69,25 @@ def program(source, target):
     return PRELUDE + source
 
 
+SLOW_PARENTS = """import os, runpy, sys, time
+fork = os.fork
+def slow():
+    child = fork()
+    time.sleep(0.2 if child else 0.0)
+    return child
+os.fork = slow
+runpy.run_path({server!r}, run_name="__main__")
+"""
+
+
+def test_a_sandbox_starts_when_its_root_changes_before_its_parent_continues(tmp_path, monkeypatch):
+    wrapper = tmp_path / "server.py"
+    wrapper.write_text(SLOW_PARENTS.format(server=str(runner._SERVER)))
+    monkeypatch.setattr(runner, "_SERVER", wrapper)
+    with Sandbox(seconds=LIMIT, bubblewrap="") as sandbox:
+        assert sandbox.layers.namespaces
+
+
 @pytest.mark.parametrize("name", ESCAPES)
 def test_nothing_leaves_the_sandbox(name, sandbox, target):
     start = time.monotonic()

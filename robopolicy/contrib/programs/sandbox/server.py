@@ -63,11 +63,13 @@ def enter_namespaces(root):
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
+    null = os.open(os.devnull, os.O_RDWR)  # now: the child also changes the root of this process
     child = os.fork()
     if child:  # process 1 ends with its parent
-        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-        os.dup2(0, 1)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
+    os.close(null)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     empty_root(root)
 
