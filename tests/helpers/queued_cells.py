@@ -39,6 +39,12 @@ def counting(folder: Path) -> int:
     return first
 
 
+def waiting(folder: Path) -> None:
+    (folder / "ready").touch()
+    while not (folder / "release").exists():
+        time.sleep(0.02)
+
+
 def failing(folder: Path) -> None:
     sys.stdout.write("about to divide\n")
     raise ValueError("of no\nuse")

@@ -118,15 +118,22 @@ def test_a_second_signal_kills_jobs_that_do_not_stop(tmp_path):
 
 
 def test_two_queues_never_run_one_job_at_a_time(tmp_path):
-    queue = start_queue(tmp_path, "count:counting", "next:counting")
-    wait_for((tmp_path / "work/count/steps.txt").exists)
-    jobs = [cells.job(tmp_path, name, cells.counting) for name in ("count", "next")]
+    queue = start_queue(tmp_path, "held:waiting", "next:counting")
+    folder = tmp_path / "work/held"
+    wait_for((folder / "ready").exists)
+    jobs = [cells.job(tmp_path, name, cells.counting) for name in ("held", "next")]
     workspace = QueueFolder(tmp_path / "work")
     assert workspace.state(jobs[0]) == "running"
     assert workspace.lock_file(jobs[0]).read_text().split()[0].isdecimal()
-    report = run_queue(jobs, tmp_path / "work")
+
+    def release(line: str) -> None:
+        """Let the first queue continue when the second one has passed over its job."""
+        if line.startswith("next: started"):
+            (folder / "release").touch()
+
+    report = run_queue(jobs, tmp_path / "work", report=release)
     assert queue.wait(timeout=20) == 0
-    assert report.elsewhere[0] == "count" and sorted(cells.order(tmp_path)) == ["count", "next"]
+    assert report.elsewhere == ["held"] and sorted(cells.order(tmp_path)) == ["held", "next"]
 
 
 def test_a_lock_of_a_dead_process_is_free(tmp_path):
