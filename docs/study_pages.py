@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.worldmodel.table import CORRELATIONS
 from docs.dot_charts import ROW, draw_dot, name_rows, style_axis
 from docs.markdown import table
 
@@ -142,6 +143,8 @@ def _draw_panel(
     unit = " [%]" if scale == 100 else ""
     label = f"{measure}{unit}{', minus baseline' if difference else ''}"
     style_axis(ax, label, percent=scale == 100 and not difference)
+    if measure in CORRELATIONS and not difference:
+        ax.set_xlim(min(-0.04, ax.get_xlim()[0]), 1.04)  # a narrow range would exaggerate differences
 
 
 def _draw_legend(figure: Any, entries: Sequence[Entry]) -> None:
