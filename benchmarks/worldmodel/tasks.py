@@ -32,9 +32,8 @@ class BenchTask:
 
     def facts(self) -> dict[str, object]:
         """Recordings and training of the world model; cells with others are out of date."""
-        training = {"model": to_dict(PRESETS[self.preset]), "training": [self.preset, *self.settings]}
         recordings = {"behaviours": list(self.behaviours), "films": self.films, "after_success": self.after_success}
-        return {**recordings, **training}
+        return {**recordings, "model": to_dict(PRESETS[self.preset]), "training": [self.preset, *self.settings]}
 
 
 CHAIN = ("policy.hidden=[128,128,128]", "policy.steps=10")

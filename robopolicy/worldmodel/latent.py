@@ -53,13 +53,11 @@ class LatentWorldModelConfig(Validated):
 PRESETS = {
     # For tests.
     "smoke": LatentWorldModelConfig(autoencoder_width=16, width=32, blocks=2, state_width=64, decoder_width=128),
-    "tiny": LatentWorldModelConfig(),  # 64 pixels, about 2 M parameters
-    "small": LatentWorldModelConfig(
-        autoencoder_width=64, width=224, blocks=8, state_width=512
-    ),  # 64 pixels, about 10 M
-    "base": LatentWorldModelConfig(
-        autoencoder_width=64, latent_channels=16, width=352, blocks=12, state_width=512
-    ),  # 128 pixels, about 33 M
+    # For 64 pixels: about 2 and 10 M parameters.
+    "tiny": LatentWorldModelConfig(),
+    "small": LatentWorldModelConfig(autoencoder_width=64, width=224, blocks=8, state_width=512),
+    # For 128 pixels: about 33 M.
+    "base": LatentWorldModelConfig(autoencoder_width=64, latent_channels=16, width=352, blocks=12, state_width=512),
 }
 
 
@@ -82,12 +80,11 @@ class LatentWorldModel(LatentVideoModel):
         self.config = config
         self.channels, self.grid = config.latent_channels * len(spec.cameras), spec.size // DOWN
         self.autoencoder = AutoEncoder(config.autoencoder_width, config.latent_channels)
-        sizes = {"channels": self.channels, "grid": self.grid, "context": spec.context}
-        sizes |= {"action_dim": spec.action_dim, "proprio_dim": spec.proprio_dim}
+        picture = {"channels": self.channels, "grid": self.grid, "proprio_dim": spec.proprio_dim}
+        sizes = picture | {"context": spec.context, "action_dim": spec.action_dim}
         self.denoiser = Denoiser(**sizes, width=config.width, blocks=config.blocks)
         self.state = StateNet(**sizes, width=config.state_width)
-        sizes = {"channels": self.channels, "grid": self.grid, "proprio_dim": spec.proprio_dim}
-        self.state_decoder = StateDecoder(**sizes, width=config.decoder_width)
+        self.state_decoder = StateDecoder(**picture, width=config.decoder_width)
         self.outcome = OutcomeHead(self.channels, self.grid, spec.proprio_dim)
         self.register_buffer("latent_mean", torch.zeros(()))
         self.register_buffer("latent_std", torch.ones(()))
@@ -147,19 +144,6 @@ class LatentWorldModel(LatentVideoModel):
         """Inverse of `normalised_change`: the next state vector `(B, P)`."""
         return proprio[:, -1] + moved * self.proprio_change_std + self.proprio_change_mean
 
-    def denoise(
-        self,
-        noisy: Tensor,
-        sigma: Tensor,
-        context: Tensor,
-        proprio: Tensor,
-        actions: Tensor,
-        moved: Tensor,
-        expected: Tensor,
-    ) -> Tensor:
-        """Predict normalised changes of latents, given the changes `moved` `(B, P)` and `expected` `(B, Z, h, w)`."""
-        return self.denoiser(noisy, sigma, context, *self.normalised(proprio, actions), moved, expected)
-
     @torch.no_grad()
     def expected_change(self, context: Tensor, proprio: Tensor, moved: Tensor) -> Tensor:
         """Normalised change from the newest latents to those that the state decoder expects at the next state.
@@ -172,24 +156,29 @@ class LatentWorldModel(LatentVideoModel):
 
     def decode_state(self, proprio: Tensor) -> Tensor:
         """Expected latents `(B, Z, h, w)` of frames with the state vectors `(B, P)`."""
-        return self.state_decoder((proprio - self.proprio_mean) / self.proprio_std)
+        return self.state_decoder(self.normalised_state(proprio))
 
     def sample(self, noise: Tensor, context: Tensor, proprio: Tensor, actions: Tensor, moved: Tensor) -> Tensor:
         """Sample changes of latents from standard normal `noise` by Euler steps along `config.sigmas`."""
-        levels, expected = (*self.config.sigmas, 0.0), self.expected_change(context, proprio, moved)
+        given = context, *self.normalised(proprio, actions), moved, self.expected_change(context, proprio, moved)
+        levels = (*self.config.sigmas, 0.0)
         x = noise * levels[0]
         for level, lower in itertools.pairwise(levels):
-            clean = self.denoise(x, noise.new_full((len(x),), level), context, proprio, actions, moved, expected)
+            clean = self.denoiser(x, noise.new_full((len(x),), level), *given)
             x = clean + (x - clean) * (lower / level)
         return x
 
     def normalised(self, proprio: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Scale state vectors and actions by their statistics."""
-        return (proprio - self.proprio_mean) / self.proprio_std, (actions - self.action_mean) / self.action_std
+        return self.normalised_state(proprio), (actions - self.action_mean) / self.action_std
+
+    def normalised_state(self, proprio: Tensor) -> Tensor:
+        """Scale state vectors by their statistics."""
+        return (proprio - self.proprio_mean) / self.proprio_std
 
     def outcome_logits(self, latent: Tensor, proprio: Tensor) -> Tensor:
         """Logits `(B, 2)` of success and progress at latents `(B, Z, h, w)` and state vectors `(B, P)`."""
-        return self.outcome(latent, (proprio - self.proprio_mean) / self.proprio_std)
+        return self.outcome(latent, self.normalised_state(proprio))
 
 
 def to_float(images: Tensor) -> Tensor:

@@ -97,8 +97,8 @@ def denoising_loss(
     change = (after - past[:, -1]) / model.change_std
     sigma = (1.2 * normal(size) - 0.4).exp().clamp(2e-3, 20.0)
     spread = sigma[:, None, None, None]
-    noisy, expected = change + spread * normal(*change.shape), model.expected_change(past, proprio, moved)
-    clean = model.denoise(noisy, sigma, past, proprio, batch.actions, moved, expected)
+    given = *model.normalised(proprio, batch.actions), moved, model.expected_change(past, proprio, moved)
+    clean = model.denoiser(change + spread * normal(*change.shape), sigma, past, *given)
     weight = (spread**2 + 1) / spread**2  # of EDM, for data of unit standard deviation
     loss = (weight * (clean - change) ** 2).mean()
     return loss, make_metrics({"denoiser/loss": loss})
@@ -129,7 +129,7 @@ def state_loss(
         moved = model.state(features, past[:, -context:], actions[:, step : step + context])
         after = torch.addcmul(past[:, -1] + offset, moved, scale)
         past = torch.cat([past, after[:, None]], 1)
-    targets = (batch.state_proprio[:, context:] - model.proprio_mean) / model.proprio_std
+    targets = model.normalised_state(batch.state_proprio[:, context:])
     changes, real = (past[:, context:] / scale, targets / scale), batch.state_real
     loss = (functional.huber_loss(*changes, reduction="none").mean(2) * real).sum() / real.sum()
     return loss, make_metrics({"state/loss": loss})

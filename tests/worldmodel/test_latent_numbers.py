@@ -33,7 +33,7 @@ def test_noise_levels_are_embedded_as_a_quarter_of_their_logarithm(model: Latent
     seen: list[torch.Tensor] = []
     model.denoiser.noise.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     sigma = torch.tensor([4.0, -4.0]).exp()  # a quarter of the logarithm: 1 and -1
-    model.denoise(
+    model.denoiser(
         *(torch.zeros(2, *CELL), sigma, torch.zeros(2, CONTEXT, *CELL), torch.zeros(2, 4, 4), torch.zeros(2, 4, 2)),
         *(torch.zeros(2, 4), torch.zeros(2, *CELL)),
     )

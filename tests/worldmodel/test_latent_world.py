@@ -37,7 +37,7 @@ def begin(model: LatentWorldModel, videos: VideoDataset, rows: list[int], seeds:
 def test_the_denoiser_is_the_identity_without_noise(model):
     change, context = torch.randn(3, 4, 2, 2), torch.randn(3, 4, 4, 2, 2)
     zeros = torch.zeros(3, 4, 4), torch.zeros(3, 4, 2), torch.zeros(3, 4), torch.zeros(3, 4, 2, 2)
-    clean = model.denoise(change, torch.full((3,), 1e-4), context, *zeros)
+    clean = model.denoiser(change, torch.full((3,), 1e-4), context, *zeros)
     assert torch.allclose(clean, change, atol=1e-3)
 
 
@@ -45,7 +45,7 @@ def test_new_denoiser_is_exact_for_unit_gaussian_data(videos):
     noisy, sigma = torch.randn(3, 4, 2, 2), torch.tensor([0.2, 1.0, 5.0])
     zeros = torch.zeros(3, 4, 4, 2, 2), torch.zeros(3, 4, 4), torch.zeros(3, 4, 2)
     world = small_world(videos)
-    clean = world.denoise(noisy, sigma, *zeros, torch.zeros(3, 4), torch.zeros(3, 4, 2, 2))
+    clean = world.denoiser(noisy, sigma, *zeros, torch.zeros(3, 4), torch.zeros(3, 4, 2, 2))
     assert torch.allclose(clean, noisy / (1 + sigma**2)[:, None, None, None])
     assert bool((world.state_change(world.state.look(zeros[0][:, -1]), *zeros[1:]) == 0).all())
 
