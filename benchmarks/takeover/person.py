@@ -16,7 +16,7 @@ from robopolicy.teleop.devices import DEVICES
 from robopolicy.teleop.gamepad import GamepadTeleop
 
 LIFT = get_task("manipulation/lift")
-TASK = "person/lift"  # the same task, whose simulator the scripted person sees
+TASK = "person/lift_cube"  # the same task, whose simulator the scripted person sees
 PATIENCE = 25  # steps without success after which the person takes over; the expert lifts the cube within 20
 
 
@@ -63,6 +63,6 @@ def _make(options: SimOptions) -> VectorSim:
 
 
 def register_person() -> None:
-    """Register the task `person/lift` and the device `person`."""
+    """Register the task `person/lift_cube` and the device `person`."""
     register(replace(LIFT, name=TASK, make=_make))
     DEVICES.register("person", ScriptedPerson)

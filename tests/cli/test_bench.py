@@ -49,7 +49,7 @@ def test_seeds_are_trained_and_reported_together(tmp_path, capsys):
 def test_finished_seeds_are_reused_and_interrupted_seeds_resume(tmp_path):
     out = tmp_path / "bench"
     words = ["--out", str(out), *QUICK[:-2], "evaluation.episodes=2", "budget.updates=300", "checkpoint_every=10"]
-    process = subprocess.Popen([sys.executable, "-m", "robopolicy", "bench", "--seeds", "2", "--jobs", "2", *words])
+    process = subprocess.Popen([sys.executable, "-m", "robopolicy", "bench", "--seeds", "2", "--jobs", "1", *words])
     last = out / "seed1/checkpoints/last"
     while not last.exists():
         assert process.poll() is None

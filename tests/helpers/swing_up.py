@@ -12,11 +12,11 @@ SMALL = (
 )
 
 
-def check_swings_up_and_holds(algorithm: str, out: Path) -> None:
+def check_swings_up_and_holds(algorithm: str, out: Path, env_steps: int = 4500) -> None:
     """Training reaches a high return: hanging costs 1,200 to 1,600, random actions 1,200, the best controller 140."""
     run = ("task=gymnasium/Pendulum-v1", "policy=squashed_gaussian", f"algorithm={algorithm}", *SMALL)
     steps = ("chunk.horizon=1", "chunk.action_horizon=1", "sim.num_envs=1", "replay.learning_starts=200")
-    ends = ("budget.env_steps=4500", "evaluation.every=500", "evaluation.episodes=20")
+    ends = (f"budget.env_steps={env_steps}", "evaluation.every=500", "evaluation.episodes=20")
     trainer = start_run(compose_config([*run, *steps, *ends, f"out={out}", "name=run"]))
     trainer.train()
     rows = [json.loads(line) for line in (trainer.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
