@@ -127,8 +127,9 @@ def test_two_queues_never_run_one_job_at_a_time(tmp_path):
     assert workspace.lock_file(jobs[0]).read_text().split()[0].isdecimal()
 
     def release(line: str) -> None:
-        """Let the first queue continue when the second one has passed over its job."""
+        """Let the first queue continue when the second one has passed over its job and runs the other."""
         if line.startswith("next: started"):
+            wait_for(lambda: workspace.state(jobs[1]) == "running")
             (folder / "release").touch()
 
     report = run_queue(jobs, tmp_path / "work", report=release)
