@@ -11,6 +11,7 @@ from benchmarks.finetune.tasks import BenchTask
 from benchmarks.study import learning_curve, read_report, train_to_end
 
 GOAL = 0.9  # success whose first crossing is reported
+FROM_SCRATCH = 4  # times the steps of learners from replay that have no base: with the same steps they start to learn
 
 
 def run_base(base: Base, task: BenchTask, seed: int) -> dict[str, Any]:
@@ -74,7 +75,8 @@ def _pace(method: Method, task: BenchTask, steps: int | None, before: dict[str, 
     length of the base.
     """
     if method.source == "replay":
-        steps = steps or (task.published_steps if method.published else task.replay_steps)
+        fewest = task.published_steps if method.published else task.replay_steps
+        steps = steps or fewest * (1 if method.base else FROM_SCRATCH)
         ratio = () if method.published else (f"algorithm.utd={task.horizon / task.steps_per_update}",)
         return ["budget.updates=0", f"budget.env_steps={steps}", *ratio]
     steps = steps or task.env_steps * (2 if task.name in method.doubled else 1)

@@ -121,8 +121,7 @@ def _reinflow(base: Base, low: float, high: float) -> Method:
 def _as_published(method: Method) -> Method:
     """The row with the published update ratio."""
     settings = (*method.settings, *RATIOS[method.algorithm])
-    tasks = MAIN[:2] if method.name == "rlpd" else LIFT
-    return replace(method, name=f"{method.name}{PUBLISHED}", settings=settings, tasks=tasks, first=False)
+    return replace(method, name=f"{method.name}{PUBLISHED}", settings=settings, tasks=LIFT, first=False)
 
 
 def _methods() -> tuple[Method, ...]:
@@ -171,6 +170,6 @@ def notes() -> list[str]:
         "can lie outside.",
         "Budgets: 450,000 environment steps on-policy, 1,500,000 on pick_place; for DPPO on lift, and FPO++ on both, "
         "twice as many, because their curves still rise there. "
-        "Learners from replay take 60,000 (120,000) and one critic step per four of them; "
-        f"rows `NAME{PUBLISHED}` half of that, with the published critic steps per decision, ensembles and candidates.",
+        "Learners from replay take 60,000 (120,000) and one critic step per four of them, RLPD, which has no base, four "
+        f"times as many; rows `NAME{PUBLISHED}` half of that, with the published critic steps per decision, ensembles and candidates.",
     ]
