@@ -170,6 +170,8 @@ def notes() -> list[str]:
         "can lie outside.",
         "Budgets: 450,000 environment steps on-policy, 1,500,000 on pick_place; for DPPO on lift, and FPO++ on both, "
         "twice as many, because their curves still rise there. "
-        "Learners from replay take 60,000 (120,000) and one critic step per four of them, RLPD, which has no base, four "
-        f"times as many; rows `NAME{PUBLISHED}` half of that, with the published critic steps per decision, ensembles and candidates.",
+        "Learners from replay take 60,000 (120,000) and one critic step per four of them; RLPD, which has no base, "
+        "takes four times as many. "
+        f"Rows `NAME{PUBLISHED}` take half of that, with the published critic steps per decision, ensembles and "
+        "candidates.",
     ]
