@@ -11,7 +11,7 @@ from benchmarks.finetune.tasks import BenchTask
 from benchmarks.study import learning_curve, read_report, train_to_end
 
 GOAL = 0.9  # success whose first crossing is reported
-FROM_SCRATCH = 4  # times the steps of learners from replay that have no base: with the same steps they start to learn
+FROM_SCRATCH = 4  # learners from replay without a base take this many times the steps of the others
 
 
 def run_base(base: Base, task: BenchTask, seed: int) -> dict[str, Any]:
