@@ -11,6 +11,7 @@ When not to use it: many objects, moving cameras or several seconds of history n
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -83,8 +84,10 @@ class LatentWorldModel(LatentVideoModel):
         picture = {"channels": self.channels, "grid": self.grid, "proprio_dim": spec.proprio_dim}
         sizes = picture | {"context": spec.context, "action_dim": spec.action_dim}
         self.denoiser = Denoiser(**sizes, width=config.width, blocks=config.blocks)
-        self.state = StateNet(**sizes, width=config.state_width)
-        self.state_decoder = StateDecoder(**picture, width=config.decoder_width)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Initializing zero-element tensors")  # without a state vector
+            self.state = StateNet(**sizes, width=config.state_width)
+            self.state_decoder = StateDecoder(**picture, width=config.decoder_width)
         self.outcome = OutcomeHead(self.channels, self.grid, spec.proprio_dim)
         self.register_buffer("latent_mean", torch.zeros(()))
         self.register_buffer("latent_std", torch.ones(()))

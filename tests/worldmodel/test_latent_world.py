@@ -50,6 +50,7 @@ def test_new_denoiser_is_exact_for_unit_gaussian_data(videos):
     assert bool((world.state_change(world.state.look(zeros[0][:, -1]), *zeros[1:]) == 0).all())
 
 
+@pytest.mark.filterwarnings("error")
 def test_nothing_is_expected_of_a_frame_without_a_state_vector(videos):
     world = LatentWorldModel(CONFIG, replace(videos.spec, proprio_dim=0, proprio=(), proprio_names=()))
     change = world.expected_change(torch.ones(2, 4, 4, 2, 2), torch.zeros(2, 4, 0), torch.zeros(2, 0))
