@@ -1,4 +1,4 @@
-"""Devices of networks and simulators, copies of tensors to a device, and random generators on it."""
+"""Devices and threads of networks and simulators, copies of tensors to a device, and random generators on it."""
 
 from __future__ import annotations
 
@@ -72,6 +72,14 @@ def usable_device(name: str | torch.device) -> torch.device:
             reason = "it is not a device such as auto, cpu, cuda or cuda:0"
         raise UserError(f"Device '{name}' cannot be used: {reason}; use device cpu.") from error
     return device
+
+
+def use_configured_threads() -> None:
+    """Compute in the calling thread with the number of torch threads that `torch.set_num_threads` set.
+
+    A new thread computes with one per core until it asks for the number, which can change the last bit of results.
+    """
+    torch.get_num_threads()
 
 
 def module_device(module: nn.Module) -> torch.device | None:

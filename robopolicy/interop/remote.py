@@ -24,6 +24,7 @@ from robopolicy.deploy.batching import Batch, Streams
 from robopolicy.deploy.client import Connection
 from robopolicy.deploy.websocket import reason_of
 from robopolicy.deploy.wire import Greeting
+from robopolicy.device import use_configured_threads
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.noise import PerRowGenerator
@@ -148,6 +149,7 @@ class ServedPolicy:
         self, obs: Batch, noise: NDArray[Any] | None, prefix: NDArray[Any] | None, streams: Streams
     ) -> NDArray[np.float32]:
         """Compute chunks, see `Served.chunks`."""
+        use_configured_threads()  # the server has a thread for the policy
         batch = {key: self._tensor(value) for key, value in obs.items()}
         rows = PerRowGenerator([seed for seed, _ in streams], [step for _, step in streams])
         with torch.no_grad():  # not inference mode, in which a prefix could not be continued

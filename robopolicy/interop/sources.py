@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from robopolicy.deploy.contract import Observed
+from robopolicy.device import use_configured_threads
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.noise import PerRowGenerator
@@ -170,6 +171,7 @@ class CheckpointChunkPolicy:
             if value.dtype.kind == "f" and not np.isfinite(value).all():  # it would remain in the hidden state
                 raise UserError(f"Observation '{key}' is not finite.")
             batch[key] = torch.from_numpy(value)[None].to(self._device)
+        use_configured_threads()  # the control loop has a thread for the policy
         with torch.inference_mode():
             if self._hidden is not None:
                 batch[HIDDEN_STATE] = self._hidden

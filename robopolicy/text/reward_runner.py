@@ -15,6 +15,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from robopolicy.device import use_configured_threads
 from robopolicy.errors import UserError
 from robopolicy.text.task import TextEpisode, TextTask, Turn, find_invalid
 
@@ -128,6 +129,7 @@ class RewardRunner:
 
 
 def _serve(calls: SimpleQueue[Callable[[], Any] | None], results: SimpleQueue[tuple[Any, Exception | None]]) -> None:
+    use_configured_threads()
     while (function := calls.get()) is not None:
         try:
             results.put((function(), None))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.data.batches import Rollout
-from robopolicy.device import move
+from robopolicy.device import move, use_configured_threads
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Sample
 from robopolicy.policies.noise import Randomness
@@ -139,7 +139,7 @@ class OverlapSource:
         self._device = device
         # Kernels of the thread run on a stream of their own; both streams wait for each other where data change hands.
         self._stream = None if device.type == "cpu" else torch.Stream(device)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout", initializer=use_configured_threads)
         self._acting: ActingCopy | None = None
         self._pending: Future[Collected] | None = None
         self._held: Any = None  # memory of the last data, which kernels of the learner may still read

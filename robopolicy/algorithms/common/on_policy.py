@@ -34,6 +34,7 @@ from robopolicy.core.gradients import backward, clip_gradients
 from robopolicy.critics.q import copy_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.batches import Rollout
+from robopolicy.device import use_configured_threads
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Info, Policy
 
@@ -279,6 +280,7 @@ class BackgroundWorker:
 def _serve(
     calls: SimpleQueue[tuple[Callable[..., Tensor], tuple[Any, ...]] | None], results: SimpleQueue[Tensor | Exception]
 ) -> None:
+    use_configured_threads()
     while (call := calls.get()) is not None:
         function, arguments = call
         try:

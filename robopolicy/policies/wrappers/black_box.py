@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.constraints import NonNegative, NonNegativeInt, PositiveInt, Validated
+from robopolicy.device import use_configured_threads
 from robopolicy.errors import UserError
 from robopolicy.nets.normalizer import Statistics, make_normalizer
 from robopolicy.plugins import Registry
@@ -293,6 +294,7 @@ def _with_timeout(timeout: float, call: Callable[[], Any]) -> Any:
     results: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
 
     def worker() -> None:
+        use_configured_threads()
         try:
             with torch.no_grad():  # gradient mode is per thread
                 results.put((call(), None))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from robopolicy.constraints import NonNegativeInt
+from robopolicy.device import use_configured_threads
 from robopolicy.plugins import Registry
 from robopolicy.text.rollouts.protocols import RolloutEnv, Staleness, Trajectory
 from robopolicy.text.rollouts.trajectories import from_dict, to_dict
@@ -161,6 +162,7 @@ class RolloutWorkers:
             thread.start()
 
     def _work(self, env: RolloutEnv, load: Callable[[Any], Any]) -> None:
+        use_configured_threads()
         version = -1
         try:
             while (reserved := self._queue.reserve(self._chunk)) is not None:
