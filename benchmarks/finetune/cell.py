@@ -11,7 +11,6 @@ from benchmarks.finetune.tasks import BenchTask
 from benchmarks.study import learning_curve, read_report, train_to_end
 
 GOAL = 0.9  # success whose first crossing is reported
-FROM_SCRATCH = 4  # learners from replay without a base take this many times the steps of the others
 
 
 def run_base(base: Base, task: BenchTask, seed: int) -> dict[str, Any]:
@@ -76,10 +75,10 @@ def _pace(method: Method, task: BenchTask, steps: int | None, before: dict[str, 
     """
     if method.source == "replay":
         fewest = task.published_steps if method.published else task.replay_steps
-        steps = steps or fewest * (1 if method.base else FROM_SCRATCH)
+        steps = steps or fewest * method.budget_multiple(task.name)
         ratio = () if method.published else (f"algorithm.utd={task.horizon / task.steps_per_update}",)
         return ["budget.updates=0", f"budget.env_steps={steps}", *ratio]
-    steps = steps or task.env_steps * (2 if task.name in method.doubled else 1)
+    steps = steps or task.env_steps * method.budget_multiple(task.name)
     wide = f"sim.num_envs={task.num_envs}"
     if method.source == "group":
         assert before is not None

@@ -45,6 +45,7 @@ BASES = {base.name: base for base in (FLOW, FLOW_1, FLOW_2, FLOW_10, SHORTCUT_2,
 LIFT = MAIN[:1]  # the task of methods that few users need
 ARMS = tuple(task for task in TASKS if task != "hopper")
 SEEDS, MANY_SEEDS = 5, 8
+FROM_SCRATCH = 4  # a method without a base takes this many times the steps of the others
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,10 @@ class Method:
     def seeds(self, task: str) -> range:
         """Training seeds on a task."""
         return range(1, 1 + (MANY_SEEDS if self.first and task in LIFT else SEEDS))
+
+    def budget_multiple(self, task: str) -> int:
+        """Multiple of the steps that the task has for methods with its source of data."""
+        return FROM_SCRATCH if self.base is None else 2 if task in self.doubled else 1
 
     @property
     def source(self) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.finetune import bases
 from benchmarks.finetune.bases import judge
-from benchmarks.finetune.cell import FROM_SCRATCH, plan, run_cell
+from benchmarks.finetune.cell import plan, run_cell
 from benchmarks.finetune.methods import FLOW, METHODS, Method
 from benchmarks.finetune.study import STUDY
 from benchmarks.finetune.tasks import MAIN, TASKS, BenchTask
@@ -108,7 +108,9 @@ def test_a_cell_runs_from_demonstrations_to_evaluation(small_work: Path, method:
     cell = run_cell(method, POINT_MASS, 0, small_work)
     assert (cell["base"] is None) == (method.base is None)
     assert cell["finetuned"]["n"] == 4
-    least, most = (1, 1200) if method.base else (1200, POINT_MASS.replay_steps * FROM_SCRATCH)
+    least, most = (
+        (1, 1200) if method.base else (1200, POINT_MASS.replay_steps * method.budget_multiple(POINT_MASS.name))
+    )
     assert least <= cell["env_steps"] <= most
     assert 0 <= cell["seconds_updating"] <= cell["seconds"] > 0
     checkpoints = small_work / "run/checkpoints"
