@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -22,7 +23,11 @@ class PerRowGenerator:
     """
 
     def __init__(self, seeds: Sequence[int], steps: Sequence[int]) -> None:
-        self._streams = [episode_rng(seed, step) for seed, step in zip(seeds, steps, strict=True)]
+        self._rows = list(zip(seeds, steps, strict=True))
+
+    @cached_property
+    def _streams(self) -> list[np.random.Generator]:
+        return [episode_rng(*row) for row in self._rows]  # created when needed: many policies draw no noise
 
     def normal(self, shape: Sequence[int]) -> Tensor:
         """Standard normal `(B, ...)` float32; `shape[0]` must equal the number of rows."""
