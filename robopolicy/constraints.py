@@ -29,6 +29,7 @@ MAX_VALUES = {
     "horizon": 10_000,
     "obs_horizon": 10_000,
     "capacity": 100_000_000,
+    "port": 65_535,
 }
 UNBOUNDED = ("updates", "env_steps", "every", "checkpoint_every", "learning_starts", "offline_updates")  # schedules
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from robopolicy.cli.options import check_numbers
 from robopolicy.errors import UserError
+from robopolicy.plurals import counted
+
+if TYPE_CHECKING:
+    from robopolicy.training.config import TrainConfig
 
 EXAMPLES = """\
 examples:
@@ -43,23 +47,28 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.files import check_owned
     from robopolicy.training.build import resolve_config
     from robopolicy.training.compose import compose_config, config_text
-    from robopolicy.training.many_runs import draw_curves, run_seeds, summarise
+    from robopolicy.training.many_runs import draw_curves, run_seeds, seed_jobs, summarise
 
     check_numbers(args, positive=("seeds", "jobs"), non_negative=())
     if any(setting.split("=")[0] in ("out", "name") for setting in args.settings):
         raise UserError("The runs of bench are named seed0, seed1, ...; drop out= and name=, and pass --out FOLDER.")
     config = compose_config(args.settings)
+    if not config.evaluation.episodes:
+        raise UserError("evaluation.episodes must be at least 1: a bench reports the scores of evaluations.")
     name = config.name or resolve_config(config).name.removesuffix(f"_seed{config.seed}")
     out: Path = args.out or Path("runs") / f"bench_{name}"
     check_owned(out, "bench.yaml", "a bench")
+    _check_same(out, config)
+    jobs = seed_jobs(config, out, seeds=args.seeds)
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "bench.yaml", config_text(config))
-    folders, queue = run_seeds(config, out, seeds=args.seeds, jobs=args.jobs)
+    queue = run_seeds(jobs, out, parallel=args.jobs)
     if queue.failed:
         raise UserError(f"{', '.join(queue.failed)} failed; see {out}/queue/{queue.failed[0]}/log.txt.")
     if queue.signal or queue.interrupted or queue.elsewhere:
         print("Not all runs have ended; run the same command again to continue.")
         return queue.exit_code or 1
+    folders = [out / job.name for job in jobs]
     report = summarise(folders)
     curves = draw_curves(folders, out / "curves.png", label=name)
     header, rows = _table(report)
@@ -70,12 +79,24 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(aligned(header, rows))
     if args.seeds < MIN_SEEDS:
-        print(f"note: Only {args.seeds} seeds give a rough interval; use at least {MIN_SEEDS}.")
+        found = "One seed gives no interval" if args.seeds == 1 else f"Only {args.seeds} seeds give a rough interval"
+        print(f"note: {found}; use at least {MIN_SEEDS}.")
     finished = {folder.parent.name for folder in out.glob("seed*/report.json")}
     if omitted := sorted(finished - {folder.name for folder in folders}):
         print(f"note: {', '.join(omitted)} of {out} are not in the report; set seed= and --seeds to include them.")
     print(f"report: {out}/report.json, report.md" + (" and curves.png" if curves else ""))
     return 0
+
+
+def _check_same(out: Path, config: TrainConfig) -> None:
+    """Raise a UserError if `out` contains a bench with other settings than `config`; the seed may differ."""
+    from dataclasses import replace
+
+    from robopolicy.training.compose import read_config
+
+    known = out / "bench.yaml"
+    if known.exists() and replace(read_config(known), seed=config.seed) != config:
+        raise UserError(f"Bench {out} has other settings; choose another folder, or delete it.")
 
 
 def _table(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -84,15 +105,15 @@ def _table(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
     rows: list[list[str]] = []
     for stage in STAGES:
-        for measure in MEASURES:
+        for measure, (label, *_) in MEASURES.items():
             score = (report[stage] or {}).get(measure)
             if score is not None:
                 text = "{:.1%}".format if measure == "success" else "{:.4g}".format
                 bounds = [text(score[key]) for key in ("low", "high") if score[key] is not None]
                 interval = f" [{', '.join(bounds)}]" if bounds else ""
                 by_seed = " ".join(map(text, score["by_seed"]))
-                rows.append([f"{stage} {measure.removesuffix('_mean')}", text(score["estimate"]) + interval, by_seed])
-    return [f"{len(report['seeds'])} seeds", "mean [95 %]", "by seed"], rows
+                rows.append([f"{stage} {label}", text(score["estimate"]) + interval, by_seed])
+    return [counted(len(report["seeds"]), "seed"), "mean [95 %]", "by seed"], rows
 
 
 def _markdown(name: str, header: list[str], rows: list[list[str]]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from robopolicy.cli.options import add_overwrite_option, reject_unused
 from robopolicy.errors import UserError
+from robopolicy.plurals import counted
 
 if TYPE_CHECKING:
     from robopolicy.data.formats.mapping import DatasetMapping
@@ -136,7 +137,7 @@ def describe(facts: dict[str, Any]) -> list[str]:
     from robopolicy.evaluation.report import aligned
 
     rate = f"{facts['rate']:.6g} Hz ({facts['rate_origin']})"
-    counts = f"{facts['episodes']} episodes, {facts['frames']} frames at {rate}"
+    counts = f"{counted(facts['episodes'], 'episode')}, {counted(facts['frames'], 'frame')} at {rate}"
     rows = [
         (key, _shape(entry["shape"]), entry["type"], *(_numbers(entry[end]) for end in ("minimum", "maximum")))
         for key, entry in facts["features"].items()

@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.data.selection import EpisodeFilter
 
     check_numbers(args, positive=(), non_negative=("min_length",))
-    if (args.random is None) != (args.best is None):
+    measured = args.min_quality > -math.inf or args.random is not None or args.best is not None
+    if measured and (args.random is None or args.best is None):
         raise UserError("--min-quality requires both --random and --best.")
     episodes = read_lerobot(args.dataset, images=False)
     excluded = set(_numbers("--exclude", args.exclude))

@@ -16,6 +16,7 @@ from robopolicy.cli.options import (
     check_overwrite,
     reject_unused,
 )
+from robopolicy.plurals import counted
 
 if TYPE_CHECKING:
     from robopolicy.cli.policy_args import PolicyEntry
@@ -152,7 +153,9 @@ def _eval(args: argparse.Namespace, display: Display | None) -> int:
     if args.json:
         print(json.dumps({"out": str(args.out), **_without_episodes(to_dict(report))}))
         return 0
-    print(f"{entry.name}, {args.episodes} episodes, seeds {args.seed} to {args.seed + args.episodes - 1}")
+    last = args.seed + args.episodes - 1
+    seeds = f"seed {last}" if last == args.seed else f"seeds {args.seed} to {last}"
+    print(f"{entry.name}, {counted(args.episodes, 'episode')}, {seeds}")
     print(aligned(*table(results)))
     for name, rows in tables.items():
         print(f"{name}:\n{aligned(*rows)}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+from robopolicy.plurals import counted
+
 ALLOWED = {"--dataset", "--device", "--json", "--allow-code"}
 
 
@@ -12,6 +14,7 @@ def eval_dataset(args: argparse.Namespace) -> int:
     """Print the action errors of every policy; return 0."""
     from robopolicy.cli.options import reject_unused
     from robopolicy.cli.policy_args import short_names
+    from robopolicy.data.compatibility import check_dataset_for_metadata
     from robopolicy.data.formats import read_dataset
     from robopolicy.errors import UserError
     from robopolicy.evaluation.action_error import action_error
@@ -23,6 +26,9 @@ def eval_dataset(args: argparse.Namespace) -> int:
         raise UserError("--dataset compares checkpoints with recorded actions; pass checkpoint folders.")
     loaded = [load_policy(name, args.device) for name in args.policies]
     episodes = read_dataset(args.dataset, task=loaded[0][1].task).without_closing_frames()
+    for _, manifest in loaded:
+        if manifest.task_metadata is not None:
+            check_dataset_for_metadata(episodes, manifest.task_metadata, str(args.dataset))
     errors = {
         label: action_error(policy, episodes, what=f"dataset {args.dataset}")
         for label, (policy, _) in zip(short_names(args.policies), loaded, strict=True)
@@ -32,6 +38,7 @@ def eval_dataset(args: argparse.Namespace) -> int:
         print(json.dumps({"dataset": str(args.dataset), "policies": found}))
         return 0
     for label, error in errors.items():
-        print(f"{label}: absolute error of the actions on {episodes.num_episodes} episodes of {args.dataset}")
+        where = f"{counted(episodes.num_episodes, 'episode')} of {args.dataset}"
+        print(f"{label}: absolute error of the actions on {where}")
         print(aligned(*error.table()))
     return 0

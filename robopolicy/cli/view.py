@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from robopolicy.cli.display import PORT
 from robopolicy.cli.options import add_overwrite_option, add_rollout_options, check_numbers, reject_unused
+from robopolicy.plurals import counted
 
 if TYPE_CHECKING:
     from robopolicy.sim.contract import VectorSim
@@ -173,5 +174,5 @@ def _write(args: argparse.Namespace, source: EpisodeSource) -> int:
     check_new_file(args.out, *SINKS, overwrite=args.overwrite)
     with open_sink(args.out) as sink:
         count = write_episodes(source, sink, args.episodes)
-    print(f"{args.out}: {args.episodes} episodes, {count} frames")
+    print(f"{args.out}: {counted(args.episodes, 'episode')}, {counted(count, 'frame')}")
     return 0

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from robopolicy.data.episodes import Episode
 from robopolicy.errors import SimulatorFailed, UserError
+from robopolicy.plurals import counted
 from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.sim.contract import Observation, Step, VectorSim
 from robopolicy.sim.registry import Expert
@@ -70,7 +71,7 @@ class CollectReport:
         return CollectReport(self.kept + other.kept, attempts, successes, frames, self.stopped or other.stopped)
 
     def __str__(self) -> str:
-        kept = f"kept {self.kept} episodes ({self.frames} frames)"
+        kept = f"kept {counted(self.kept, 'episode')} ({counted(self.frames, 'frame')})"
         if self.successes is None or not self.attempts:
             return kept
         rate = self.successes / self.attempts

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
 from robopolicy.data.episodes import Episodes, is_cloud, is_image
+from robopolicy.data.quality import outlying_entries
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import SimSpec, TensorSpec
 from robopolicy.sim.registry import NO_TASK, task_names
@@ -78,20 +80,8 @@ def check_dataset(episodes: Episodes, sim: SimSpec, path: str) -> None:
                 hint = f"set task.points={found[0]}"
             raise UserError(f"'{key}' of dataset {path} has shape {found}, but {sim.task} has {shape}; {hint}.")
     names = {key: spec.names for key, spec in sim.observation.items()} | {"action": sim.action_names}
-    for key, expected in names.items():
-        named = episodes.names.get(key, ())
-        if expected and named and tuple(named) != tuple(expected):
-            first = next(pair for pair in zip(named, expected, strict=True) if pair[0] != pair[1])
-            raise UserError(
-                f"'{key}' of dataset {path} has '{first[0]}' where {sim.task} has '{first[1]}'; {ADVICE}, or correct "
-                "its names with 'robopolicy data edit --names'."
-            )
-    # Whole-number frame rates round the control step a little.
-    if not math.isclose(episodes.control_dt, sim.control_dt, rel_tol=0.05):
-        raise UserError(
-            f"Dataset {path} was recorded every {episodes.control_dt:g} s, but {sim.task} acts every "
-            f"{sim.control_dt:g} s; {ADVICE}."
-        )
+    _check_names(episodes, names, path, sim.task, f"{ADVICE}, or")
+    _check_rate(episodes, sim.control_dt, path, sim.task, ADVICE)
     warn_of_other_task(episodes, sim.task, path)
     _warn_of_bounds(episodes, sim, path)
 
@@ -108,12 +98,54 @@ def check_dataset_for_policy(episodes: Episodes, policy: PolicySpec, what: str) 
             )
 
 
+def check_dataset_for_metadata(episodes: Episodes, metadata: TaskMetadata, path: str) -> None:
+    """Raise a UserError if the names or the rate of the dataset at `path` differ from those a policy was trained on.
+
+    Unknown names and an unknown rate agree with all; `check_dataset_for_policy` compares shapes.
+    """
+    names = {key: tuple(known) for key, known in metadata.observation_names.items()} | {"action": metadata.action_names}
+    _check_names(episodes, names, path, "the policy", "pass a dataset of the task of the policy, or")
+    if metadata.control_dt is not None:
+        _check_rate(episodes, metadata.control_dt, path, "the policy", "pass a dataset of the same rate")
+
+
+def _check_names(episodes: Episodes, names: Mapping[str, Sequence[str]], path: str, other: str, advice: str) -> None:
+    """Compare the names of the entries with `names` of `other`, by key; other sizes are the caller's to refuse."""
+    for key, expected in names.items():
+        named = episodes.names.get(key, ())
+        if len(named) == len(expected) and tuple(named) != tuple(expected):
+            first = next(pair for pair in zip(named, expected, strict=True) if pair[0] != pair[1])
+            raise UserError(
+                f"'{key}' of dataset {path} has '{first[0]}' where {other} has '{first[1]}'; {advice} correct its "
+                "names with 'robopolicy data edit --names'."
+            )
+
+
+def _check_rate(episodes: Episodes, control_dt: float, path: str, other: str, advice: str) -> None:
+    # Whole-number frame rates round the control step a little.
+    if not math.isclose(episodes.control_dt, control_dt, rel_tol=0.05):
+        raise UserError(
+            f"Dataset {path} was recorded every {episodes.control_dt:g} s, but {other} acts every {control_dt:g} s; "
+            f"{advice}."
+        )
+
+
 def warn_of_other_task(episodes: Episodes, task: str, path: str) -> None:
     """Warn if all episodes of the dataset at `path` are of other registered tasks."""
     known = set(task_names())
     others = sorted({name for name in episodes.tasks if name in known and name != task})
     if others and task not in episodes.tasks:
         warnings.warn(f"Dataset {path} was recorded on {others[0]}, and this run uses {task}.", stacklevel=3)
+
+
+def warn_of_outliers(episodes: Episodes, path: str) -> None:
+    """Warn if a few values set the range of an entry, so that normalisation leaves hardly any of it to the others."""
+    if found := outlying_entries(episodes):
+        warnings.warn(
+            f"Outliers set the scale of normalisation of dataset {path}: {'; '.join(found[:3])}; correct the data, or "
+            "leave these episodes out with 'robopolicy data filter --exclude'.",
+            stacklevel=3,
+        )
 
 
 def _warn_of_bounds(episodes: Episodes, sim: SimSpec, path: str) -> None:

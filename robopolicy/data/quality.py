@@ -22,6 +22,7 @@ from robopolicy.errors import UserError
 
 BINS = 100  # per axis, as in the paper
 LEVELS = 10  # an action with at most this many distinct values is discrete and has no limits
+OUTLYING = 100.0  # range of an entry, in ranges of 98 % of its values, above which it has outliers
 STILL = 1e-3  # of the range of the data; smaller changes are ignored
 
 Array = NDArray[np.float64]
@@ -117,6 +118,19 @@ def clipped_actions(episodes: Episodes) -> dict[str, float]:
         if len(np.unique(values)) > LEVELS:
             fractions[name] = float(((values == values.min()) | (values == values.max())).mean())
     return fractions
+
+
+def outlying_entries(episodes: Episodes) -> list[str]:
+    """Describe entries whose range exceeds `OUTLYING` times the range of 98 % of their values."""
+    found: list[str] = []
+    for name, values in _entries(episodes):
+        low, high = np.quantile(values, (0.01, 0.99))
+        if high > low and values.max() - values.min() > OUTLYING * (high - low):
+            farthest = int(np.abs(values - (low + high) / 2).argmax())
+            episode = int(np.searchsorted(episodes.ends, farthest, side="right"))
+            span = f"98 % of it lies in [{low:.3g}, {high:.3g}]"
+            found.append(f"{name} reaches {values[farthest]:.3g} in episode {episode}, and {span}")
+    return found
 
 
 def idle_fraction(episodes: Episodes) -> float:

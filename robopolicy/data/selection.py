@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.quality import idle_fraction, returns_of, trajectory_quality
 from robopolicy.errors import UserError
+from robopolicy.plurals import counted
 
 Indices = NDArray[np.int64]
 
@@ -38,7 +39,9 @@ class EpisodeFilter:
         chosen = np.ones(count, np.bool_)
         if self.numbers is not None:
             if missing := sorted(set(self.numbers) - set(range(count))):
-                raise UserError(f"The dataset has {count} episodes, numbered from 0; episode {missing[0]} is missing.")
+                raise UserError(
+                    f"The dataset has {counted(count, 'episode')}, numbered from 0; episode {missing[0]} is missing."
+                )
             chosen = np.isin(np.arange(count), self.numbers)
         if self.success is not None:
             if "success" not in episodes.arrays:

@@ -22,6 +22,7 @@ from robopolicy.data.quality import (
     constant_entries,
     coverage,
     idle_fraction,
+    outlying_entries,
     repeated_episodes,
     returns_of,
     trajectory_quality,
@@ -36,7 +37,7 @@ IDLE = 0.2  # fraction of idle steps that causes a warning
 CROWDED = 0.95  # fraction of distinct steps above which the bins are too fine for SACo
 
 ADVICE = {
-    "imitation": "behaviour cloning (bc): the data is good, and imitation competes with the best that offline RL does",
+    "imitation": "behaviour cloning (bc): quality is high, and imitation competes with the best that offline RL does",
     "constrained": "policy-constrained offline RL (iql, idql, cal_ql, fql, qc), which stays near the data",
     "unconstrained": "unconstrained off-policy RL (sac, td3) can work; constrained offline RL is safer",
     "explore": "collect more or other data, or learn online (rlpd); until then constrained offline RL (iql, cal_ql)",
@@ -205,7 +206,9 @@ def _warnings(
     if success is not None and (few := sample_warning(data.num_episodes)):
         found.append(few)
     if constant := constant_entries(data):
-        found.append(f"{len(constant)} entries never change: {_few(constant)}.")
+        found.append(f"Entries that never change: {_few(constant)}.")
+    if outlying := outlying_entries(data):
+        found.append(f"Outliers set the scale of normalisation: {'; '.join(outlying[:3])}.")
     clipped = {name: share for name, share in clipped_actions(data).items() if share > CLIPPED}
     if clipped:
         shares = [f"{name} in {100 * share:.0f} % of the steps" for name, share in clipped.items()]
@@ -213,7 +216,7 @@ def _warnings(
     if idle > IDLE:
         found.append(f"Nothing changes in {100 * idle:.0f} % of the steps; imitation may learn to stand still.")
     if repeated := repeated_episodes(data):
-        found.append(f"{repeated} episodes are exact copies of earlier ones.")
+        found.append(f"Exact copies of earlier episodes: {repeated}.")
     if returns is not None and np.ptp(data.arrays["reward"]) == 0:
         found.append("The reward is constant, so nothing can be learned from it.")
     if returns is not None and "terminated" not in data.arrays:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from robopolicy.evaluation.student import two_sided_quantile
+from robopolicy.plurals import counted
 
 Array = NDArray[np.float64]
 MINIMUM_EPISODES = 100
@@ -243,7 +244,7 @@ def sample_warning(n: int, *, rate: bool = True, minimum: int = MINIMUM_EPISODES
     """Return a warning for fewer than `minimum` episodes, or None; with `rate` it states the uncertainty of a rate."""
     if n >= minimum:
         return None
-    episodes = "1 episode" if n == 1 else f"{n} episodes"
+    episodes = counted(n, "episode")
     if not rate:
         return f"Only {episodes}: the interval of the return is rough; use at least {minimum}."
     half, enough = (100 * (wilson(k // 2, k).high - 0.5) for k in (n + n % 2, minimum))

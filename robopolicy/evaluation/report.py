@@ -15,6 +15,7 @@ import numpy as np
 from robopolicy.evaluation import plots
 from robopolicy.evaluation.intervals import Interval
 from robopolicy.evaluation.result import Comparison, EvalResult
+from robopolicy.plurals import counted
 
 Table = tuple[list[str], list[list[str]]]  # header and rows of text cells
 EMBED_LIMIT = 12_000_000  # largest video in the HTML [bytes]; a larger one remains a separate file
@@ -166,7 +167,7 @@ def _card(label: str, result: EvalResult) -> str:
     success, ret = result.success_interval(), result.return_interval()
     big = f"{100 * success.estimate:.1f}<small> %</small>" if success else f"{ret.estimate:.4g}"
     low, high = (100 * success.low, 100 * success.high) if success else (ret.low, ret.high)
-    span = f"95 % interval {low:.4g} to {high:.4g}, {result.n} episodes" if result.n > 1 else "1 episode"
+    span = (f"95 % interval {low:.4g} to {high:.4g}, " if result.n > 1 else "") + counted(result.n, "episode")
     what = "success" if success else "mean return"
     return f"<div class=card><h3>{_safe(label)}</h3><p class=big>{big}</p><p>{what}</p><p class=muted>{span}</p></div>"
 

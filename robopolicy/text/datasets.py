@@ -122,11 +122,11 @@ class PromptTask(TextTask):
     def __init__(self, name: str) -> None:
         """Read the file of a name FILE or FILE:BYTES; raise a UserError if the size or the file is invalid."""
         self.name = f"prompts/{name}"
-        match = re.fullmatch(r"(.+\.(?:jsonl|parquet)):(\d{1,9})", name)
-        path, size = (name, DEFAULT_COMPLETION_BYTES) if match is None else (match[1], int(match[2]))
-        if not 1 <= size <= MAX_COMPLETION_BYTES:
-            raise UserError(f"Messages of {self.name} must have 1 to {MAX_COMPLETION_BYTES} bytes, got {size}.")
-        self.completion_bytes = size
+        match = re.fullmatch(r"(.+\.(?:jsonl|parquet)):([^/]*)", name)
+        path, size = (name, str(DEFAULT_COMPLETION_BYTES)) if match is None else match.groups()
+        if not re.fullmatch(r"\d{1,9}", size) or not 1 <= int(size) <= MAX_COMPLETION_BYTES:
+            raise UserError(f"BYTES of prompts/{path}:BYTES must be 1 to {MAX_COMPLETION_BYTES}, got '{size}'.")
+        self.completion_bytes = int(size)
         rows = [(row, f"{path} row {number}") for number, row in enumerate(read_rows(path), 1)]
         self._rows = [_prompt(*row) for row in rows]
         sides: dict[str, bool] = {}  # prompt -> whether it is held out

@@ -107,11 +107,15 @@ class TextRecipe(TextLearner):
             self.options = scoring_options(self.recipe.rollout)
         except ValueError as error:
             raise UserError(f"Recipe '{config.recipe}': {error}") from error
-        if config.sft_updates and (config.sft_updates >= total_updates or self.recipe.data != "rollout"):
+        if config.sft_updates and self.recipe.data != "rollout":
             raise UserError(
-                "Supervised fine-tuning comes before updates of a recipe that learns from rollouts, but recipe "
-                f"'{config.recipe}' learns from {self.recipe.data} and {config.sft_updates} of {total_updates} updates "
-                "are supervised fine-tuning."
+                f"algorithm.sft_updates must be 0 with recipe '{config.recipe}', which learns from {self.recipe.data}: "
+                "supervised fine-tuning precedes recipes that learn from rollouts."
+            )
+        if config.sft_updates >= total_updates:
+            raise UserError(
+                f"algorithm.sft_updates must be less than the {total_updates} updates of the run (budget.updates), got "
+                f"{config.sft_updates}."
             )
         self._check_unused()
         self._check_requirements()

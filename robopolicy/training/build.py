@@ -16,9 +16,11 @@ from robopolicy.core.distributed import rank, world_size
 from robopolicy.critics.value import ValueNet
 from robopolicy.data.compatibility import (
     check_dataset,
+    check_dataset_for_metadata,
     check_dataset_for_policy,
     recorded_metadata,
     recorded_spec,
+    warn_of_outliers,
 )
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.formats import read_dataset
@@ -241,6 +243,9 @@ def build(config: TrainConfig, start: Path | None = None) -> RunComponents:
     held_out, metadata = None, None
     if episodes is not None and recorded:
         metadata = recorded_metadata(episodes)
+        known = read_manifest(Path(config.init_from)).task_metadata if config.init_from and start is None else None
+        if known is not None:
+            check_dataset_for_metadata(episodes, known, config.dataset)
         episodes, held_out = _hold_out(episodes, config)
     elif episodes is not None:
         check_dataset(episodes, sim, config.dataset)
@@ -251,6 +256,7 @@ def build(config: TrainConfig, start: Path | None = None) -> RunComponents:
         torch.manual_seed(config.seed + SEEDS_PER_RANK * rank())
     if episodes is not None:
         check_dataset_for_policy(episodes, policy.spec, f"dataset {config.dataset}")
+        warn_of_outliers(episodes, config.dataset)
     _check_critics(algorithm, sim)
     algorithm.attach_symmetry(sim.mirror)
     source = make_source(config, policy.spec, algorithm, settings, episodes, train_sim, device)

@@ -331,7 +331,10 @@ def _record_golden(policy: Policy, obs_sample: Observation) -> dict[str, Tensor]
     with evaluation_mode(policy):
         chunk = policy.act(obs, deterministic=True, generator=recorder)
     if not bool(torch.isfinite(chunk).all()):
-        raise UserError("The policy to save returns non-finite actions; lower the learning rate or check the data.")
+        raise UserError(
+            "The policy to save returns actions that are not finite numbers; lower the learning rate, check the data, "
+            "or correct the formulas of its program."
+        )
     tensors = {f"obs.{key}": value for key, value in obs.items()} | {"chunk": chunk}
     tensors |= {f"noise.{index}": draw for index, draw in enumerate(recorder.draws)}
     return {key: portable(value) for key, value in tensors.items()}

@@ -21,6 +21,7 @@ from robopolicy.atomic import atomic_file, write_text
 from robopolicy.errors import UserError
 from robopolicy.evaluation.intervals import PairedDifference
 from robopolicy.files import parse_json
+from robopolicy.plurals import counted
 
 Row = Mapping[str, float | int]
 
@@ -177,7 +178,7 @@ class RunConsole:
 
 def describe_evaluation(summary: Mapping[str, Any]) -> str:
     """Format an evaluation: success with its interval, the return, or the action error without a simulator."""
-    count = f"{summary['n']} episode{'' if summary['n'] == 1 else 's'}"
+    count = counted(summary["n"], "episode")
     if diverged := summary.get("diverged", 0):
         count += f", of which {diverged} ended because the simulation diverged"
     if "action_error" in summary:

@@ -76,7 +76,11 @@ def dummy_spec(task: TaskConfig) -> SimSpec:
 
 
 STAGES = ("base", "best", "final")
-MEASURES = ("success", "return_mean")
+MEASURES = {  # key of evaluations -> label, keys of its interval
+    "success": ("success", "low", "high"),
+    "return_mean": ("return", "return_low", "return_high"),
+    "action_error": ("action error", "action_error_low", "action_error_high"),
+}
 
 
 def run_to_end(config: TrainConfig) -> Path:
@@ -94,21 +98,23 @@ def run_to_end(config: TrainConfig) -> Path:
     return folder
 
 
-def run_seeds(config: TrainConfig, folder: Path, *, seeds: int, jobs: int) -> tuple[list[Path], QueueReport]:
-    """Train `config` with `seeds` consecutive seeds in subfolders of `folder`, `jobs` at a time.
-
-    Returns the folders of the runs and what the queue did. Finished runs are skipped; failed ones run again.
+def seed_jobs(config: TrainConfig, folder: Path, *, seeds: int) -> list[Job]:
+    """Jobs that train `config` with `seeds` consecutive seeds in subfolders of `folder`, which have their names.
 
     Raises:
         UserError: The configuration is invalid, or a folder contains a run with other settings.
     """
-    queued: list[Job] = []
+    jobs: list[Job] = []
     for seed in range(config.seed, config.seed + seeds):
         each = resolve_config(replace(config, seed=seed, out=str(folder), name=f"seed{seed}"))
         check_settings(each)
-        queued.append(Job(each.name, partial(_train_in_queue, each), (folder / each.name / "report.json").exists))
-    report = run_queue(queued, folder / "queue", parallel=jobs, retry_failed=True)
-    return [folder / job.name for job in queued], report
+        jobs.append(Job(each.name, partial(_train_in_queue, each), (folder / each.name / "report.json").exists))
+    return jobs
+
+
+def run_seeds(jobs: Sequence[Job], folder: Path, *, parallel: int) -> QueueReport:
+    """Run the jobs of `seed_jobs`, `parallel` at a time; finished runs are skipped, failed ones run again."""
+    return run_queue(jobs, folder / "queue", parallel=parallel, retry_failed=True)
 
 
 def check_settings(config: TrainConfig) -> bool:
@@ -147,17 +153,16 @@ def draw_curves(folders: Sequence[Path], path: Path, *, label: str) -> Path | No
     """Plot the evaluations of the runs over their updates; None without evaluations."""
     runs = [read_jsonl(folder / "metrics.jsonl") for folder in folders]
     keys = {key for rows in runs for row in rows for key in row}
-    for measure in MEASURES:
+    for measure, (name, low, high) in MEASURES.items():
         if f"eval/{measure}" in keys:
-            low, high = ("eval/low", "eval/high") if measure == "success" else ("eval/return_low", "eval/return_high")
             return learning_curves(
                 {label: runs},
                 path,
                 y=f"eval/{measure}",
-                low=low,
-                high=high,
+                low=f"eval/{low}",
+                high=f"eval/{high}",
                 title=label,
-                ylabel=measure.removesuffix("_mean"),
+                ylabel=name,
                 percent=measure == "success",
             )
     return None
@@ -167,7 +172,7 @@ def _scores(summaries: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None
     """Summarise the scores of all runs at one stage; None without evaluations."""
     found: dict[str, Any] = {}
     for measure in MEASURES:
-        known = [summary for summary in summaries if summary is not None and summary[measure] is not None]
+        known = [summary for summary in summaries if summary is not None and summary.get(measure) is not None]
         if len(known) == len(summaries):
             values = [summary[measure] for summary in known]
             episodes = [summary["n"] if measure == "success" else 0 for summary in known]

@@ -21,6 +21,7 @@ from PIL import Image
 from robopolicy.atomic import atomic_file
 from robopolicy.errors import UserError
 from robopolicy.optional import require
+from robopolicy.plurals import counted
 from robopolicy.sim.physics_state import BodyPositions, MujocoState, PhysicsState
 from robopolicy.viewer.foxglove_schemas import IMAGE, INFO, LOG, NUMBERS, SCENE, TRANSFORMS, WARNING
 from robopolicy.viewer.frames import EpisodeFrame, EpisodeSource
@@ -56,7 +57,9 @@ def open_sink(path: Path) -> FrameSink:
 def write_episodes(source: EpisodeSource, sink: FrameSink, episodes: int) -> int:
     """Write the first episodes of a source and return the number of frames."""
     if source.num_episodes is not None and episodes > source.num_episodes:
-        raise UserError(f"{source.title} has {source.num_episodes} episodes, not {episodes}; lower --episodes.")
+        raise UserError(
+            f"{source.title} has {counted(source.num_episodes, 'episode')}, not {episodes}; lower --episodes."
+        )
     writer = FrameWriter(sink)
     for episode in range(episodes):
         for index, frame in enumerate(source.frames(episode)):

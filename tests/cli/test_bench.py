@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from own_arm import record
 
 from robopolicy.cli.main import main
 from robopolicy.training import many_runs
@@ -45,6 +46,18 @@ def test_seeds_are_trained_and_reported_together(tmp_path, capsys):
     assert "| final success |" in (out / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("in_process")
+def test_runs_without_a_simulator_report_their_action_errors(tmp_path, capsys):
+    data = record(tmp_path / "arm")
+    words = ["task=none", "algorithm=bc", "policy=gaussian", "policy.hidden=[8]", "budget.updates=2"]
+    out = tmp_path / "bench"
+    assert main(["bench", "--seeds", "2", "--out", str(out), f"dataset={data}", *words]) == 0
+    assert "final action error" in capsys.readouterr().out
+    final = json.loads((out / "report.json").read_text())["final"]
+    assert list(final) == ["action_error"] and len(final["action_error"]["by_seed"]) == 2
+    assert (out / "curves.png").exists()
+
+
 @pytest.mark.slow
 def test_finished_seeds_are_reused_and_interrupted_seeds_resume(tmp_path):
     out = tmp_path / "bench"
@@ -66,21 +79,21 @@ def test_finished_seeds_are_reused_and_interrupted_seeds_resume(tmp_path):
     ("queue", "code"), [(QueueReport(interrupted=["seed0"], signal=2), 130), (QueueReport(elsewhere=["seed0"]), 1)]
 )
 def test_runs_that_have_not_ended_are_not_reported(tmp_path, monkeypatch, capsys, queue, code):
-    monkeypatch.setattr(many_runs, "run_seeds", lambda *_, **__: ([], queue))
+    monkeypatch.setattr(many_runs, "run_seeds", lambda *_, **__: queue)
     assert main(["bench", "--out", str(tmp_path / "bench"), *QUICK]) == code
     assert "run the same command again" in capsys.readouterr().out
     assert not (tmp_path / "bench/report.json").exists()
 
 
 def test_failed_runs_are_named_with_their_log(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(many_runs, "run_seeds", lambda *_, **__: ([], QueueReport(failed=["seed3"])))
+    monkeypatch.setattr(many_runs, "run_seeds", lambda *_, **__: QueueReport(failed=["seed3"]))
     assert main(["bench", "--out", str(tmp_path / "bench"), *QUICK]) == 2
     assert "seed3 failed; see" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("in_process")
 def test_seeds_missing_from_the_report_are_named(tmp_path, capsys):
-    words = ["bench", "--seeds", "1", "--out", str(tmp_path / "bench"), *QUICK, "evaluation.episodes=0"]
+    words = ["bench", "--seeds", "1", "--out", str(tmp_path / "bench"), *QUICK, "evaluation.episodes=1"]
     assert main(words) == 0
     assert "are not in the report" not in capsys.readouterr().out
     assert main([*words, "seed=4"]) == 0
@@ -89,11 +102,21 @@ def test_seeds_missing_from_the_report_are_named(tmp_path, capsys):
 
 @pytest.mark.usefixtures("in_process")
 def test_changed_settings_and_invalid_options_are_refused(tmp_path, capsys):
-    words = ["bench", "--seeds", "1", "--out", str(tmp_path / "bench"), *QUICK, "evaluation.episodes=0"]
+    words = ["bench", "--seeds", "1", "--out", str(tmp_path / "bench"), *QUICK, "evaluation.episodes=1"]
     assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "1 seed " in printed and "note: One seed gives no interval" in printed
     assert main([*words, "algorithm.lr=1e-3"]) == 2
     assert "has other settings" in capsys.readouterr().err
-    for wrong, words in (("drop out=", [*QUICK, "name=a"]), ("--seeds", [*QUICK, "--seeds", "0"])):
+    assert main([*words, "algorithm.lr=1e-3", "seed=1"]) == 2  # no folder of that seed exists
+    assert "has other settings" in capsys.readouterr().err
+    assert main([*words, "seed=1"]) == 0
+    refused = {
+        "drop out=": [*QUICK, "name=a"],
+        "--seeds": [*QUICK, "--seeds", "0"],
+        "evaluation.episodes must be at least 1": [*QUICK, "evaluation.episodes=0"],
+    }
+    for wrong, words in refused.items():
         assert main(["bench", "--out", str(tmp_path / "other"), *words]) == 2
         assert wrong in capsys.readouterr().err
     assert not (tmp_path / "other").exists()

@@ -18,7 +18,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_merged_parts_of_a_split_have_all_episodes(data: Path, tmp_path: Path, capsys) -> None:
     parts = [str(tmp_path / name) for name in ("train", "test")]
     assert main(["data", "split", str(data), "--fraction", "0.34", "--out", *parts]) == 0
-    assert "4 episodes (80 frames), 1 video files" in capsys.readouterr().out
+    assert "4 episodes (80 frames), 1 video file with 40 frames" in capsys.readouterr().out
     assert main(["data", "merge", *parts, "--out", str(tmp_path / "both")]) == 0
     both, source = read_lerobot(tmp_path / "both"), read_lerobot(data)
     assert read_lerobot(parts[1]).num_episodes == 2 and both.num_episodes == 6
@@ -50,9 +50,11 @@ def test_keys_and_instruction_are_changed(data: Path, tmp_path: Path) -> None:
         (["filter", "--success"], "does not state which episodes succeeded"),
         (["filter", "--min-length", "21"], "None of the 6 episodes"),
         (["filter", "--min-quality", "1", "--random", "0"], "requires both --random and --best"),
+        (["filter", "--min-quality", "1"], "requires both --random and --best"),
         (["filter", "--episodes", "3-1"], "numbers and ranges"),
         (["filter", "--episodes", "9"], "episode 9 is missing"),
         (["edit"], "Nothing is changed"),
+        (["edit", "--names", "action=a,b,a,d,e,f"], "'action' need different names, and 'a' is given twice"),
         (["edit", "--rename", "state"], "pairs such as"),
         (["edit", "--rename", "stat=x"], "Did you mean 'state'"),
     ],

@@ -1,12 +1,15 @@
 """Tests of `task=none`: learning from a dataset without a simulator, and the commands that use such a checkpoint."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from own_arm import JOINTS, record
 
 from robopolicy.cli.main import main
+from robopolicy.data.formats.lerobot import read_lerobot, write_lerobot
 from robopolicy.training.loggers import read_jsonl
 from robopolicy.training.manifest import read_manifest
 
@@ -62,6 +65,36 @@ def test_verify_eval_and_ope_accept_the_checkpoint(run: Path, capsys: pytest.Cap
     assert found["n"] == 8 and found["action_error"] < 1
     assert main(["ope", best, "--logs", data, "--steps", "20"]) == 0
     assert "8 logged episodes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [("names", "'action' of dataset .* where the policy has 'shoulder_pan"), ("rate", "recorded every")],
+)
+def test_a_dataset_of_another_order_or_rate_is_refused(change, message, run, tmp_path, refused) -> None:
+    data = read_lerobot(run.parent / "my_arm")
+    names = {**data.names, "action": data.names["action"][::-1]}
+    changed = replace(data, names=names) if change == "names" else replace(data, control_dt=0.1)
+    write_lerobot(changed, tmp_path / "changed")
+    best = run / "checkpoints" / "best"
+    assert re.search(message, refused("eval", best, "--dataset", tmp_path / "changed"))
+    words = ["algorithm=bc", f"dataset={tmp_path / 'changed'}", "budget.updates=1", f"out={tmp_path}", "name=further"]
+    assert re.search(message, refused("train", "task=none", f"init_from={best}", *words))
+    assert not (tmp_path / "further").exists()
+
+
+def test_an_outlier_is_named_by_training_and_card(run: Path, tmp_path: Path, capsys) -> None:
+    data = read_lerobot(run.parent / "my_arm", images=False)
+    action = data.arrays["action"].copy()
+    action[data.starts[3], 2] = 1e30
+    write_lerobot(replace(data, arrays={**data.arrays, "action": action}), tmp_path / "data")
+    text = "reaches 1e+30 in episode 3"
+    settings = [f"dataset={tmp_path / 'data'}", "budget.updates=1", "evaluation.episodes=0", f"out={tmp_path}"]
+    with pytest.warns(UserWarning, match=re.escape(text)):
+        main(["train", *SMALL, *settings])
+    capsys.readouterr()
+    assert main(["data", "card", str(tmp_path / "data")]) == 0
+    assert text in capsys.readouterr().out
 
 
 def test_the_exported_bundle_has_the_rate_and_names_of_the_dataset(

@@ -62,7 +62,7 @@ def test_episodes_are_kept_after_an_interruption(tmp_path):
 
 def test_a_session_without_output_records_nothing(capsys):
     assert main(["teleop", "push", "--device", "steady", "--speed", "100", "--episodes", "1"]) == 0
-    assert "toy/push: kept 1 episodes (7 frames)" in capsys.readouterr().out
+    assert "toy/push: kept 1 episode (7 frames)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

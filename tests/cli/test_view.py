@@ -97,6 +97,7 @@ def test_what_cannot_be_shown_is_refused(refused, tmp_path: Path, run: Path) -> 
     assert "--episodes has no effect without --out" in refused("view", "lift", "--episodes", 3)
     assert "--policy has no effect on checkpoints" in refused("view", run / "checkpoints/last", "--policy", "random")
     assert "--policy has no effect on training runs" in refused("view", run, "--policy", "random")
+    assert "--port must be at most 65535, got 99999" in refused("view", "lift", "--port", 99999)
     assert "--port must be at least 0" in refused("view", "lift", "--port", -1)
     (tmp_path / "config.yaml").touch()
     assert "has no checkpoint yet" in refused("view", tmp_path)

@@ -134,7 +134,7 @@ def test_a_person_moves_the_robot_in_a_world_model(folder, monkeypatch, capsys, 
     assert main([*words, *passed, "--out", str(folder / "by_hand")]) == 0
     data = read_lerobot(folder / "by_hand")
     assert data.num_episodes == 1 and data.arrays["intervention"].all()
-    assert main([*words, *failed]) == 0 and "kept 1 episodes" in capsys.readouterr().out
+    assert main([*words, *failed]) == 0 and "kept 1 episode" in capsys.readouterr().out
     assert "It ignores actions" in refused(*words, *failed, "--out", folder / "no")
 
 

@@ -259,7 +259,7 @@ def test_a_choice_of_episodes_reports_the_unused_frames_of_its_videos(folders: P
     with EpisodeCopier(tmp_path / "some") as copier:
         copier.add(folders / "first", [1, 3])  # 0 and 2 have 4 and 6 frames in the same file
     assert copier.unused_frames == 10 * video
-    assert describe_copy(copier, tmp_path).endswith("1 video files with 10 frames of other episodes") == video
+    assert describe_copy(copier, tmp_path).endswith("1 video file with 10 frames of other episodes") == video
 
 
 @pytest.mark.parametrize(

@@ -281,12 +281,13 @@ def test_names_and_numbers_follow_the_mapping(tmp_path: Path) -> None:
         ("[1]", "holds settings such as"),
         ("features: {state: {from: [x]}}\nrate: 20", "no array 'x'; it has state, action, image"),
         ("features: {state: {scale: 1}}", "'state' needs the name of an array"),
+        ("features: {state: 3}", "'from' of 'state' must be the name of an array or a topic, found 3"),
         ("features: {state: {form: x}}", "Unknown setting 'form'"),
         ("features: {action: {from: action, scale: [1, 2, 3]}}\nrate: 20", "'scale' of 'action' needs 1 or 2 numbers"),
         ("features: {image.front: state}\nrate: 20", "'state' of episode 0 holds no RGB images"),
         ("rate: 20\nrate: 30", "found 'rate' twice"),
         ("clock: sundial", "clock must be stamp or receive"),
-        ("source: plain.npz", "does not state its rate"),
+        ("source: plain.npz", "does not state its rate; state it with 'robopolicy data convert --rate HZ'"),
     ],
 )
 def test_invalid_mappings_are_refused(text: str, message: str, tmp_path: Path, refused: Callable[..., str]) -> None:

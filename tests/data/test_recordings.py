@@ -120,7 +120,7 @@ def test_two_clocks_are_refused_until_one_is_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("rate: 20", ""), "has no rate of its own; pass --rate HZ"),
+        (("rate: 20", ""), "has no rate of its own; state it with 'robopolicy data convert --rate HZ'"),
         (("/commands", "/orders"), "has no topic /orders; it has /joint_states"),
         (("[a, b]", "[a, c]"), "lacks joint c; it has"),
         (("position", "positions"), "has no field 'positions'"),

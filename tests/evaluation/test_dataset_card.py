@@ -94,7 +94,7 @@ def test_warnings_name_the_faults() -> None:
         "state[1]",
         "action[0] in 5",
         "stand still",
-        "1 episodes are exact copies",
+        "Exact copies of earlier episodes: 1",
         "reward is constant",
     ):
         assert part in text, part

@@ -113,10 +113,11 @@ def test_a_file_of_prompts_is_a_task(tmp_path):
     assert sim.spec.action_dim == 1024
     short = make_sim(f"prompts/{tmp_path / 'x.jsonl'}:16", SimOptions(num_envs=1))
     assert short.spec.action_dim == 16 and short.spec.task.endswith("x.jsonl:16")
-    with pytest.raises(UserError, match=r"x\.jsonl:0 must have 1 to 65536 bytes, got 0"):
-        make_sim(f"prompts/{tmp_path / 'x.jsonl'}:0", SimOptions())
+    for size in ("0", "-3", "a", "65537"):
+        with pytest.raises(UserError, match=rf"x\.jsonl:BYTES must be 1 to 65536, got '{size}'"):
+            make_sim(f"prompts/{tmp_path / 'x.jsonl'}:{size}", SimOptions())
     with pytest.raises(UserError, match=r"must end with \.jsonl or \.parquet"):
-        make_sim(f"prompts/{tmp_path / 'x.jsonl'}:a", SimOptions())
+        make_sim(f"prompts/{tmp_path / 'x.txt'}:16", SimOptions())
     small = TextPolicy(TextConfig(width=16, layers=1, heads=2), PolicySpec({"text": (4096,)}, 1024))
     small.check_fits(1 + 4096, 1024)  # the context is long enough for the task
     with pytest.raises(UserError, match="'verify' must be one of exact, number, math"):

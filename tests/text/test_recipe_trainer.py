@@ -255,7 +255,10 @@ def test_interrupted_text_runs_resume_bit_identically(kind, base, tmp_path, monk
         (["algorithm.recipe=nothing"], "Unknown recipe 'nothing'"),
         (["algorithm.recipe=deep.yaml"], "Recipe deep.yaml cannot be read: it is nested too deeply"),
         (["algorithm.recipe=odd.yaml"], "Recipe 'odd.yaml': Option 'high' of bounds 'constant' must be a number"),
-        (["algorithm.sft_updates=460"], "460 of 460 updates are supervised fine-tuning"),
+        (
+            ["algorithm.sft_updates=460"],
+            "sft_updates must be less than the 460 updates of the run (budget.updates), got 460",
+        ),
         (["algorithm.overlong=cut"], "algorithm.overlong must be one of score, mask"),
         (["algorithm.data=x.jsonl"], "algorithm.data=x.jsonl is not used: recipe 'grpo' learns from its own rollouts"),
         (["algorithm.teacher=x"], "algorithm.teacher=x is not used: recipe 'grpo' has no teacher"),

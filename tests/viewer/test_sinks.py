@@ -121,6 +121,6 @@ def test_missing_episodes_of_a_dataset_are_refused(tmp_path: Path) -> None:
     from robopolicy.errors import UserError
 
     pytest.importorskip("mcap", reason="needs robopolicy[record]")
-    with pytest.raises(UserError, match="carts has 1 episodes, not 2"), open_sink(tmp_path / "a.mcap") as sink:
+    with pytest.raises(UserError, match="carts has 1 episode, not 2"), open_sink(tmp_path / "a.mcap") as sink:
         write_episodes(Carts(), sink, 2)
     assert not list(tmp_path.iterdir())

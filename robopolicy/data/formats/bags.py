@@ -26,7 +26,7 @@ from robopolicy.data.formats.bag_streams import (
 )
 from robopolicy.data.formats.foreign import foreign_errors
 from robopolicy.data.formats.mapping import DatasetMapping, FeatureMapping
-from robopolicy.data.formats.reader import DatasetReader
+from robopolicy.data.formats.reader import RATE_HINT, DatasetReader
 from robopolicy.data.formats.stored_facts import EpisodeInfo
 from robopolicy.errors import UserError
 
@@ -105,7 +105,7 @@ class BagReader(DatasetReader):
             self._streams.append({})
             return []
         if not mapping.rate:
-            raise UserError("A recording has no rate of its own; pass --rate HZ, or set it in the mapping file.")
+            raise UserError(f"A recording has no rate of its own; {RATE_HINT}.")
         marker = mapping.episodes
         for topic in [*(id.topic for id in ids), *filter(None, (marker.source,))]:
             if topic not in bag.topics:

@@ -124,4 +124,7 @@ def _renamed(value: Any, where: str) -> dict[str, Any]:
     """Settings with `from` under its name in Python."""
     if not isinstance(value, Mapping):
         raise UserError(f"'{where}' must be settings such as {{from: NAME}}, found {value!r}.")
+    names = value.get("from", "")
+    if not all(isinstance(name, str) for name in (names if isinstance(names, list) else [names])):
+        raise UserError(f"'from' of '{where}' must be the name of an array or a topic, found {names!r}.")
     return {("source" if name == "from" else str(name)): entry for name, entry in value.items()}

@@ -24,7 +24,7 @@ from robopolicy.errors import UserError
 from robopolicy.spec import IMAGE_PREFIX, STEP_KEYS
 
 FLAGS = ("terminated", "success", "bootstrap", "closing", "intervention")  # keys of boolean values
-RATE_HINT = "pass --rate HZ, or set it in a mapping file"
+RATE_HINT = "state it with 'robopolicy data convert --rate HZ', or as 'rate' of a mapping file that names its 'source'"
 
 
 class DatasetReader(ABC):

@@ -28,6 +28,7 @@ from robopolicy.data.formats.lerobot.writer import ParquetFiles, column_statisti
 from robopolicy.data.statistics import Statistics, combine_statistics, statistics_to_json, vector_statistics
 from robopolicy.errors import UserError, cannot_write, unknown_name
 from robopolicy.files import check_new_folder, parse_json
+from robopolicy.plurals import counted
 from robopolicy.spec import IMAGE_PREFIX
 from robopolicy.versions import sha256, versions
 
@@ -62,6 +63,8 @@ class Edit:
             if feature not in kept or list(kept[feature]["shape"]) != [len(names)]:
                 found = kept.get(feature, {}).get("shape", "no longer there")
                 raise UserError(f"{len(names)} names do not fit '{feature}', which is {found}.")
+            if repeated := next((name for name in names if not name or names.count(name) > 1), None):
+                raise UserError(f"The entries of '{feature}' need different names, and '{repeated}' is given twice.")
             kept[feature]["names"] = list(names)
         new = [name for name, _ in result.values()]
         if twice := next((name for name in new if new.count(name) > 1), ""):
@@ -139,7 +142,9 @@ class EpisodeCopier:
         rows = present = source.rows(None)
         if episodes is not None:
             if missing := sorted(set(episodes) - set(range(len(rows)))):
-                raise UserError(f"{path} has {len(rows)} episodes, numbered from 0; episode {missing[0]} is missing.")
+                raise UserError(
+                    f"{path} has {counted(len(rows), 'episode')}, numbered from 0; episode {missing[0]} is missing."
+                )
             rows = [rows[number] for number in sorted(set(episodes))]
         features = self.edit.apply(source)
         self._check_features(source, dict(features.values()))
@@ -318,8 +323,9 @@ class EpisodeCopier:
 
 def describe_copy(copier: EpisodeCopier, path: Path) -> str:
     """Format the size of a written dataset."""
-    text = f"{path}: {copier.episodes} episodes ({copier.frames} frames), {copier.videos} video files"
-    return text + (f" with {copier.unused_frames} frames of other episodes" if copier.unused_frames else "")
+    content = f"{counted(copier.episodes, 'episode')} ({counted(copier.frames, 'frame')})"
+    unused = f" with {counted(copier.unused_frames, 'frame')} of other episodes" if copier.unused_frames else ""
+    return f"{path}: {content}, {counted(copier.videos, 'video file')}{unused}"
 
 
 def _unused_frames(present: Sequence[EpisodeFiles], copied: Sequence[EpisodeFiles]) -> int:

@@ -24,6 +24,7 @@ from robopolicy.data.formats.lerobot.layout import check_entries, check_info, in
 from robopolicy.data.statistics import Statistics
 from robopolicy.errors import UserError
 from robopolicy.files import parse_json
+from robopolicy.plurals import counted
 
 MAX_ROWS, MAX_ROWS_PER_BYTE = 2**30, 10_000  # of a parquet file; constant columns compress well
 
@@ -151,7 +152,9 @@ class DatasetFiles:
         if chosen is not None:
             missing = set(chosen) - {row.index for row in rows}
             if missing:
-                raise UserError(f"{self.root} has {len(rows)} episodes; episode {min(missing)} is not among them.")
+                raise UserError(
+                    f"{self.root} has {counted(len(rows), 'episode')}; episode {min(missing)} is not among them."
+                )
             rows = [row for row in rows if row.index in set(chosen)]
         if not rows:
             raise UserError(f"{self.root} contains no episodes.")
