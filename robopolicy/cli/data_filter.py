@@ -47,8 +47,9 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.data.selection import EpisodeFilter
 
     check_numbers(args, positive=(), non_negative=("min_length",))
+    references = None if args.random is None or args.best is None else (args.random, args.best)
     measured = args.min_quality > -math.inf or args.random is not None or args.best is not None
-    if measured and (args.random is None or args.best is None):
+    if measured and references is None:
         raise UserError("--min-quality requires both --random and --best.")
     episodes = read_lerobot(args.dataset, images=False)
     excluded = set(_numbers("--exclude", args.exclude))
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         max_length=args.max_length,
         min_return=args.min_return,
         min_quality=args.min_quality,
-        references=None if args.random is None else (args.random, args.best),
+        references=references,
         max_idle=args.max_idle,
     )
     numbers = conditions.choose(episodes).tolist()
