@@ -7,17 +7,15 @@ A hanging call is abandoned in its thread, which Python cannot stop; run code wr
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any
 
-from robopolicy.device import use_configured_threads
 from robopolicy.errors import UserError
 from robopolicy.text.task import TextEpisode, TextTask, Turn, find_invalid
+from robopolicy.worker_thread import WorkerThread
 
 MAX_HUNG_CALLS = 8  # number of hanging threads above which a run fails
 
@@ -41,8 +39,7 @@ class RewardRunner:
         self.seconds = seconds
         self.reward_errors: list[RewardError] = []  # since the last `pop_errors`
         self._hung_calls = 0
-        self._calls: SimpleQueue[Callable[[], Any] | None] | None = None
-        self._results: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
+        self._worker: WorkerThread | None = None
 
     def step(self, episode: TextEpisode, completion: str, key: int) -> Turn | None:
         """Step the episode and return the turn, or None with a new entry in `reward_errors`."""
@@ -56,7 +53,7 @@ class RewardRunner:
                 self._send(partial(episode.step, completion))
             for _, _, key in requests[len(turns) :]:
                 turns.append(self._receive_turn(key))
-                if self._calls is None:  # the calls after a hanging call are sent again
+                if self._worker is None:  # the calls after a hanging call are sent again
                     break
         return turns
 
@@ -93,18 +90,17 @@ class RewardRunner:
 
     def close(self) -> None:
         """Stop the thread."""
-        if self._calls is not None:
-            self._calls.put(None)
-            self._calls = None
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
 
     def _record_error(self, key: int, kind: str, message: str) -> None:
         self.reward_errors.append(RewardError(key, kind, message.splitlines()[0] if message else kind))
 
-    def _send(self, function: Callable[[], Any]) -> None:
-        if self._calls is None:
-            self._calls, self._results = SimpleQueue(), SimpleQueue()
-            threading.Thread(target=_serve, args=(self._calls, self._results), daemon=True, name="reward").start()
-        self._calls.put(function)
+    def _send(self, call: Callable[[], Any]) -> None:
+        if self._worker is None:
+            self._worker = WorkerThread("reward")
+        self._worker.send(call)
 
     def _receive(self, seconds: float) -> Any:
         """Return the result of the next call, or raise its exception.
@@ -112,26 +108,10 @@ class RewardRunner:
         Raises:
             TimeoutError: The call takes too long. Its thread is abandoned, and later calls are dropped.
         """
+        assert self._worker is not None
         try:
-            result, error = self._results.get(timeout=seconds)
-        except Empty:
-            calls, self._calls = self._calls, None
+            return self._worker.receive(seconds)
+        except TimeoutError:
             self._hung_calls += 1
-            if calls is not None:
-                with suppress(Empty):
-                    while True:
-                        calls.get_nowait()
-                calls.put(None)
-            raise TimeoutError from None
-        if error is not None:
-            raise error
-        return result
-
-
-def _serve(calls: SimpleQueue[Callable[[], Any] | None], results: SimpleQueue[tuple[Any, Exception | None]]) -> None:
-    use_configured_threads()
-    while (function := calls.get()) is not None:
-        try:
-            results.put((function(), None))
-        except Exception as error:
-            results.put((None, error))
+            self.close()
+            raise

@@ -6,12 +6,10 @@ statistics. The functions are for a joint optimiser of actor and critic, as in P
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
-from queue import SimpleQueue
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -34,9 +32,9 @@ from robopolicy.core.gradients import backward, clip_gradients
 from robopolicy.critics.q import copy_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
 from robopolicy.data.batches import Rollout
-from robopolicy.device import use_configured_threads
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Info, Policy
+from robopolicy.worker_thread import WorkerThread
 
 LR_SCHEDULES = ("constant", "linear", "adaptive")
 LR_RANGE = (1e-5, 1e-2)  # of the adaptive schedule
@@ -251,9 +249,8 @@ class BackgroundWorker:
     def __init__(self, networks: Iterable[nn.Module]) -> None:
         weights = sum(parameter.numel() for network in networks for parameter in network.parameters())
         self._min_rows = self.MIN_PARALLEL_WORK / max(1, weights)
-        self._calls: SimpleQueue[tuple[Callable[..., Tensor], tuple[Any, ...]] | None] = SimpleQueue()
-        self._results: SimpleQueue[Tensor | Exception] = SimpleQueue()
-        threading.Thread(target=_serve, args=(self._calls, self._results), daemon=True, name="critic").start()
+        self._worker = WorkerThread("critic")
+        self._inline: Tensor | None = None  # result of a call that the caller has made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BackgroundWorker:
         return self  # a copy of an algorithm only acts
@@ -262,28 +259,11 @@ class BackgroundWorker:
         """Start `function(rows, *more)`; `wait` must follow."""
         inline = rows.advantage.device.type != "cpu" or world_size() > 1  # collectives need one order in all processes
         if inline or len(rows) < self._min_rows:
-            self._results.put(function(rows, *more))
+            self._inline = function(rows, *more)
         else:
-            self._calls.put((function, (rows, *more)))
+            self._worker.send(partial(function, rows, *more))
 
     def wait(self) -> Tensor:
         """Return the result of the last call, or raise its exception."""
-        result = self._results.get()
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    def __del__(self) -> None:
-        self._calls.put(None)
-
-
-def _serve(
-    calls: SimpleQueue[tuple[Callable[..., Tensor], tuple[Any, ...]] | None], results: SimpleQueue[Tensor | Exception]
-) -> None:
-    use_configured_threads()
-    while (call := calls.get()) is not None:
-        function, arguments = call
-        try:
-            results.put(function(*arguments))
-        except Exception as error:
-            results.put(error)
+        result, self._inline = self._inline, None
+        return self._worker.receive() if result is None else result

@@ -7,13 +7,11 @@ always give equal chunks, as steering depends on it.
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,12 +19,12 @@ import torch
 from torch import Tensor
 
 from robopolicy.constraints import NonNegative, NonNegativeInt, PositiveInt, Validated
-from robopolicy.device import use_configured_threads
 from robopolicy.errors import UserError
 from robopolicy.nets.normalizer import Statistics, make_normalizer
 from robopolicy.plugins import Registry
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.noise import Randomness, normal
+from robopolicy.worker_thread import WorkerThread
 
 RECENT = 1000  # calls with stored times, for percentiles
 
@@ -291,21 +289,9 @@ def _with_timeout(timeout: float, call: Callable[[], Any]) -> Any:
     """Return `call()`, or raise a TimeoutError after `timeout` seconds and drop the late result."""
     if not timeout:
         return call()
-    results: SimpleQueue[tuple[Any, Exception | None]] = SimpleQueue()
-
-    def worker() -> None:
-        use_configured_threads()
-        try:
-            with torch.no_grad():  # gradient mode is per thread
-                results.put((call(), None))
-        except Exception as error:
-            results.put((None, error))
-
-    threading.Thread(target=worker, daemon=True, name="black box").start()
+    worker = WorkerThread("black box")
     try:
-        result, error = results.get(timeout=timeout)
-    except Empty:
-        raise TimeoutError(f"no answer within {timeout:g} s") from None
-    if error is not None:
-        raise error
-    return result
+        worker.send(torch.no_grad()(call))  # gradient mode is per thread
+        return worker.receive(timeout)
+    finally:
+        worker.close()
