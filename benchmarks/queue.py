@@ -59,7 +59,7 @@ def _print(chosen: Sequence[Job], place: QueueFolder, parallel: int) -> None:
     for job in sorted(chosen, key=lambda job: job.priority):
         state = states[job.name]
         if state != "done":
-            error = f": {place.failure(job)}" if state == "failed" else ""
+            error = f": {place.failure(job) or 'unknown error'}" if state == "failed" else ""
             print(f"{state:>11}  {job.name}{error}")
     unfinished = [job for job in chosen if states[job.name] not in ("done", "failed")]
     totals = ", ".join(f"{count} {state}" for state, count in sorted(Counter(states.values()).items()))

@@ -160,6 +160,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     try:
         temporary.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
+        _sync_file(temporary)
         temporary.replace(resolve_link(path))
     except OSError as error:
         raise cannot_write(path, error) from error
@@ -172,6 +173,23 @@ def write_text(path: Path, text: str) -> None:
     """Write or replace a text file atomically."""
     with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def create_text(path: Path, text: str) -> None:
+    """Create a text file in one step; a FileExistsError is raised if it exists, another OSError if writing fails."""
+    temporary = sibling(path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        _sync_file(temporary)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without links
+            with path.open("x", encoding="utf-8") as stream:
+                stream.write(text)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def resolve_link(path: Path) -> Path:
@@ -274,8 +292,12 @@ def _replace(folder: Path, path: Path) -> None:
 def _sync(folder: Path) -> None:
     """Flush files and directory entries to disk, so that they are complete after a power failure."""
     for path in [*folder.rglob("*"), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync_file(path)
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -42,7 +42,7 @@ from robopolicy_robots.loop import ControlLoop, LoopOptions
 from robopolicy_robots.metrics import RunMetrics
 from robopolicy_robots.policy_runner import PolicyRunner
 from robopolicy_robots.policy_source import (
-    NonClosing,
+    SharedChunkPolicy,
     SyncRunner,
     compatibility_errors,
     open_source,
@@ -126,12 +126,13 @@ def _run(args: argparse.Namespace, robot: RobotSpec, setup: Setup | None, report
         view = stack.enter_context(open_view(args.no_tui, RunMetrics(robot, args.task), args.browser))
         if display is not None:
             display.begin(FrameStream(f"{robot.name}, {args.task}", setup.requirements.control_dt))
-        episodes: list[EpisodeRecord] = []
+        shared, episodes = SharedChunkPolicy(source), list[EpisodeRecord]()
         for number in range(args.episodes if robot.simulated else 1):
             seed = args.seed + number
             name = f"seed {seed}" if robot.simulated else "run"
             show = None if display is None else partial(RunFrames, display, name)
-            episode = _run_episode(args, robot, setup.make(images), source, recorder, view, gate, estop, seed, show)
+            policies = source, shared
+            episode = _run_episode(args, robot, setup.make(images), *policies, recorder, view, gate, estop, seed, show)
             episodes.append(episode)
             view.episode_finished(episode, len(episodes), args.episodes)
             if not episode.done:
@@ -253,6 +254,7 @@ def _run_episode(
     robot: RobotSpec,
     embodiment: Embodiment,
     source: ChunkPolicy,
+    shared: SharedChunkPolicy,
     recorder: Recorder | None,
     view: RunDisplay,
     gate: OODDetector | None,
@@ -272,7 +274,7 @@ def _run_episode(
         if recorder is not None:
             transport = RecordedTransport(transport, recorder)
         safety = RecordedFilter(robot.limits, robot.filter_config, recorder=recorder) if recorder is not None else None
-        runner = SyncRunner(NonClosing(source)) if args.lockstep else PolicyRunner(NonClosing(source))
+        runner = SyncRunner(shared) if args.lockstep else PolicyRunner(shared)
         support = ActionOODCheck(gate, ActionOODConfig(args.ood_action)) if gate is not None else None
         checks = {"safety": safety, "support": support, "estop": estop}
         options = LoopOptions(**checks, chunk_blending=args.chunk_blending, dry_run=args.dry_run)

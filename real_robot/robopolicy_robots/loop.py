@@ -207,7 +207,8 @@ class ControlLoop:
             self.estop.set_level(self.robot.estop.topic, pressed)
         if (beat := self._heartbeat.latest()) is not None and beat.sequence != self._last_beat:
             self._last_beat = beat.sequence
-            self.estop.heartbeat(now)
+            if beat.message.data:  # a button that is let go may send False
+                self.estop.heartbeat(now)
 
     def _poll_policy(self) -> None:
         """Read a result of the policy, if available."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,12 +83,20 @@ def open_source(name: str, device: str = "cpu") -> ChunkPolicy:
     return CheckpointChunkPolicy(policy, task_metadata=manifest.task_metadata)
 
 
-class NonClosing:
-    """Chunk policy that several runners use in sequence; closing a runner does not close it."""
+class SharedChunkPolicy:
+    """Chunk policy that several runners use in sequence: closing a runner does not close it, and calls never overlap.
+
+    A runner abandons a request that takes too long, and the next runner waits for its end.
+    """
 
     def __init__(self, source: ChunkPolicy) -> None:
         self.spec, self.takes_prefix = source.spec, source.takes_prefix
-        self.chunk = source.chunk
+        self._source, self._lock = source, threading.Lock()
+
+    def chunk(self, obs: Observed, prefix: NDArray[Any] | None = None) -> NDArray[np.float32]:
+        """Call the policy."""
+        with self._lock:
+            return self._source.chunk(obs) if prefix is None else self._source.chunk(obs, prefix)
 
     def close(self) -> None:
         """Do nothing: the owner closes the policy."""

@@ -229,8 +229,7 @@ class Batcher:
             refused, self._waiting = self._waiting, deque()
             self._changed.notify()
         for request in refused:
-            if request.future.set_running_or_notify_cancel():
-                request.future.set_exception(UserError("The server stops."))
+            _fail(request, UserError("The server stops."))
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -264,7 +263,7 @@ class Batcher:
             if request.future.done():  # its client is gone
                 continue
             if now > request.until:
-                request.future.set_exception(UserError("The deadline passed before the request was computed."))
+                _fail(request, UserError("The deadline passed before the request was computed."))
                 continue
             if room < 1 or (parts and request.kind != parts[0].request.kind):
                 others.append(request)
@@ -299,8 +298,7 @@ class Batcher:
     def _fail(self, request: PendingRequest, error: Exception) -> None:
         with self._changed, suppress(ValueError):
             self._waiting.remove(request)
-        if request.future.set_running_or_notify_cancel():
-            request.future.set_exception(error)
+        _fail(request, error)
 
     def _compute(self, parts: Sequence[RequestPart]) -> NDArray[np.float32]:
         """Chunks of all rows, in one call."""
@@ -335,6 +333,11 @@ class Batcher:
             return
         if rows >= self._shared_rows and (rows > 1 or self._single_calls % SINGLE_CALLS == 0):
             self._shared_rows = min(self._shared_rows + 1, self._max_batch)
+
+
+def _fail(request: PendingRequest, error: Exception) -> None:
+    if request.future.set_running_or_notify_cancel():  # else its client is gone
+        request.future.set_exception(error)
 
 
 def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -19,11 +19,12 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -38,6 +39,7 @@ from robopolicy.spec import IMAGE_PREFIX
 from robopolicy.tokens import SERVER_TOKEN, is_loopback
 
 Log = Callable[[str], None]
+T = TypeVar("T")
 _DRAIN_TIMEOUT = 5.0  # [s] for pending requests when the server stops
 MIN_ROWS = 32  # observations that a request may have even if `max_batch` is smaller
 MESSAGE_OVERHEAD = 64 * 1024  # bytes of a request in addition to its numbers
@@ -235,22 +237,24 @@ class ChunkServer:
         closed = require("websockets.exceptions", "remote").ConnectionClosed
         seed = next(self._seeds)
         self.statistics.clients += 1
+        gone = asyncio.create_task(connection.wait_closed())
         try:
             await connection.send(session.greeting())
             async for data in connection:
                 self._working += 1
                 try:
-                    await connection.send(await self._answer(data, session, seed))
+                    await connection.send(await self._answer(data, session, seed, gone))
                 finally:
                     self._working -= 1
                 if self._stopping.is_set():
                     break
-        except closed:
+        except (closed, asyncio.CancelledError):  # also while the policy computed
             pass
         finally:
             self.statistics.clients -= 1
 
-    async def _answer(self, data: bytes | str, session: Session, seed: int) -> bytes | str:
+    async def _answer(self, data: bytes | str, session: Session, seed: int, gone: asyncio.Task[Any]) -> bytes | str:
+        """Reply to a message; it is cancelled when the client is gone, and then leaves the queue of the policy."""
         start, deadline = time.monotonic(), None
         try:
             request = session.read(data)
@@ -259,7 +263,7 @@ class ChunkServer:
             if request.stats:
                 return session.write(Reply(session.number, stats=self.statistics.to_dict()))
             deadline = request.deadline
-            chunk = await asyncio.wrap_future(self._batcher.submit(check_request(request, self._greeting, seed)))
+            chunk = await _unless(gone, self._batcher.submit(check_request(request, self._greeting, seed)))
             reply = Reply(session.number, chunk, time.monotonic() - start)
         except (WireError, UserError) as error:
             reply = Reply(session.number, error=_line(str(error)), seconds=time.monotonic() - start)
@@ -274,6 +278,20 @@ class ChunkServer:
         while self.config.log_every:
             await asyncio.sleep(self.config.log_every)
             self._log(self.statistics.line())
+
+
+async def _unless(gone: asyncio.Task[Any], result: Future[T]) -> T:
+    """Return the result, or cancel it and this call once `gone` is done."""
+    future = asyncio.wrap_future(result)
+
+    def cancel(_: asyncio.Task[Any]) -> None:
+        future.cancel()
+
+    gone.add_done_callback(cancel)
+    try:
+        return await future
+    finally:
+        gone.remove_done_callback(cancel)
 
 
 def serve(served: BatchedPolicy, config: ServerConfig, log: Log, ready: Callable[[ChunkServer], None]) -> bool:

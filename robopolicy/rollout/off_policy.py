@@ -19,7 +19,8 @@ from robopolicy.sim.chunk import ChunkedSim, StepTrace
 class StepLog:
     """Control steps to write to a replay buffer later."""
 
-    def __init__(self) -> None:
+    def __init__(self, env_steps: int = 0) -> None:
+        self.env_steps = env_steps  # control steps of the sampler so far, these included
         self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []  # arguments of `Replay.add`
         self._written = 0
 

@@ -10,14 +10,15 @@ import json
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.console import Console
 
 from robopolicy.algorithms.common.algorithm import IMITATION, read_metrics
-from robopolicy.atomic import restore_partial, write_text
+from robopolicy.atomic import create_text, restore_partial, write_text
 from robopolicy.core.distributed import all_reduce_max, rank, world_size
 from robopolicy.device import deterministic_kernels
 from robopolicy.errors import SimulatorFailed, UserError, cannot_write
@@ -59,16 +60,14 @@ def start_run(config: TrainConfig) -> Trainer:
     parts = build(config)
     try:
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        stream = (folder / "config.yaml").open("x", encoding="utf-8")
+        create_text(folder / "config.yaml", config_text(config))
     except OSError as error:
         parts.close()
-        if (folder / "config.yaml").exists():  # another process created it first
+        if isinstance(error, FileExistsError):  # another process created it first
             raise run_exists_error(folder) from error
         shutil.rmtree(folder, ignore_errors=True)
         raise cannot_write(folder, error) from error
     try:
-        with stream:
-            stream.write(config_text(config))
         trainer = Trainer(parts, folder)
         trainer.is_new = True
         return trainer
@@ -90,19 +89,28 @@ def resume_run(folder: Path) -> Trainer:
     if (folder / "report.json").exists():
         raise UserError(f"Run {folder} has ended; start a new one with init_from={folder}/checkpoints/last.")
     check_distributed(config)
+    with ExitStack() as stack:
+        lock = stack.enter_context(lock_run(folder)) if rank() == 0 else None  # another process may be writing
+        trainer = _resume(config, folder, lock)
+        stack.pop_all()
+    return trainer
+
+
+def _resume(config: TrainConfig, folder: Path, lock: IO[str] | None) -> Trainer:
+    """Resume a run that `lock` protects."""
     last = folder / "checkpoints" / "last"
     if rank() == 0:
         restore_partial(last)
     all_reduce_max(0)  # the other processes read afterwards
     if not last.exists():
         # The run was killed before its first resume point. It depends only on its configuration, so it restarts.
-        trainer = Trainer(build(config), folder)
+        trainer = Trainer(build(config), folder, lock=lock)
         trainer.console.note(f"{last} does not exist, so the run restarts at its first update.")
         return trainer
     state = load_training_state(last)
     if rank() == 0:
         guards.restore_backup(folder / "checkpoints" / "best", state["best"])
-    trainer = Trainer(build(config, start=last), folder, resume_at=int(state["update"]))
+    trainer = Trainer(build(config, start=last), folder, resume_at=int(state["update"]), lock=lock)
     restore(trainer, state)
     return trainer
 
@@ -110,7 +118,7 @@ def resume_run(folder: Path) -> Trainer:
 class Trainer:
     """Training run; created by `start_run` or `resume_run`, executed by `train`."""
 
-    def __init__(self, parts: RunComponents, folder: Path, resume_at: int = 0) -> None:
+    def __init__(self, parts: RunComponents, folder: Path, resume_at: int = 0, *, lock: IO[str] | None = None) -> None:
         self.parts, self.config, self.folder = parts, parts.config, folder
         self.algorithm, self.source = parts.algorithm, parts.source
         self.total, self.update = parts.total_updates, resume_at
@@ -124,9 +132,12 @@ class Trainer:
         self._updating = 0.0  # seconds in updates, without rollouts, evaluation and saving
         self._start = time.monotonic()
         self._signal: int | None = None
+        self._unevaluated = False  # whether an evaluation of the present update is due
         self.schedule = Schedule(self.config, self.total, parts.eval_sim)
         self.writes = rank() == 0
-        self._lock = lock_run(folder) if self.writes else None  # before the loggers, which truncate files of the run
+        if self.writes and lock is None:
+            lock = lock_run(folder)
+        self._lock = lock  # before the loggers, which truncate files of the run
         self.loggers = (
             [*make_loggers(folder, resume_at), *make_trackers(self.config, folder, resume_at)] if self.writes else []
         )
@@ -160,6 +171,8 @@ class Trainer:
                     if unfitted_normalizers(policy):  # an actor on a black-box policy, without data so far
                         policy.update_stats(self.source.observations())
                     self.base = self._evaluate_base()
+                if self._unevaluated:  # it failed before the run was resumed
+                    self._evaluate_now()
                 while self.update < self.total:
                     self._iterate()
                     if signum := all_reduce_max(self._signal or 0):
@@ -167,7 +180,7 @@ class Trainer:
                         raise Interrupted(signum, self.folder)
                 return self._finish()
         except SimulatorFailed:
-            if self.update and world_size() == 1:  # between two updates, so the state is consistent
+            if self.update and world_size() == 1:  # between two updates or in an evaluation: the state is consistent
                 self._save_last()
             raise
         finally:
@@ -212,9 +225,15 @@ class Trainer:
             self.console.row(self.update, row)
         self.console.advance(self.update)
         if evaluating:
-            self._evaluate()
+            self._evaluate_now()
         if saving:
             self._save_last()
+
+    def _evaluate_now(self) -> None:
+        """Evaluate the present update; if its simulator fails, the resume point says that it is due."""
+        self._unevaluated = True
+        self._evaluate()
+        self._unevaluated = False
 
     def _evaluate_base(self) -> Summary | None:
         """Evaluate the initial policy, and the inference policy of the algorithm if it differs."""
@@ -308,15 +327,17 @@ class Trainer:
     def _save(self, name: str, state: Mapping[str, Any], policy: Policy | None = None) -> None:
         if not self.writes:
             return
-        if name == "best":
+        saved = {}
+        if name == "best" and self.best is not None:
             guards.backup_best(self._checkpoint("best"))
+            saved = {"update": self.best["update"]}  # 0 if the base replaces it, so that `restore_backup` sees it
         save_checkpoint(
             self._checkpoint(name),
             policy or self.algorithm.inference_policy(),
             task=self.config.task.name,
             task_metadata=self.parts.task_metadata,
             obs_sample=self.source.observations(),
-            training={**self._summary(), "evaluation": self.latest},
+            training={**self._summary(), **saved, "evaluation": self.latest},
             training_state=state,
         )
 
@@ -371,6 +392,7 @@ class Trainer:
             "best": self.best,
             "base": self.base,
             "latest": self.latest,
+            "unevaluated": self._unevaluated,
             "num_restores": self.num_restores,
             "algorithm": self.algorithm.state_dict(),
             "source": self.source.state_dict(),
@@ -385,6 +407,7 @@ class Trainer:
         self._updating = float(state["seconds_updating"])
         self.console.seconds_before = self._seconds
         self.best, self.base, self.latest = state["best"], state["base"], state["latest"]
+        self._unevaluated = bool(state.get("unevaluated", False))
         self.num_restores = int(state.get("num_restores", state.get("restored", 0)))
         self.algorithm.load_state_dict(state["algorithm"])
         if not self.source.load_state_dict(state["source"]):

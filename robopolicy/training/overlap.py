@@ -243,8 +243,9 @@ class OverlapSource:
         collected, self._pending = state["collected"], None
         if exact and collected is not None:
             rollout = move(collected["data"], self._device)
+            data = Rollout(**rollout) if rollout else StepLog(collected["env_steps"])
             self._pending = Future()
-            self._pending.set_result(Collected(**{**collected, "data": Rollout(**rollout) if rollout else StepLog()}))
+            self._pending.set_result(Collected(**{**collected, "data": data}))
         return exact
 
     def close(self) -> None:

@@ -16,12 +16,14 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from functools import partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from robopolicy.optional import require
+from robopolicy.shutdown import stop_signals
 
 Item = TypeVar("Item")
 
@@ -127,6 +129,8 @@ class ProcessHandle(WorkerHandle):
         self._process = context.Process(target=_serve, args=(remote, make), daemon=True)
         self._process.start()
         remote.close()
+        # At the exit of the interpreter, `multiprocessing` terminates processes, which this one ignores, and waits.
+        self._kill = Finalize(self, self._process.kill, exitpriority=1)
 
     def submit(self, name: str, *arguments: Any) -> None:
         """Send the call over the pipe."""
@@ -147,7 +151,7 @@ class ProcessHandle(WorkerHandle):
 
     def close(self) -> None:
         """End the process."""
-        self._process.terminate()
+        self._kill()
         self._process.join(timeout=5)
         self._pipe.close()
 
@@ -211,8 +215,9 @@ class _Actor:
 
 
 def _serve(pipe: Connection, make: Callable[[], Any]) -> None:
-    """Execute calls until the pipe is closed; Ctrl-C is for the main process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Execute calls until the pipe is closed; the main process handles stop signals, and needs the workers for it."""
+    for number in stop_signals():
+        signal.signal(number, signal.SIG_IGN)
     start_process()
     try:
         worker = make()

@@ -24,7 +24,7 @@ from multiprocessing import connection, get_context, parent_process
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import IO, Literal
 
 from robopolicy.atomic import write_text
 from robopolicy.errors import UserError
@@ -33,6 +33,7 @@ from robopolicy.shutdown import Interrupted, handle_shutdown
 State = Literal["done", "failed", "running", "interrupted", "missing"]
 LOG, FAILURE, DURATIONS = "log.txt", "failed.json", "durations.jsonl"
 FAILED, STOPPED, BUSY = 70, 75, 76  # exit codes of a job's process: software failure, try again, locked
+LOOK = 1.0  # [s] longest time that a look at the lock of a job can hold it
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -65,8 +66,8 @@ class QueueReport:
 
     @property
     def exit_code(self) -> int:
-        """128 + signal after a signal, 1 after failures, else 0."""
-        return 128 + self.signal if self.signal else int(bool(self.failed))
+        """128 + signal after a signal, 1 after failed or killed jobs, else 0."""
+        return 128 + self.signal if self.signal else int(bool(self.failed or self.interrupted))
 
 
 class QueueFolder:
@@ -83,20 +84,18 @@ class QueueFolder:
         """State of a job; interrupted jobs continue from what their folder contains."""
         if job.is_done():
             return "done"
-        if self.lock_file(job).exists():
-            with locked(self.lock_file(job), wait=False) as free:
-                if not free:
-                    return "running"
+        if is_locked(self.lock_file(job)):
+            return "running"
         if (self.folder(job) / FAILURE).exists():
             return "failed"
         return "interrupted" if self.folder(job).exists() else "missing"
 
-    def failure(self, job: Job) -> str:
-        """Error of a failed job, in one line."""
+    def failure(self, job: Job) -> str | None:
+        """Error of a failed job, in one line; None if none is recorded."""
         try:
             return json.loads((self.folder(job) / FAILURE).read_text(encoding="utf-8"))["error"]
         except (OSError, ValueError, KeyError):
-            return "unknown error"
+            return None
 
     def lock_file(self, job: Job) -> Path:
         """File that is locked while the job runs; it is never deleted, so that all processes lock the same file."""
@@ -154,19 +153,46 @@ def run_queue(
 
 
 @contextmanager
-def locked(file: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock `file`, which contains the process id of the holder; False if it is held and `wait` is not set."""
+def locked(file: Path, *, wait: float | None = None) -> Iterator[bool]:
+    """Hold the lock `file`, which contains the process id of the holder; False if it is held for `wait` seconds.
+
+    Without `wait`, it waits as long as needed.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a+", encoding="utf-8") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
+        if wait is None:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        elif not _lock_within(stream, wait):
             yield False
             return
         stream.truncate(0)
         stream.write(f"{os.getpid()} {socket.gethostname()}\n")
         stream.flush()
         yield True
+
+
+def _lock_within(stream: IO[str], seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.01)
+
+
+def is_locked(file: Path) -> bool:
+    """Whether another process holds the lock `file`, which is held here for a moment."""
+    if not file.exists():
+        return False
+    with file.open(encoding="utf-8") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
 
 
 class _Queue:
@@ -227,12 +253,15 @@ class _Queue:
                 self.place.record(job, spent)
                 line += f" in {duration(spent)}"
             self.report(f"{line} ({self._progress()})")
-        elif process.exitcode == FAILED or process.exitcode == 0:
+        elif process.exitcode is not None and process.exitcode >= 0 and process.exitcode != STOPPED:
+            if self.place.failure(job) is None:  # it did not reach its job, or a library ended it
+                _record_failure(self.place.folder(job), f"its process ended with exit code {process.exitcode}")
             self.result.failed.append(job.name)
             self.report(f"{job.name}: FAILED: {self.place.failure(job)} ({self._progress()})")
         else:
             self.result.interrupted.append(job.name)
-            ended = "stopped" if self.signals else f"ended by signal {-(process.exitcode or 0)}"
+            stopped = self.signals or process.exitcode == STOPPED
+            ended = "stopped" if stopped else f"ended by signal {-(process.exitcode or 0)}"
             self.report(f"{job.name}: {ended}; it continues when the queue starts again")
 
     def _progress(self) -> str:
@@ -293,7 +322,7 @@ def _work(run: Callable[[Path], object], is_done: Callable[[], bool], folder: Pa
     os.setsid()
     os.nice(niceness)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
-    with locked(lock, wait=False) as free:
+    with locked(lock, wait=LOOK) as free:
         if not free:
             sys.exit(BUSY)
         if is_done():  # another queue has stored it since
@@ -310,10 +339,17 @@ def _work(run: Callable[[Path], object], is_done: Callable[[], bool], folder: Pa
             sys.exit(STOPPED)
         except (Exception, SystemExit) as error:
             text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-            what = {"error": " ".join(text.split()), "traceback": traceback.format_exc(), "time": time.ctime()}
-            write_text(folder / FAILURE, json.dumps(what, indent=2) + "\n")
+            _record_failure(folder, " ".join(text.split()), traceback.format_exc())
+            sys.exit(FAILED)
+        if not is_done():
+            _record_failure(folder, "it ended without a result")
             sys.exit(FAILED)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _record_failure(folder: Path, error: str, details: str = "") -> None:
+    what = {"error": error, "traceback": details, "time": time.ctime()}
+    write_text(folder / FAILURE, json.dumps(what, indent=2) + "\n")
 
 
 def _stop_with_parent() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
@@ -115,9 +116,10 @@ class SimWorker:
             return None
 
     def load_state_dict(self, state: Mapping[str, Any], updates: int, weights: bytes) -> None:
-        """Restore `state_dict` and the weights."""
-        load_weights(self._algorithm, weights)
-        self._algorithm.updates = updates
+        """Restore `state_dict` and the weights, if any have been sent."""
+        if weights:
+            load_weights(self._algorithm, weights)
+            self._algorithm.updates = updates
         self._sampler.load_state_dict(arrays_to_tensors(state))
 
 
@@ -185,7 +187,7 @@ class RemoteSampler:
         states = [_result(worker) for worker in self.workers]
         if None in states:
             raise RuntimeError("The backend of the workers cannot save its state.")
-        weights = torch.frombuffer(bytearray(self._weights), dtype=torch.uint8)
+        weights = torch.from_numpy(np.frombuffer(self._weights, np.uint8).copy())  # none before the first rollout
         names = ("env_steps", "_version", "_unused", "_staleness", "_counts", "_stats")
         own = {name: getattr(self, name) for name in names}
         return {"workers": states, "replay": self.replay.state_dict(), "weights": weights, "own": own}

@@ -164,6 +164,7 @@ class ReplaySource:
         assert isinstance(self.sampler, ReplaySampler)
         self._log = StepLog()
         self.sampler.collect(self._acting(self.sampler.sim, act), self.num_steps, self._log)
+        self._log.env_steps = self.sampler.env_steps
         return self._log
 
     def next(self, algorithm: Algorithm, collected: StepLog | None = None) -> Transitions:
@@ -181,18 +182,18 @@ class ReplaySource:
                 collected.write(self.sampler.replay)
             memory, batches = self.sampler.replay, self.batches
             if self.offline is not None:
-                memory = MixedReplay(self.offline, memory, self.offline_fraction)
+                steps = self.env_steps if collected is None else collected.env_steps  # a rollout may be in progress
+                memory = MixedReplay(self.offline, memory, self._offline_fraction(self.offline, steps))
         batch = memory.sample(self.sample_spec, self._generator, batches=batches)
         if self.settings.prioritized:
             self._pending = memory, batch, algorithm
         return move(batch, self.device)
 
-    @property
-    def offline_fraction(self) -> float:
-        """Fraction of the dataset in the next batch."""
-        if self.settings.offline_fraction is not None or self.offline is None:
-            return self.settings.offline_fraction or 0.0
-        return self.offline.length / (self.offline.length + min(self.env_steps, self.settings.capacity))
+    def _offline_fraction(self, offline: Replay, env_steps: int) -> float:
+        """Fraction of the dataset in a batch, after control steps of the simulator."""
+        if self.settings.offline_fraction is not None:
+            return self.settings.offline_fraction
+        return offline.length / (offline.length + min(env_steps, self.settings.capacity))
 
     def _collect(self, algorithm: OffPolicy, sampler: ReplaySampler | RemoteSampler) -> None:
         if isinstance(sampler, RemoteSampler):

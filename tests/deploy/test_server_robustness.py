@@ -210,3 +210,20 @@ def start_server(port: int) -> subprocess.Popen[str]:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]
+
+
+def test_requests_of_clients_that_have_left_are_not_computed() -> None:
+    policy = Shift()
+    with running(policy) as server:
+        policy.gate.clear()
+        before = len(policy.batches)
+        for _ in range(3):  # the first one is computed when its client leaves
+            leaving = Connection(server.url, 0.05)
+            leaving.open()
+            with pytest.raises(OSError):
+                leaving.request(obs=state(3.0), noise=NOISE)
+        with connected(server.url) as staying:
+            wait_until(lambda: server.statistics.clients == 1)
+            policy.gate.set()
+            assert staying.request(obs=state(1.0), noise=NOISE).chunk.mean() == 1.0
+        assert len(policy.batches) - before == 2

@@ -17,6 +17,7 @@ from robopolicy.errors import UserError
 from robopolicy.spec import PolicySpec
 from robopolicy_robots.loop import ControlLoop, LoopOptions
 from robopolicy_robots.policy_runner import InferenceResult, PolicyRunner
+from robopolicy_robots.policy_source import SharedChunkPolicy
 from robopolicy_robots.rate import gc_frozen, set_realtime_priority
 from robopolicy_robots.states import State, Tick
 from robopolicy_robots.transports.loopback import LoopbackTransport
@@ -58,6 +59,8 @@ def test_the_runner_does_not_block_the_caller() -> None:
     assert not runner.request({}, 2.0) and runner.poll() is None
     assert time.monotonic() - start < 0.2
     release.set()
+    time.sleep(0.2)  # the answer waits for `poll`
+    assert runner.busy and not runner.request({}, 2.0)
     answer = answer_of(runner)
     assert answer is not None and answer.observed == 1.0 and answer.chunk is not None
     assert not runner.busy and runner.latency == 0.0 and runner.poll() is None  # the first call sets no latency
@@ -65,6 +68,27 @@ def test_the_runner_does_not_block_the_caller() -> None:
     assert 0.0 < answer.seconds <= runner.latency < 1.0
     runner.close()
     assert source.closed.wait(1.0) and not runner.request({}, 3.0)
+
+
+def test_calls_of_runners_that_share_a_policy_do_not_overlap() -> None:
+    release, running = threading.Event(), list[int]()
+
+    def act() -> None:
+        running.append(len(running) + 1)
+        release.wait(5.0)
+        running.pop()
+
+    source = Source(act)
+    shared = SharedChunkPolicy(source)
+    first, second = PolicyRunner(shared), PolicyRunner(shared)
+    assert first.request({}, 0.0) and second.request({}, 0.0)
+    time.sleep(0.1)
+    assert len(running) == 1
+    release.set()
+    assert answer_of(first) is not None and answer_of(second) is not None
+    for runner in (first, second):
+        runner.close()
+    assert not source.closed.is_set()
 
 
 def test_policy_exceptions_are_returned_as_faults() -> None:

@@ -85,6 +85,7 @@ def test_arming_waits_for_the_operator_heartbeat_also_after_a_stop(monkeypatch: 
     rig = Rig(monkeypatch, safety=SafetyConfig(max_initial_error=2.0, heartbeat_timeout=0.5))
     operator = LoopbackTransport(rig.domain).advertise("/operator/heartbeat", Bool, SENSOR)
     rig.loop.arm()
+    operator.publish(Bool(False))  # a button that is let go
     assert rig.until(0.5).reason == "no operator on /operator/heartbeat"
     operator.publish(Bool(True))
     assert rig.until(0.3).state is State.RUN

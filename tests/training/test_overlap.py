@@ -19,6 +19,8 @@ from robopolicy.algorithms.ppo import PPO
 from robopolicy.algorithms.sac import SAC
 from robopolicy.cli.main import main
 from robopolicy.data.batches import Rollout
+from robopolicy.data.replay import Replay
+from robopolicy.rollout.off_policy import StepLog
 from robopolicy.training.loggers import read_jsonl
 from robopolicy.training.overlap import OverlapSource
 from robopolicy.training.resume import load_tree, save_tree
@@ -326,3 +328,27 @@ def test_images_are_rendered_during_evaluations_on_another_thread(tmp_path: Path
     quick = ["sim.num_envs=2", "algorithm.num_steps=4", "algorithm.epochs=1", "evaluation.every=1"]
     run = [*settings, *quick, OVERLAP, "evaluation.episodes=2", "budget.updates=3", f"out={tmp_path}", "name=run"]
     assert main(["train", *run]) == 0
+
+
+def test_the_fraction_of_the_dataset_does_not_depend_on_the_speed_of_the_learner(
+    demonstrations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, delay = StepLog.write, 0.0
+
+    def slow(log: StepLog, replay: Replay) -> None:
+        write(log, replay)
+        time.sleep(delay)  # the next rollout goes on
+
+    monkeypatch.setattr(StepLog, "write", slow)
+    settings = [f"dataset={demonstrations}", "replay.offline_fraction=null", "algorithm.num_steps=4"]
+    settings += ["task.reward=sparse", "algorithm.batch_size=100", "budget.updates=6"]
+    found: list[list[int]] = []
+    for delay in (0.0, 0.05):
+        run, rows = trainer(tmp_path / str(delay), *SAC_RUN, OVERLAP, *settings), list[int]()
+        for _ in range(5):
+            batch = run.source.next(run.algorithm)
+            rows.append(int((~batch.online).sum()))
+            run.algorithm.update(batch)
+        run.close()
+        found.append(rows)
+    assert found[0] == found[1] and found[0][0] > found[0][-1] > 0

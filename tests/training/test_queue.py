@@ -137,9 +137,33 @@ def test_two_queues_never_run_one_job_at_a_time(tmp_path):
     assert report.elsewhere == ["held"] and sorted(cells.order(tmp_path)) == ["held", "next"]
 
 
+def test_a_process_that_ends_before_its_job_is_a_failure(tmp_path):
+    report = run_queue([cells.job(tmp_path, "a", cells.leaving)], tmp_path / "work")
+    assert report.failed == ["a"] and report.exit_code == 1
+    assert QueueFolder(tmp_path / "work").failure(cells.job(tmp_path, "a")) == "its process ended with exit code 3"
+
+
+def test_looking_at_a_job_does_not_keep_it_from_running(tmp_path):
+    workspace, job = QueueFolder(tmp_path / "work"), cells.job(tmp_path, "a")
+    workspace.lock_file(job).parent.mkdir(parents=True)
+    workspace.lock_file(job).touch()
+    ended = threading.Event()
+
+    def look():
+        while not ended.is_set():
+            workspace.state(job)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    report = run_queue([job], tmp_path / "work")
+    ended.set()
+    looking.join()
+    assert report.done == ["a"]
+
+
 def test_a_lock_of_a_dead_process_is_free(tmp_path):
     (tmp_path / "a.lock").write_text("1 somewhere\n")
-    with locked(tmp_path / "a.lock", wait=False) as first, locked(tmp_path / "a.lock", wait=False) as second:
+    with locked(tmp_path / "a.lock", wait=0) as first, locked(tmp_path / "a.lock", wait=0) as second:
         assert first and not second
     done = []
     with locked(tmp_path / "a.lock"):

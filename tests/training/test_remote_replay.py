@@ -57,6 +57,13 @@ def test_an_interrupted_run_with_workers_resumes_exactly(
     assert_interruption_changes_nothing([*SAC_RUN, f"sim.weights_every={every}"], tmp_path, monkeypatch)
 
 
+def test_a_run_interrupted_before_its_workers_have_weights_resumes_exactly(
+    in_process: None, demonstrations: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    settings = [f"dataset={demonstrations}", "replay.offline_updates=6", "task.reward=sparse"]
+    assert_interruption_changes_nothing([*SAC_RUN, *settings], tmp_path, monkeypatch)
+
+
 def test_processes_return_the_same_data_as_workers_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     trainer(tmp_path / "processes", *SAC_RUN, "budget.updates=4").train()
     monkeypatch.setitem(WORKER_HANDLES, "process", InProcessHandle)

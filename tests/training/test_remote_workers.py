@@ -1,7 +1,11 @@
 """Tests of remote rollout workers: rollouts use the weights that were sent, and failures raise errors."""
 
 import importlib.util
+import os
+import signal
 import sys
+import time
+from collections import Counter
 from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
@@ -76,6 +80,17 @@ def test_tensor_trees_round_trip_through_arrays():
 def test_worker_process_acts_with_the_received_weights():
     policy = small(seed=3)
     check_rollouts(ProcessHandle(worker(policy)), policy)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_worker_process_leaves_stop_signals_to_the_main_process(number):
+    handle = ProcessHandle(partial(Counter, ["a"]))
+    assert handle.call("most_common") == [("a", 1)]
+    os.kill(handle._process.pid, number)
+    time.sleep(0.2)
+    assert handle.call("most_common") == [("a", 1)]
+    handle.close()
+    assert not handle._process.is_alive()
 
 
 class FakeRay(SimpleNamespace):

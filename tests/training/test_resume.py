@@ -9,15 +9,18 @@ import sys
 import termios
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from resumed_runs import assert_identical, kill_and_resume
 from safetensors.torch import load_file
 
 from robopolicy.cli.main import main
-from robopolicy.errors import UserError
+from robopolicy.errors import SimulatorFailed, UserError
+from robopolicy.evaluation.intervals import paired_difference
 from robopolicy.shutdown import Interrupted
 from robopolicy.sim.contract import VectorSim
+from robopolicy.training import guards
 from robopolicy.training.compose import compose_config, config_text
 from robopolicy.training.loggers import JsonlLogger, read_jsonl
 from robopolicy.training.loop import Trainer, resume_run, start_run
@@ -83,12 +86,7 @@ def test_interrupt_saves_a_resume_point_and_ends_with_130(task, tmp_path, monkey
 def test_resumed_run_restores_the_best_of_its_resume_point(tmp_path, monkeypatch):
     scores = {2: 0.5, 4: 0.6, 6: 0.1, 8: 0.9, 10: 0.85, 12: 0.88}  # update 8 is after the resume point
 
-    def fake_evaluate(trainer, policy):
-        rate = scores[trainer.update]
-        ends = {"low": rate - 0.05, "high": rate + 0.05, "return_low": rate - 0.05, "return_high": rate + 0.05}
-        return {"success": rate, "return_mean": rate, "n": 100, **ends}
-
-    monkeypatch.setattr(Trainer, "_evaluate_policy", fake_evaluate)
+    monkeypatch.setattr(Trainer, "_evaluate_policy", lambda trainer, _: evaluation(scores[trainer.update]))
     shape = ["task=point_mass", "task.reward=shaped", "policy=gaussian", "policy.hidden=[8]", "algorithm=ppo"]
     sizes = ["algorithm.critic.hidden=[8]", "sim.num_envs=2", "algorithm.num_steps=7", f"out={tmp_path}"]
     pace = ["budget.updates=12", "evaluation.every=2", "checkpoint_every=5"]
@@ -220,12 +218,58 @@ def test_finished_runs_and_other_folders_are_not_resumed(clone, tmp_path):
         resume_run(tmp_path)
 
 
-def test_a_run_is_trained_by_one_process_at_a_time(tmp_path):
-    trainer = start_run(compose_config([*PPO, "budget.updates=2", f"out={tmp_path}", "name=run"]))
+def test_a_run_is_trained_by_one_process_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "_evaluate_policy", lambda trainer, _: evaluation(trainer.update / 10))
+    pace = ["evaluation.every=2", "checkpoint_every=3", "budget.updates=8"]
+    trainer = start_run(compose_config([*PPO, *pace, f"out={tmp_path}", "name=run"]))
+    while trainer.update < 4:  # the best checkpoint is newer than the resume point
+        trainer._iterate()
     with pytest.raises(UserError, match="Another process is training run"):
         resume_run(trainer.folder)
+    assert read_manifest(trainer.folder / "checkpoints" / "best").training["update"] == 4
     trainer.close()
     resume_run(trainer.folder).close()
+
+
+def test_an_evaluation_that_fails_is_repeated_after_a_resume(tmp_path, monkeypatch):
+    def fail(*_):
+        raise SimulatorFailed("An environment failed.")
+
+    settings = [*PPO, "evaluation.every=2", "budget.updates=2", f"out={tmp_path}", "name=run"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_evaluate_policy", fail)
+        with pytest.raises(SimulatorFailed, match="--resume"):
+            start_run(compose_config(settings)).train()
+    report = resume_run(tmp_path / "run").train()
+    assert report["final"]["n"] == 10 and report["best"]["update"] == 2
+    assert (tmp_path / "run" / "checkpoints" / "best").exists()
+
+
+def test_a_run_killed_after_its_base_replaced_the_best_compares_them_again(clone, tmp_path, monkeypatch):
+    worse = paired_difference(np.ones(20), np.zeros(20))
+    monkeypatch.setattr(guards, "compare_with_base", lambda *_, **__: worse)
+    monkeypatch.setattr(Trainer, "_evaluate_policy", lambda trainer, _: evaluation(0.1 + trainer.update / 10))
+    settings = [*REINFLOW, f"init_from={clone}/checkpoints/last", "budget.updates=2", "evaluation.every=1"]
+    trainer = start_run(compose_config([*settings, "checkpoint_every=1", f"out={tmp_path}", "name=run"]))
+    while trainer.update < 2:
+        trainer._iterate()
+    trainer.base = evaluation(0.1)
+    trainer._save_last()
+    best = tmp_path / "run" / "checkpoints" / "best"
+    tuned = load_file(best / "model.safetensors")
+    assert trainer._compare_with_base() and read_manifest(best).training["update"] == 0
+    trainer.close()  # killed before it writes its report
+    again = resume_run(tmp_path / "run")
+    restored = load_file(best / "model.safetensors")
+    assert all(torch.equal(tuned[key], restored[key]) for key in tuned)
+    again.base = evaluation(0.1)
+    assert again.train()["reverted_to_base"]
+
+
+def evaluation(score):
+    """Summary of an evaluation of 100 episodes."""
+    bounds = {"low": score - 0.05, "high": score + 0.05, "return_low": score - 0.05, "return_high": score + 0.05}
+    return {"success": score, "return_mean": score, "n": 100, **bounds}
 
 
 def _episode_seeds(trainer):
