@@ -19,6 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from robopolicy.atomic import write_text
+from robopolicy.evaluation.comparison import cluster_bootstrap
+from robopolicy.evaluation.intervals import Interval, iqm
 from robopolicy.sim.vector_env import core_count
 from robopolicy.versions import versions
 
@@ -47,6 +49,11 @@ Row = Mapping[str, object]
 def brackets(of: str = "turns") -> str:
     """Note below a table whose brackets are no confidence intervals."""
     return f"Brackets are the smallest and the largest of the {of}, no confidence intervals."
+
+
+def runs_iqm(scores: Sequence[float]) -> Interval:
+    """Interquartile mean of one score per run, with an interval from resampled runs; see `cluster_bootstrap`."""
+    return cluster_bootstrap({run: [score] for run, score in enumerate(scores)}, iqm)
 
 
 def outcomes(result: EvalResult) -> list[int]:

@@ -29,10 +29,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import brackets, load_cell, print_result, save_cell, write_result
+from benchmarks.common import load_cell, print_result, runs_iqm, save_cell, write_result
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.critics.value import ValueConfig
-from robopolicy.evaluation.intervals import stratified_iqm
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.rollout.on_policy import RolloutSampler
@@ -42,7 +41,7 @@ from robopolicy.sim.registry import SimOptions
 from robopolicy.sim.vector_env import core_count
 
 NOTES = [
-    brackets("seeds"),
+    "Returns have 95 % intervals over seeds; brackets of times are the smallest and the largest of the seeds.",
     "Settings and network are mjlab's own for the task. Three rules differ: robopolicy normalises advantages per "
     "minibatch, clips the joint gradient of actor and critic, and uses Adam with eps 1e-5; rsl_rl normalises per "
     "rollout, clips both gradients separately, and uses eps 1e-8.",
@@ -271,7 +270,7 @@ def summarise(cells: list[dict[str, Any]]) -> tuple[list[dict[str, object]], dic
         for name, found in runs.items():
             typical = {key: float(np.median([c[key] for c in found])) for key in ("simulating", "updating", "outside")}
             returns = [c["return"] for c in found if c["return"] is not None]
-            score = stratified_iqm([returns]) if len(returns) > 1 else None
+            score = runs_iqm(returns) if len(returns) > 1 else None
             entry[name] = typical | (
                 {} if score is None else {"iqm": score.estimate, "low": score.low, "high": score.high}
             )

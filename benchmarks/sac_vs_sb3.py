@@ -32,6 +32,7 @@ from benchmarks.common import (
     load_cell,
     machine,
     print_result,
+    runs_iqm,
     save_cell,
     write_result,
 )
@@ -40,7 +41,6 @@ from benchmarks.ppo_vs_sb3 import judge
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.replay import Replay
-from robopolicy.evaluation.intervals import stratified_iqm
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.rollout.off_policy import ReplaySampler
@@ -271,7 +271,8 @@ def main() -> None:
     rows, figures = summarise(rates, cells, settings)
     print_result("sac_vs_sb3", rows, figures)
     if not arguments.quick:
-        budgets = ", ".join(f"{steps:,} steps of {task}" for task, steps in zip(TASKS, settings.steps, strict=True))
+        steps_of, found = dict(zip(TASKS, settings.steps, strict=True)), {cell["task"]: None for cell in cells}
+        budgets = ", ".join(f"{steps_of[task]:,} steps of {task}" for task in found)
         notes = [f"Returns after {budgets}. Ratios are paired by turn, with 95 % intervals."]
         write_result("sac_vs_sb3", rows, figures, command="python -m benchmarks.sac_vs_sb3", notes=notes)
 
@@ -300,7 +301,7 @@ def summarise(
             row[column := f"return, IQM [95 %], {task}"] = "-"
             if not runs:
                 continue
-            score = stratified_iqm([runs])
+            score = runs_iqm(runs)
             figures[task][name] = {"iqm": score.estimate, "low": score.low, "high": score.high, "seeds": len(runs)}
             row[column] = f"{score:.0f} ({len(runs)} seeds)"
     return rows, figures

@@ -94,6 +94,7 @@ class Study(ABC):
     curve_unit: ClassVar[str] = "environment steps"  # of the horizontal axis of learning curves
     percent: ClassVar[frozenset[str]] = frozenset({"success", "accuracy"})  # measures that are shown in percent
     paired: ClassVar[bool] = True  # whether runs of one seed share data or an initial policy
+    falls_back: ClassVar[bool] = False  # whether a run can end with its baseline, so that equal outcomes are a result
     pooled: ClassVar[bool] = False  # verdicts over all tasks together, from `normalised` scores
 
     @property

@@ -49,17 +49,22 @@ class Entry:
 
     @property
     def reproduced(self) -> bool | None:
-        """Whether the published score was reached; None with too few seeds, or where nothing was published."""
+        """Whether the published score was reached; None with too few seeds, or where every score reaches it."""
         if self.published is None or self.score.n < REPRODUCTION_SEEDS:
+            return None
+        if self.published.reached_at <= self.bounds[0]:
             return None
         return self.score.estimate >= self.published.reached_at
 
     def curve(self) -> list[list[float]]:
-        """Mean score while training with its interval, as rows of position, mean, low and high; empty without curves.
+        """Mean score while training with its interval, as rows of position, mean, low and high.
 
-        The curves of the seeds are interpolated to common positions within the range that all of them cover.
+        The curves of the seeds are interpolated to common positions within the range that all of them cover. There is
+        none where a seed has no curve, as a run that diverged: a mean of the others would flatter the method.
         """
         curves = [np.asarray(score.curve, float) for score in self.scores if len(score.curve) > 1]
+        if len(curves) < len(self.scores):
+            return []
         first = max((curve[0, 0] for curve in curves), default=0.0)
         last = min((curve[-1, 0] for curve in curves), default=0.0)
         if first >= last:
@@ -177,7 +182,7 @@ def tabulate(study: Study, cells: Sequence[Cell]) -> StudyTable:
     for key, contrast in contrasts.items():
         other = runs.get((key[0], contrast.baseline, key[2])) or _other(groups, key, contrast)
         if other is not None and key in runs:
-            pairs[key] = (_with_reason(runs[key], other), other)
+            pairs[key] = (runs[key] if study.falls_back else _with_reason(runs[key], other), other)
             lower |= set() if contrast.larger else {key}
     verdicts = judge(pairs, paired=study.paired, lower_is_better=lower)
     entries = tuple(
@@ -223,7 +228,6 @@ def processors(cells: Sequence[Cell]) -> tuple[str, ...]:
 
 def pooled(study: Study, scores: Sequence[Score]) -> list[Score]:
     """Mean normalised score over all tasks, for every method and seed that has all tasks of the study."""
-    tasks = list(dict.fromkeys(score.task for score in scores))
     by_run: dict[tuple[str, int], dict[str, Score]] = {}
     for score in scores:
         by_run.setdefault((score.method, score.seed), {})[score.task] = score
@@ -237,7 +241,7 @@ def pooled(study: Study, scores: Sequence[Score]) -> list[Score]:
             reason=next((each.reason for each in found.values() if each.reason), ""),
         )
         for (method, seed), found in by_run.items()
-        if len(found) == len(tasks)
+        if len(found) == len(study.tasks)
     ]
 
 

@@ -110,9 +110,9 @@ def _fine_tuning(method: str, task: str) -> list[str]:
     found = entries.get((method, task))
     if found is None or found["p_adjusted"] is None:
         return []
-    base = entries[found["baseline"], task]
+    base = found["estimate"] - found["comparison"]["difference"]["estimate"]  # of the same seeds
     low, high = (f"{100 * found[bound]:.1f}" for bound in ("low", "high"))
-    score = f"{100 * base['estimate']:.1f} % -> {100 * found['estimate']:.1f} % [{low}, {high}]; {found['verdict']}"
+    score = f"{100 * base:.1f} % -> {100 * found['estimate']:.1f} % [{low}, {high}]; {found['verdict']}"
     return [f"`{method}` on {task}, base `{found['baseline']}`, {found['n']} seeds", score, _command("finetune")]
 
 

@@ -73,7 +73,7 @@ def _draw(ax: Axes, task: str, entries: Sequence[Entry], named: Sequence[str], c
         colour = colours.get(entry["method"], OTHER) if entry["method"] in named else OTHER
         front = colour != OTHER
         ax.plot(x, mean, color=colour, linewidth=1.7 if front else 0.8, zorder=3 if front else 1)
-        if front and entry["n"] >= INTERVAL_SEEDS:
+        if front and entry["n"] >= INTERVAL_SEEDS and None not in low:
             ax.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0, zorder=2)
     ax.set_title(task, fontsize=9)
     ax.set_ylabel(f"{entries[0]['measure']}{' [%]' if scale == 100 else ''}", fontsize=8)

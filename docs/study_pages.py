@@ -125,6 +125,7 @@ def _draw_panel(
     from robopolicy.evaluation.plots import MUTED
 
     difference = MEASURE in task
+    found = {name: entry for name, entry in found.items() if entry["estimate"] is not None}
     measure = next(iter(found.values()))["measure"]
     scale = 100 if measure in PERCENT else 1
     baselines = {entry["baseline"] for entry in found.values()} & found.keys()
@@ -207,6 +208,8 @@ def _cell(entry: Entry | None) -> str:
     if entry is None:
         return "-"
     measure, published = entry["measure"], entry["published"]
+    if entry["estimate"] is None:
+        return f"no value ({entry['n']})"
     unit = "%" if measure in PERCENT else ""
     text = f"{_number(entry['estimate'], measure)}{unit}"
     if entry["low"] is not None:

@@ -90,7 +90,8 @@ class Compositions(Study):
         """Weights and time of a composition, and the episodes that it gains and loses."""
         method, cells = scores[0].method, [score.cell for score in scores]
         gained, lost = (sum(column) for column in zip(*(_gained(cell, method) for cell in cells), strict=True))
-        ratios = [cell["latency"]["ratio"][method] for cell in cells if method in cell.get("latency", {})["ratio"]]
+        found = [cell.get("latency", {}).get("ratio", {}) for cell in cells]
+        ratios = [ratio[method] for ratio in found if method in ratio]
         return {
             "weight of the first": " ".join(f"{cell['weights'][method][0]:.1f}" for cell in cells)
             if method in SEARCHED

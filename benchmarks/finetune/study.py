@@ -32,6 +32,7 @@ class FineTuning(Study):
     name = "finetune"
     question = "Which fine-tuner improves a cloned policy, and by how much?"
     priority = 5
+    falls_back = True
     steps: int = 0  # environment steps of the smoke test; 0: the task's number
     only: tuple[Key, ...] = ()  # cells of the smoke test; empty: all
 

@@ -11,6 +11,7 @@ from statistics import median
 
 from benchmarks.ogbench.methods import DEFAULT_TASKS, METHODS, PLAN, TASKS, Method, published_success
 from benchmarks.study import Cell, Contrast, Key, Published, Score, Study, read_report, shared, train_to_end
+from robopolicy.evaluation.comparison import binary_outcomes
 
 DATA = "OGBENCH_DATA"  # environment variable: folder of the play data
 EVERY = 50_000  # updates between evaluations, as published
@@ -89,7 +90,7 @@ class OGBench(Study):
     def scores(self, cell: Cell) -> list[Score]:
         """Success at the end."""
         points = [(float(updates), rate) for updates, rate in cell["curve"]]
-        measures = {"success": points[-1][1]}
+        measures = {"success": binary_outcomes(points[-1][1], EVALUATED)}
         return [Score(cell["method"], cell["task"], cell["seed"], measures, curve=points, cell=cell)]
 
     def contrasts(self, method: str, task: str) -> Sequence[Contrast]:

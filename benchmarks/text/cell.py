@@ -30,6 +30,7 @@ from robopolicy.training.text_file_source import recipe_source
 from robopolicy.training.text_rollout_source import TextRolloutSource
 
 HELD_OUT = 500_000  # first seed of held-out problems
+SEARCHED = 600_000  # first seed of the held-out problems on which learning rates are chosen
 PROBLEMS, SAMPLES = 200, 8  # of the evaluation
 CURVE, CURVE_PROBLEMS, CURVE_SAMPLES = 5, 100, 2  # points of a curve after the start, and their size
 POOL = 6_000  # training problems
@@ -40,12 +41,15 @@ FIRST_SEED = 1_000_000  # of training problems, times the seed
 MEASURED = ("rollout/degenerate", "actor/nonzero_advantage_fraction", "actor/clip_fraction", "actor/approx_kl")
 
 
-def run_cell(recipe: str, task: str, seed: int, *, tokens: int, lr: float) -> dict[str, Any]:
-    """Run one recipe on one task from the imitated policy of the seed, with a learning rate that decays to a tenth."""
+def run_cell(recipe: str, task: str, seed: int, *, tokens: int, lr: float, first: int = HELD_OUT) -> dict[str, Any]:
+    """Run one recipe on one task from the imitated policy of the seed, with a learning rate that decays to a tenth.
+
+    `first` is the seed of the first held-out problem of the evaluation.
+    """
     torch.manual_seed(seed)
     bench = TASKS[task]
     policy = imitated(task, seed)
-    base = examine_base(policy, task, seed)
+    base = examine_base(policy, task, seed, first)
     plain = DEFAULTS | read_recipe(recipe)
     size, epochs = int(plain["group_size"]), int(plain["epochs"])
     single = (plain["estimator"] or {}).get("surrogate") == NO_RATIO
@@ -78,13 +82,13 @@ def run_cell(recipe: str, task: str, seed: int, *, tokens: int, lr: float) -> di
     curve = [[0, fmean(base["wins"][:CURVE_PROBLEMS]) / SAMPLES]]
     with closing(recipe_source(sim, algorithm, seed=FIRST_SEED * (1 + seed))) as source:
         assert isinstance(source, TextRolloutSource)
-        check_disjoint(source, sim)
+        check_disjoint(source, sim, first)
         while source.generated < tokens:
             metrics = algorithm.update(source.next(algorithm)) | source.metrics()
             seen.append({name: float(value) for name, value in metrics.items()})
             mechanism.observe_metrics(seen[-1])
             if source.generated >= len(curve) * tokens / CURVE:
-                curve.append([source.generated, quick_accuracy(policy, sim)])
+                curve.append([source.generated, quick_accuracy(policy, sim, first)])
         trained = {
             "tokens": source.generated,
             "updates": algorithm.updates,
@@ -93,41 +97,41 @@ def run_cell(recipe: str, task: str, seed: int, *, tokens: int, lr: float) -> di
             "mechanism": mechanism.to_dict(),
             "seconds": round(time.process_time() - start, 1),
         }
-    return cell | trained | {"after": examine(policy, task)}
+    return cell | trained | {"after": examine(policy, task, first)}
 
 
-def check_disjoint(source: TextRolloutSource, sim: TextSim) -> None:
-    """Check that no training problem is a problem of the evaluation."""
+def check_disjoint(source: TextRolloutSource, sim: TextSim, first: int) -> None:
+    """Check that no training problem is a problem of the evaluation, whose first seed is `first`."""
     task = sim.task
     training = {task.content(entry.payload) for entry in source.pool.tasks}
-    held_out = {task.content(task.held_out_seed(seed)) for seed in range(HELD_OUT, HELD_OUT + PROBLEMS)}
+    held_out = {task.content(task.held_out_seed(seed)) for seed in range(first, first + PROBLEMS)}
     if common := training & held_out:
         raise RuntimeError(f"{len(common)} problems of {task.name} are in training and evaluation.")
 
 
-def examine_base(policy: TextPolicy, name: str, seed: int) -> dict[str, Any]:
+def examine_base(policy: TextPolicy, name: str, seed: int, first: int) -> dict[str, Any]:
     """`examine` of the imitated policy of a seed, stored with it."""
-    file = imitated_folder(name, seed) / "examined.json"
+    file = imitated_folder(name, seed) / f"examined_{first}.json"
     if not file.exists():
-        write_text(file, json.dumps(examine(policy, name)))
+        write_text(file, json.dumps(examine(policy, name, first)))
     return json.loads(file.read_text())
 
 
-def examine(policy: TextPolicy, name: str) -> dict[str, Any]:
-    """Outcomes on held-out problems: of the most likely answers, and counts of successes of sampled answers."""
+def examine(policy: TextPolicy, name: str, first: int) -> dict[str, Any]:
+    """Outcomes of held-out problems from `first`: of the likeliest answers, and counts of successes of sampled ones."""
     policy.eval()
     with closing(make_sim(TASKS[name].task, SimOptions(num_envs=32))) as sim:
         assert isinstance(sim, TextSim)
-        greedy = evaluate(policy, sim, episodes=PROBLEMS, seed=HELD_OUT)
-        sampled = sample_rollouts(policy, sim.task, range(HELD_OUT, HELD_OUT + PROBLEMS), samples=SAMPLES)
+        greedy = evaluate(policy, sim, episodes=PROBLEMS, seed=first)
+        sampled = sample_rollouts(policy, sim.task, range(first, first + PROBLEMS), samples=SAMPLES)
     numbers = {name: value for name, value in sampled.to_dict().items() if isinstance(value, float)}
     return {"greedy": outcomes(greedy), "wins": sampled.success.sum(1).tolist(), **numbers}
 
 
-def quick_accuracy(policy: TextPolicy, sim: TextSim) -> float:
+def quick_accuracy(policy: TextPolicy, sim: TextSim, first: int) -> float:
     """Mean success of sampled answers to some held-out problems."""
     policy.eval()
-    seeds = range(HELD_OUT, HELD_OUT + CURVE_PROBLEMS)
+    seeds = range(first, first + CURVE_PROBLEMS)
     return float(sample_rollouts(policy, sim.task, seeds, samples=CURVE_SAMPLES).success.double().mean())
 
 

@@ -1,4 +1,4 @@
-"""Learning rate of every arm of the text benchmark: the better of two, with a seed that the table does not use.
+"""Learning rate of every arm of the text benchmark: the better of two, with a seed and problems of its own.
 
 Recipes without a bound on their ratios need smaller steps than the baseline. Every arm, the baseline included, gets the
 same search, so that no verdict is about a learning rate that suits another arm. The first cell of an arm runs it.
@@ -23,13 +23,13 @@ WORK = Path("runs/text_rates")
 
 def searched_rate(arm: str, task: str) -> float:
     """The better rate of an arm on a task; what is missing of the search runs first."""
-    from benchmarks.text.cell import run_cell
+    from benchmarks.text.cell import SEARCHED, run_cell
 
     for rate in RATES:
         name = cell_name(arm, task, rate)
         with shared(WORK / f"{arm}-{task}-{rate:g}"):
             if load_cell(name) is None:
-                save_cell(name, run_cell(arm, task, SEED, tokens=TASKS[task].tokens, lr=rate))
+                save_cell(name, run_cell(arm, task, SEED, tokens=TASKS[task].tokens, lr=rate, first=SEARCHED))
     return chosen_rate(search_of(arm, task))
 
 

@@ -28,7 +28,7 @@ from robopolicy.evaluation.student import two_sided_p, two_sided_quantile
 Array = NDArray[np.float64]
 Key = TypeVar("Key", bound=Hashable)
 Outcomes = Mapping[int, ArrayLike]  # training seed -> outcomes of its episodes `(n,)`, or one score
-Verdict = Literal["ahead", "level", "behind", "too few seeds", "not applicable", "diverged"]
+Verdict = Literal["ahead", "level", "behind", "too few seeds", "not applicable", "diverged", "no value"]
 MIN_SEEDS = 5  # per side of a verdict
 ALPHA = 0.05
 
@@ -108,14 +108,14 @@ class NullRate:
 def seed_interval(outcomes: Outcomes, *, level: float = 0.95) -> Interval:
     """Mean over the training seeds with its interval; `n` is the number of seeds, NaN bounds with one seed.
 
-    Scores have Student's interval of the means of the seeds. Outcomes that are all 0 or 1 have Wilson's interval at
-    the effective sample size (Korn and Graubard 1998), which the variance between seeds reduces: it stays within
-    [0, 1] and has a width even if every episode succeeds.
+    Scores have Student's interval of the means of the seeds. Outcomes of several episodes that are all 0 or 1 have
+    Wilson's interval at the effective sample size (Korn and Graubard 1998), which the variance between seeds reduces:
+    it stays within [0, 1] and has a width even if every episode succeeds.
     """
     runs = SeedRuns(outcomes)
     means = np.array(list(runs.means.values()))
     n, rate = means.size, float(means.mean()) if means.size else math.nan
-    if n < 2 or not all(np.isin(values, (0, 1)).all() for values in outcomes.values()):
+    if n < 2 or not all(np.size(values) > 1 and np.isin(values, (0, 1)).all() for values in outcomes.values()):
         return student_mean(means, level=level)
     episodes = sum(np.size(values) for values in outcomes.values())
     between = float(means.var(ddof=1)) / n
@@ -270,8 +270,12 @@ def _without_test(method: SeedRuns, baseline: SeedRuns, paired: bool) -> TableVe
     """A verdict without a test, or None."""
     if method.reason:
         return TableVerdict("not applicable", reason=method.reason)
-    if 2 * method.diverged >= len(method.outcomes) > 0:
-        return TableVerdict("diverged", reason=f"{method.diverged} of {len(method.outcomes)} runs diverged")
+    for runs, whose in ((method, ""), (baseline, " of the baseline")):
+        count = len(runs.outcomes)
+        if 2 * runs.diverged >= count > 0:
+            return TableVerdict("diverged", reason=f"{runs.diverged} of {count} runs{whose} diverged")
+        if missing := sum(not math.isfinite(mean) for mean in runs.means.values()):
+            return TableVerdict("no value", reason=f"{missing} of {count} runs{whose} have no score")
     fewest = min(len(method.outcomes), len(baseline.outcomes))
     if fewest < MIN_SEEDS:
         comparison = compare(method, baseline, paired=paired) if fewest > 1 else None

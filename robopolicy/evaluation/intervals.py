@@ -3,14 +3,13 @@
 * `wilson`: success rate (Wilson 1927), also accurate at 0 % and 100 %.
 * `student_mean`: mean of a few approximately normal values, one per training seed (Student 1908).
 * `bootstrap_mean`: mean of any values (Efron 1987, BCa by default, percentile on request).
-* `stratified_iqm`, `stratified_gap`, `probability_of_improvement`: many runs on many tasks (Agarwal et al. 2021).
+* `iqm`: interquartile mean of many runs (Agarwal et al. 2021).
 * `paired_difference`: two policies on the same seeds (Newcombe 1998b), narrower than two separate intervals.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
 from typing import Literal
@@ -143,53 +142,6 @@ def iqm(values: ArrayLike) -> float:
     return float(data[cut : data.size - cut].mean())
 
 
-def optimality_gap(values: ArrayLike, goal: float = 1.0) -> float:
-    """Mean shortfall of scores below `goal`; scores above it do not compensate."""
-    return float(np.maximum(goal - np.asarray(values, dtype=np.float64), 0.0).mean())
-
-
-def stratified_iqm(
-    strata: Sequence[ArrayLike], *, level: float = 0.95, resamples: int = 2_000, seed: int = 0
-) -> Interval:
-    """Interquartile mean over tasks and runs with a stratified bootstrap interval.
-
-    `strata` has one array of normalised run scores `(runs,)` per task; runs are resampled within each task, so that
-    every task keeps its weight.
-    """
-    return _pooled(iqm, strata, level, resamples, seed)
-
-
-def stratified_gap(
-    strata: Sequence[ArrayLike], *, level: float = 0.95, resamples: int = 2_000, seed: int = 0
-) -> Interval:
-    """Optimality gap over tasks and runs, as in `stratified_iqm`, for scores normalised to a goal of 1."""
-    return _pooled(optimality_gap, strata, level, resamples, seed)
-
-
-def probability_of_improvement(
-    first: Sequence[ArrayLike],
-    second: Sequence[ArrayLike],
-    *,
-    level: float = 0.95,
-    resamples: int = 2_000,
-    seed: int = 0,
-) -> Interval:
-    """Probability that a run of `second` is better than a run of `first` on a random task; ties count one half.
-
-    Both have one array of run scores `(runs,)` per task, in the same order.
-    """
-    if len(first) != len(second):
-        raise ValueError(f"Both sides need the same tasks, got {len(first)} and {len(second)}.")
-    tasks = len(first)
-    data = [np.asarray(stratum, dtype=np.float64).ravel() for stratum in (*first, *second)]
-    total = min(sum(s.size for s in data[:tasks]), sum(s.size for s in data[tasks:]))
-
-    def statistic(arrays: Sequence[Array]) -> float:
-        return float(np.mean([_superiority(arrays[t], arrays[tasks + t]) for t in range(tasks)]))
-
-    return _stratified(statistic, data, total, level, resamples, seed)
-
-
 def paired_difference(
     first: ArrayLike, second: ArrayLike, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> PairedDifference:
@@ -258,34 +210,3 @@ def _resampled_means(data: Array, resamples: int, rng: np.random.Generator) -> A
     block = max(1, _BLOCK // data.size)
     sizes = [min(block, resamples - start) for start in range(0, resamples, block)]
     return np.concatenate([data[rng.integers(data.size, size=(size, data.size))].mean(1) for size in sizes])
-
-
-def _superiority(a: Array, b: Array) -> float:
-    """Return P(b > a) + P(b = a) / 2 over all pairs."""
-    difference = b[:, None] - a[None, :]
-    return float((difference > 0).mean() + (difference == 0).mean() / 2)
-
-
-def _pooled(
-    statistic: Callable[[Array], float], strata: Sequence[ArrayLike], level: float, resamples: int, seed: int
-) -> Interval:
-    """Interval of a statistic of the runs of all tasks."""
-    data = [np.asarray(stratum, dtype=np.float64).ravel() for stratum in strata]
-    total = sum(stratum.size for stratum in data)
-    return _stratified(lambda arrays: statistic(np.concatenate(arrays)), data, total, level, resamples, seed)
-
-
-def _stratified(
-    statistic: Callable[[Sequence[Array]], float],
-    strata: Sequence[Array],
-    n: int,
-    level: float,
-    resamples: int,
-    seed: int,
-) -> Interval:
-    if not strata or any(stratum.size == 0 for stratum in strata):
-        raise ValueError("Every task needs at least one run.")
-    rng = np.random.default_rng(seed)
-    draws = [statistic([s[rng.integers(s.size, size=s.size)] for s in strata]) for _ in range(resamples)]
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(statistic(strata), float(low), float(high), n, level)

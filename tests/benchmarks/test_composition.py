@@ -90,6 +90,13 @@ def test_compositions_are_compared_with_the_parent_that_was_better_in_the_search
     assert any("differ by 50% at noise" in line for line in table.notes())
 
 
+def test_cells_of_the_null_arm_have_rows_without_times() -> None:
+    alone = cell(5)
+    alone["held_out"] = {name: alone["held_out"][name] for name in PARENTS}
+    del alone["latency"]
+    assert {row["time / parents"] for row in tabulate(STUDY, [alone]).rows()} == {"-"}
+
+
 def test_parents_that_agree_along_the_path_give_no_verdict() -> None:
     rows = tabulate(STUDY, [cell(seed, disagreement=0.01) for seed in range(5)]).rows()
     verdict = next(row["verdict"] for row in rows if row["method"] == "convex")

@@ -116,6 +116,30 @@ def test_a_mechanism_that_never_acts_has_no_verdict():
     assert row["verdict"] == "not applicable: the tool was never called"
 
 
+def test_a_run_that_ends_with_its_baseline_is_a_result_where_runs_fall_back():
+    class FallingBack(Bandits):
+        falls_back = True
+
+    rows = rows_of(FallingBack(), cells_of(FallingBack()))
+    assert rows["easy", "same"]["verdict"] == "level"
+
+
+def test_a_published_score_that_every_run_reaches_is_not_reproduced():
+    class Vague(Bandits):
+        def published(self, method, task):
+            return Published(0.2, "someone2025", 0.08, 0.3, margin=0.1) if method == "bad" else None
+
+    assert {entry.reproduced for entry in tabulate(Vague(), cells_of(Vague())).entries} == {None}
+
+
+def test_there_is_no_mean_curve_where_a_seed_has_none():
+    curve = [(100, 0.0), (200, 1.0)]
+    cells = [{"method": "good", "task": "easy", "seed": seed, "wins": 90, "curve": curve} for seed in range(3)]
+    assert tabulate(Bandits(), cells).entries[0].curve()
+    cells[0]["curve"] = []
+    assert not tabulate(Bandits(), cells).entries[0].curve()
+
+
 def test_tables_contain_their_null_arm():
     study = Bandits()
     table = tabulate(study, cells_of(study))
@@ -142,6 +166,8 @@ def test_pooled_studies_judge_the_mean_over_the_tasks():
     assert sorted(entries[ALL, "good"].runs.means) == [1, 2, 3, 4]  # one seed lacks a task
     verdicts = {key: entry.verdict.verdict for key, entry in entries.items() if entry.verdict}
     assert verdicts == {(ALL, "good"): "too few seeds", (ALL, "bad"): "behind", (ALL, "same"): "not applicable"}
+    easy = tabulate(study, [cell for cell in cells if cell["task"] == "easy"])
+    assert not any(entry.task == ALL for entry in easy.entries)  # a task is missing
 
 
 def test_lower_can_be_better():

@@ -7,6 +7,7 @@ pytest.importorskip("transformers")
 from benchmarks import common
 from benchmarks.study_table import tabulate
 from benchmarks.text import rates
+from benchmarks.text.cell import HELD_OUT, SEARCHED
 from benchmarks.text.mechanism import KINDS
 from benchmarks.text.recipes import BASELINE, RECIPES, arms
 from benchmarks.text.study import IMITATION, NULL_SEEDS, SEEDS, STUDY
@@ -122,7 +123,8 @@ def test_the_first_cell_of_an_arm_runs_its_search(tmp_path, monkeypatch):
     monkeypatch.setattr(rates, "finished_cells", common.finished_cells)
     ran = []
 
-    def run_cell(arm, task, seed, *, tokens, lr):
+    def run_cell(arm, task, seed, *, tokens, lr, first=HELD_OUT):
+        assert first == (SEARCHED if seed == 0 else HELD_OUT)
         ran.append((seed, lr))
         return {**cell(arm, seed, 5 if lr == 3e-4 else 4, task), "lr": lr}
 

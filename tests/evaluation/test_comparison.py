@@ -95,6 +95,8 @@ def test_verdicts_name_what_was_found_or_why_nothing_was_compared():
         "few": (runs(3.0, 3.0, 3.0), base),
         "diverged": (runs(0.0, 0.0, 0.0, 2.0, 2.0, diverged=3), base),
         "idle": (runs(3.0, 3.2, 2.9, 3.1, 3.0, reason="its tool was never called"), base),
+        "against diverged": (base, runs(0.0, 0.0, 0.0, 2.0, 2.0, diverged=3)),
+        "unscored": (runs(3.0, 3.2, math.nan, 3.1, 3.0), base),
     }
     found = judge(pairs)
     assert {key: each.verdict for key, each in found.items()} == {
@@ -104,7 +106,10 @@ def test_verdicts_name_what_was_found_or_why_nothing_was_compared():
         "few": "too few seeds",
         "diverged": "diverged",
         "idle": "not applicable",
+        "against diverged": "diverged",
+        "unscored": "no value",
     }
+    assert found["unscored"].reason == "1 of 5 runs have no score"
     assert found["idle"].reason == "its tool was never called" and found["few"].reason == "3 of 5 seeds"
     assert judge(pairs, lower_is_better={"better"})["better"].verdict == "behind"
     better = found["better"]
@@ -135,6 +140,7 @@ def test_success_rates_have_wilsons_interval_at_the_effective_sample_size():
     bounds = wilson_bounds(0.8, 0.8 * 0.2 / variance * (z / t) ** 2)
     assert (found.low, found.high) == pytest.approx(bounds)
     assert found.high - found.low > 2 * (wilson(400, 500).high - wilson(400, 500).low)
+    assert seed_interval({0: [1.0], 1: [1.0]}) == student_mean([1.0, 1.0])  # scores, not episodes
     scores = seed_interval({0: [1.5], 1: [2.5]})
     assert scores == student_mean([1.5, 2.5])
     assert math.isnan(seed_interval({3: [0, 1]}).low)

@@ -9,14 +9,10 @@ from robopolicy.evaluation.intervals import (
     bootstrap_mean,
     correlation_mean,
     iqm,
-    optimality_gap,
     paired_difference,
     paired_rates,
-    probability_of_improvement,
     sample_warning,
     sign_test,
-    stratified_gap,
-    stratified_iqm,
     student_mean,
     wilson,
 )
@@ -118,27 +114,6 @@ def test_one_seed_has_no_interval_and_zero_seeds_are_refused():
 def test_iqm_is_the_mean_of_the_middle_half():
     assert iqm([1, 2, 3, 4, 5, 6, 7, 1000]) == pytest.approx(4.5)
     assert iqm([7.0]) == 7.0
-
-
-def test_stratified_iqm_resamples_within_tasks():
-    constant = stratified_iqm([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
-    assert constant.low == constant.estimate == constant.high == 0.5  # runs are resampled only within their task
-    scores = np.random.default_rng(0).normal(0.5, 0.1, size=(4, 10))
-    interval = stratified_iqm(list(scores))
-    assert interval.low < interval.estimate < interval.high and interval.high - interval.low < 0.15
-
-
-def test_optimality_gap_ignores_the_excess_over_the_goal():
-    assert optimality_gap([0.5, 1.0, 3.0]) == pytest.approx(0.5 / 3)
-    assert optimality_gap([2.0, 4.0], goal=3.0) == 0.5
-    gap = stratified_gap([[0.0, 0.5, 1.5], [1.0, 1.0, 1.0]])
-    assert gap.estimate == pytest.approx(0.25) and gap.low < gap.estimate < gap.high
-
-
-def test_probability_of_improvement_counts_pairs_and_halves_ties():
-    assert probability_of_improvement([[0, 1]], [[1, 2]]).estimate == pytest.approx((1 + 0.5 + 1 + 1) / 4)
-    sure = probability_of_improvement([[0, 1], [0, 1]], [[5, 6], [7, 8]])
-    assert sure.low == sure.estimate == sure.high == 1.0
 
 
 @pytest.mark.parametrize(("wins", "losses", "p"), [(0, 0, 1.0), (5, 5, 1.0), (10, 0, 2 / 1024), (9, 1, 22 / 1024)])
