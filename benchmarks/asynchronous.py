@@ -27,7 +27,7 @@ import torch
 
 from benchmarks.common import print_result, write_result
 from benchmarks.parallel import run_cells
-from benchmarks.text.cell import examine
+from benchmarks.text.cell import HELD_OUT, examine
 from benchmarks.text.tasks import TASKS, imitated
 from robopolicy.evaluation.comparison import seed_interval
 from robopolicy.sim.registry import SimOptions, make_sim
@@ -67,7 +67,7 @@ def run(key: Key, updates: int) -> dict[str, Any]:
     mode = MODES[name]
     torch.manual_seed(seed)
     policy = imitated(NAME, 0)
-    base = examine(policy, NAME)
+    base = examine(policy, NAME, HELD_OUT)
     config = TextRecipeConfig(
         recipe="asyncflow",
         lr=1e-3,
@@ -91,7 +91,7 @@ def run(key: Key, updates: int) -> dict[str, Any]:
             ages.append(float((algorithm.updates - batch.require("version")).double().mean()))
             algorithm.update(batch)
         seconds = time.monotonic() - start
-    after = examine(policy, NAME)
+    after = examine(policy, NAME, HELD_OUT)
     return {
         "mode": name,
         "seed": seed,

@@ -24,7 +24,7 @@ from robopolicy.sim.chunk import ChunkedSim
 from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.training.compose import compose_config
-from robopolicy.training.loop import resume_run, start_run
+from robopolicy.training.runs import resume_run, start_run
 
 EPISODES = 50
 HELD_OUT = 50_000  # first held-out seed

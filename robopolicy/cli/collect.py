@@ -74,9 +74,9 @@ def add_parser(subparsers: Any) -> None:
         "first policy at other starts; +0.3 adds action noise of 0.3 of the range (default: expert)"
     )
     parser.add_argument("--policies", nargs="+", default=["expert"], metavar="POLICY[+NOISE]", help=text)
-    text = "a person at a device (default: browser) takes over from --policy and hands back; frames record who acted"
     text = "frames of a video that follow the end of the task, where the simulator can continue (default: 10)"
     parser.add_argument("--after-success", type=int, default=10, metavar="STEPS", help=text)
+    text = "a person at a device (default: browser) takes over from --policy and hands back; frames record who acted"
     parser.add_argument("--takeover", nargs="?", const="browser", metavar="DEVICE", help=text)
     add_session_options(parser)
     add_display_option(parser)

@@ -20,7 +20,7 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the action."""
-    parser.add_argument("dataset", type=Path, metavar="DATASET", help="dataset folder")
+    parser.add_argument("dataset", type=Path, metavar="DATASET", help="folder of a LeRobot dataset")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     outcome = parser.add_mutually_exclusive_group()
     outcome.add_argument("--success", action="store_true", help="episodes with a successful step")

@@ -18,7 +18,7 @@ DESCRIPTION = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the action."""
-    parser.add_argument("dataset", type=Path, metavar="DATASET", help="dataset folder")
+    parser.add_argument("dataset", type=Path, metavar="DATASET", help="folder of a LeRobot dataset")
     parser.add_argument(
         "--out", type=Path, nargs=2, required=True, metavar=("FIRST", "SECOND"), help="folders to write"
     )

@@ -18,8 +18,9 @@ examples:
   robopolicy serve bundles/lift --openpi 8000 --rename image.front=observation/image
   robopolicy import remote ws://127.0.0.1:8765 --task lift --out runs/served
   robopolicy serve bundles/lift --host 0.0.0.0 --tls-cert server.pem --tls-key server.key
-clients must send the token, which both sides read from the environment:
-  export ROBOPOLICY_TOKEN=$(openssl rand -hex 32)
+clients must send the token, which they bind to the host:
+  export ROBOPOLICY_TOKEN=$(openssl rand -hex 32)  # server
+  export ROBOPOLICY_TOKEN_GPU1_LAB=TOKEN           # client of wss://gpu1.lab:8765
 """
 
 

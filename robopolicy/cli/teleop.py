@@ -21,7 +21,7 @@ examples:
   robopolicy teleop push --device terminal
   robopolicy teleop push --backend worldmodel:runs/push_world/checkpoints/best
   robopolicy teleop pick_place --device spacemouse --cameras front wrist --out data/pick_place_by_hand
-  robopolicy teleop gymnasiumrobotics/FetchPickAndPlace-v4 --map x y z gripper- --out data/fetch_by_hand
+  robopolicy teleop gymnasium_robotics/FetchPickAndPlace-v4 --map x y z gripper- --out data/fetch_by_hand
 """
 SESSION_OPTIONS = ("--map", "--scale", "--speed", "--view")
 

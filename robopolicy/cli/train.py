@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from robopolicy.shutdown import Interrupted
     from robopolicy.training.distributed import processes
-    from robopolicy.training.loop import resume_run, start_run
+    from robopolicy.training.runs import resume_run, start_run
 
     with processes():
         trainer = resume_run(args.resume) if args.resume is not None else start_run(compose_config(args.settings))

@@ -28,12 +28,12 @@ RANKING = "ranking.json"  # file in the folder of a ranking
 
 EXAMPLES = """\
 examples:
-  robopolicy collect push --render --cameras top --policies expert+0.5 random replay --episodes 900 --out data/films
-  robopolicy worldmodel train data/films --preset tiny --name push_world
-  robopolicy worldmodel train data/films --override learner.updates=30000 learner.lr=5e-4 --device cuda
+  robopolicy collect push --render --cameras top --policies expert+0.5 random replay --episodes 900 --out data/videos
+  robopolicy worldmodel train data/videos --preset tiny --name push_world
+  robopolicy worldmodel train data/videos --override learner.updates=30000 learner.lr=5e-4 --device cuda
   robopolicy worldmodel train --resume runs/push_world
-  robopolicy worldmodel eval runs/push_world/checkpoints/best data/films
-  robopolicy worldmodel judge runs/push_world/checkpoints/best data/films --out runs/push_judge
+  robopolicy worldmodel eval runs/push_world/checkpoints/best data/other_videos
+  robopolicy worldmodel judge runs/push_world/checkpoints/best data/videos --out runs/push_judge
   robopolicy worldmodel rank runs/push_world/checkpoints/best runs/push_bc/checkpoints/best expert expert+0.5 random
   robopolicy worldmodel play runs/push_world/checkpoints/best expert
   robopolicy eval runs/push_bc/checkpoints/best --backend worldmodel:runs/push_world/checkpoints/best

@@ -135,7 +135,7 @@ class TrainConfig(Validated):
     evaluation: EvaluationConfig = EvaluationConfig()
     logging: LoggingConfig = LoggingConfig()
     guards: GuardConfig = GuardConfig()
-    dataset: str = ""  # demonstrations, or offline data of the replay buffer: a folder, or a FILE.npz of OGBench
+    dataset: str = ""  # demonstrations, or offline data of the replay buffer: of any format, or a mapping file
     init_from: str = ""  # initial checkpoint; sets policy, chunk size and the task unless named
     checkpoint_every: NonNegativeInt = 0  # updates between resume points; 0 is a tenth of the budget
     seed: NonNegativeInt = 0  # seed of weights, minibatches, exploration and episodes

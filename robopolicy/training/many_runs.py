@@ -39,8 +39,8 @@ from robopolicy.training.compose import compose_config, config_text, read_config
 from robopolicy.training.config import TaskConfig, TrainConfig
 from robopolicy.training.learner import build_learner
 from robopolicy.training.loggers import read_jsonl
-from robopolicy.training.loop import resume_run, start_run
 from robopolicy.training.queue import Job, QueueReport, run_queue
+from robopolicy.training.runs import resume_run, start_run
 from robopolicy.versions import versions
 
 DUMMY_SIZE = 32  # size of dummy vector observations

@@ -27,7 +27,7 @@ from robopolicy.policies.registry import POLICIES
 from robopolicy.sim.registry import SimOptions, get_task, make_sim
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.compose import compose_config
-from robopolicy.training.loop import resume_run, start_run
+from robopolicy.training.runs import resume_run, start_run
 
 M, S = 0.4, 0.3
 RAW: dict[str, Any] = {"normalization": "identity", "action_normalization": "identity", "action_clip": 0.0}

@@ -110,7 +110,7 @@ def test_runs_do_not_overwrite_each_other(tmp_path, refused):
 
 
 def test_an_invalid_output_path_is_refused_before_building(tmp_path, refused, monkeypatch):
-    monkeypatch.setattr("robopolicy.training.loop.build", None)
+    monkeypatch.setattr("robopolicy.training.runs.build", None)
     (tmp_path / "file").write_text("")
     line = refused("train", *PPO, "budget.updates=1", f"out={tmp_path}/file")
     assert "a file exists where a folder is required" in line

@@ -14,7 +14,8 @@ from robopolicy.cli.main import main
 from robopolicy.data.batches import Transitions
 from robopolicy.training.compose import compose_config
 from robopolicy.training.loggers import JsonlLogger
-from robopolicy.training.loop import Trainer, start_run
+from robopolicy.training.loop import Trainer
+from robopolicy.training.runs import start_run
 
 SMALL = ["policy=squashed_gaussian", "policy.hidden=[16]", "algorithm.critic.hidden=[16]", "algorithm.batch_size=16"]
 QUICK = ["evaluation.episodes=0", "logging.every=1", "sim.num_envs=4", "replay.learning_starts=100"]

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from robopolicy.training.compose import compose_config
-from robopolicy.training.loop import start_run
+from robopolicy.training.runs import start_run
 
 SMALL = (
     *("policy.hidden=[64,64]", "algorithm.critic.hidden=[64,64]", "algorithm.batch_size=128"),

@@ -19,7 +19,7 @@ from robopolicy.evaluation.actors import RandomActor
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.sim.backends.gymnasium import GymnasiumSim
 from robopolicy.training.compose import compose_config
-from robopolicy.training.loop import resume_run, start_run
+from robopolicy.training.runs import resume_run, start_run
 
 ID = "Fragile-v0"
 TASK = f"gymnasium/{ID}"

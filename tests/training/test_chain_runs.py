@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from robopolicy.cli.main import main
-from robopolicy.training.loop import Trainer, resume_run
+from robopolicy.training.loop import Trainer
+from robopolicy.training.runs import resume_run
 
 COMMON = ["evaluation.episodes=4", "sim.num_envs=8", "algorithm.epochs=1", "logging.every=1", "checkpoint_every=2"]
 DPPO = ["algorithm=dppo", "algorithm.num_steps=6", "algorithm.trained_steps=2"]

@@ -14,7 +14,7 @@ from robopolicy.core import distributed
 from robopolicy.errors import UserError
 from robopolicy.training.build import resolve_config
 from robopolicy.training.compose import compose_config, config_text
-from robopolicy.training.loop import resume_run
+from robopolicy.training.runs import resume_run
 
 ADAPTIVE: dict[str, Any] = {"lr_schedule": "adaptive", "target_kl": 0.01, "entropy_coef": 0.01}
 STOPPED: dict[str, Any] = {"target_kl": 1e-4}

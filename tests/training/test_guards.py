@@ -21,7 +21,7 @@ from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.compose import compose_config
 from robopolicy.training.guards import TrainingDiverged, check_parameters, has_collapsed, is_better, named_tensors
 from robopolicy.training.loggers import read_jsonl
-from robopolicy.training.loop import resume_run, start_run
+from robopolicy.training.runs import resume_run, start_run
 
 PPO_RUN = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
 QUICK = ["algorithm.num_steps=8", "evaluation.episodes=10", "evaluation.every=1", "logging.every=1"]

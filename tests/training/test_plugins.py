@@ -15,7 +15,7 @@ from robopolicy.cli.list import algorithms as listed_algorithms
 from robopolicy.errors import UserError
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.compose import compose_config
-from robopolicy.training.loop import start_run
+from robopolicy.training.runs import start_run
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from robopolicy.cli.main import main
 from robopolicy.sim.contract import VectorSim
 from robopolicy.training import loop
 from robopolicy.training.loggers import read_jsonl
-from robopolicy.training.loop import resume_run
 from robopolicy.training.replay_source import ReplaySource
+from robopolicy.training.runs import resume_run
 from robopolicy_tasks.toy.point_mass import PointMassSim
 
 SAC_RUN = [*COMMON, "algorithm=sac"]

@@ -23,8 +23,9 @@ from robopolicy.sim.contract import VectorSim
 from robopolicy.training import guards
 from robopolicy.training.compose import compose_config, config_text
 from robopolicy.training.loggers import JsonlLogger, read_jsonl
-from robopolicy.training.loop import Trainer, resume_run, start_run
+from robopolicy.training.loop import Trainer
 from robopolicy.training.manifest import read_manifest
+from robopolicy.training.runs import resume_run, start_run
 from robopolicy_tasks.toy.point_mass import PointMassSim
 
 COMMON = ["task=point_mass", "evaluation.episodes=10", "evaluation.every=4", "checkpoint_every=3", "logging.every=1"]

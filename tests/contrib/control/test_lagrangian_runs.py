@@ -5,7 +5,7 @@ from played_scores import play_scores
 
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.training.compose import compose_config
-from robopolicy.training.loop import start_run
+from robopolicy.training.runs import start_run
 
 PPO_RUN = ["task=point_mass", "task.reward=shaped", "algorithm=ppo", "policy=gaussian", "sim.num_envs=4"]
 QUICK = ["algorithm.num_steps=8", "evaluation.episodes=10", "evaluation.every=1", "logging.every=1"]
