@@ -8,13 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from robopolicy.atomic import atomic_folder, read_stable, restore_partial, sibling, write_text
+from robopolicy.atomic import atomic_folder, create_text, read_stable, restore_partial, sibling, write_text
 from robopolicy.errors import UserError
 from robopolicy.files import check_new_file, check_new_folder, next_free_path, parse_json, parse_yaml
 
 
 def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_text_file_is_created_once(links, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError("no links")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    create_text(tmp_path / "x", "first")
+    with pytest.raises(FileExistsError):
+        create_text(tmp_path / "x", "second")
+    assert (tmp_path / "x").read_text() == "first" and names(tmp_path) == ["x"]
 
 
 def test_a_folder_replaces_the_old_one_as_a_whole(tmp_path):
