@@ -82,6 +82,16 @@ def use_configured_threads() -> None:
     torch.get_num_threads()
 
 
+def list_factories() -> None:
+    """Let torch list the functions that create tensors on the device of `with torch.device(...)`.
+
+    It does so once, when the first such block creates a tensor. Call this before a library loads that replaces one of
+    the functions for a while, as transformers replaces `torch.linspace`: the original would be missing from the list.
+    """
+    with torch.device("cpu"):
+        torch.empty(0)
+
+
 def module_device(module: nn.Module) -> torch.device | None:
     """Return the device of the parameters or buffers of a module; None if it has neither."""
     return next((tensor.device for tensor in chain(module.parameters(), module.buffers())), None)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robopolicy.device import list_factories
 from robopolicy.errors import UserError
 from robopolicy.optional import require
 
@@ -56,6 +57,7 @@ def load_pretrained(source: str, dtype: str) -> tuple[nn.Module, Any, dict[str, 
         UserError: There is no such model, or it has no safetensors.
     """
     transformers = require("transformers", "text")
+    list_factories()
     try:
         config = _without_dropout(transformers.AutoConfig.from_pretrained(source))
         settings = {"config": config, "dtype": DTYPES[dtype], "use_safetensors": True}

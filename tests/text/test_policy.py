@@ -1,5 +1,7 @@
 """Tests of the text policy: checkpoints, pretrained folders, chat templates, LoRA, imitation, shared prompts."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -212,3 +214,15 @@ def test_sliding_window_models_have_no_plain_cache(tmp_path):
     for window, plain in ((None, True), (4, False)):
         config = MistralConfig(**shape, intermediate_size=32, vocab_size=40, sliding_window=window)
         assert has_plain_cache(AutoModelForCausalLM.from_config(config)) is plain
+
+
+def test_device_blocks_include_all_factories_after_a_pretrained_model_has_been_loaded(folder):
+    script = (
+        "import sys, torch\n"
+        "from robopolicy.text.model import load_pretrained\n"
+        "load_pretrained(sys.argv[1], 'float32')\n"
+        "with torch.device('meta'):\n"
+        "    print(torch.linspace(0.0, 1.0, 3).device)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True, check=True)
+    assert found.stdout.split()[-1] == "meta"

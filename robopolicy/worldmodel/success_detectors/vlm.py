@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from robopolicy.device import list_factories
 from robopolicy.errors import UserError
 from robopolicy.optional import require
 from robopolicy.tokens import client_token
@@ -193,6 +194,7 @@ class LocalVLM:
         A `temperature` above 0 lets votes differ; `max_tokens` limits an answer.
         """
         transformers = require("transformers", "vlm")
+        list_factories()
         try:
             options = {"local_files_only": not download}
             self.processor: Any = transformers.AutoProcessor.from_pretrained(path, **options)
