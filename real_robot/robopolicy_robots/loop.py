@@ -297,6 +297,7 @@ class ControlLoop:
     def _policy_target(self) -> Array | None:
         """Current joint targets `(J,)` of the policy, or None."""
         self.executor.observe(self._due, self.inputs.state)
+        self._poll_policy()  # a chunk that has arrived since the start of the tick is not asked for again
         self.executor.request(self._due)
         self._poll_policy()  # a fast runner may have finished already
         if self.estop:

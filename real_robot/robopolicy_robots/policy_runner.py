@@ -39,7 +39,7 @@ class InferenceRunner(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a request is in progress or its result is unread; further requests are then rejected."""
+        """Whether a request is in progress; further requests are then rejected."""
         ...
 
     @property
@@ -98,8 +98,8 @@ class PolicyRunner:
 
     @property
     def busy(self) -> bool:
-        """Whether a request is in progress or its result is unread; further requests are then rejected."""
-        return self._busy or self._result is not None
+        """Whether a request is in progress; further requests are then rejected."""
+        return self._busy
 
     @property
     def latency(self) -> float:
@@ -109,7 +109,7 @@ class PolicyRunner:
     def request(self, obs: Observed, observed: float, prefix: NDArray[Any] | None = None) -> bool:
         """Start computing the chunk for `obs` of time `observed` [s]; return False if busy."""
         with self._lock:
-            if self.busy or self._closed:
+            if self._busy or self._closed:
                 return False
             self._busy = True
             self._request, self._requested = (obs, observed, prefix), time.perf_counter()

@@ -59,8 +59,6 @@ def test_the_runner_does_not_block_the_caller() -> None:
     assert not runner.request({}, 2.0) and runner.poll() is None
     assert time.monotonic() - start < 0.2
     release.set()
-    time.sleep(0.2)  # the answer waits for `poll`
-    assert runner.busy and not runner.request({}, 2.0)
     answer = answer_of(runner)
     assert answer is not None and answer.observed == 1.0 and answer.chunk is not None
     assert not runner.busy and runner.latency == 0.0 and runner.poll() is None  # the first call sets no latency
