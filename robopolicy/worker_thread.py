@@ -14,6 +14,10 @@ Calls = SimpleQueue[Callable[[], Any] | None]
 Results = SimpleQueue[tuple[Any, Exception | None]]
 
 
+class CallTimeout(TimeoutError):
+    """A call has not ended in time, unlike a TimeoutError that the call raises."""
+
+
 class WorkerThread:
     """Second thread, which makes the calls of `send` in their order; `receive` returns their results in that order.
 
@@ -33,12 +37,12 @@ class WorkerThread:
         """Return the result of the next call, or raise its exception.
 
         Raises:
-            TimeoutError: There is none within `timeout` [s]; Python cannot stop the call.
+            CallTimeout: There is none within `timeout` [s]; Python cannot stop the call.
         """
         try:
             result, error = self._results.get(timeout=timeout)
         except Empty:
-            raise TimeoutError(f"no answer within {timeout:g} s") from None
+            raise CallTimeout(f"no answer within {timeout:g} s") from None
         if error is not None:
             raise error
         return result

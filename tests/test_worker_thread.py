@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from robopolicy.worker_thread import WorkerThread
+from robopolicy.worker_thread import CallTimeout, WorkerThread
 
 
 def names() -> list[str]:
@@ -23,12 +23,23 @@ def test_results_have_the_order_of_the_calls_and_exceptions_are_raised() -> None
     assert worker.receive() == 2
 
 
+def test_a_timeout_that_a_call_raises_is_not_a_hanging_call() -> None:
+    def raise_timeout() -> None:
+        raise TimeoutError("the service is slow")
+
+    worker = WorkerThread("calls")
+    worker.send(raise_timeout)
+    with pytest.raises(TimeoutError, match="the service is slow") as found:
+        worker.receive(10)
+    assert not isinstance(found.value, CallTimeout)
+
+
 def test_a_hanging_call_is_reported_and_later_calls_are_dropped() -> None:
     release, called = threading.Event(), list[int]()
     worker = WorkerThread("hanging")
     worker.send(release.wait)
     worker.send(lambda: called.append(1))
-    with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s"):
+    with pytest.raises(CallTimeout, match=r"no answer within 0\.01 s"):
         worker.receive(0.01)
     worker.close()
     release.set()

@@ -131,8 +131,7 @@ def _run(args: argparse.Namespace, robot: RobotSpec, setup: Setup | None, report
             seed = args.seed + number
             name = f"seed {seed}" if robot.simulated else "run"
             show = None if display is None else partial(RunFrames, display, name)
-            policies = source, shared
-            episode = _run_episode(args, robot, setup.make(images), *policies, recorder, view, gate, estop, seed, show)
+            episode = _run_episode(args, robot, setup.make(images), shared, recorder, view, gate, estop, seed, show)
             episodes.append(episode)
             view.episode_finished(episode, len(episodes), args.episodes)
             if not episode.done:
@@ -253,7 +252,6 @@ def _run_episode(
     args: argparse.Namespace,
     robot: RobotSpec,
     embodiment: Embodiment,
-    source: ChunkPolicy,
     shared: SharedChunkPolicy,
     recorder: Recorder | None,
     view: RunDisplay,
@@ -263,7 +261,7 @@ def _run_episode(
     show: Callable[..., RunFrames] | None,
 ) -> EpisodeRecord:
     """Run one episode; a real robot runs until it stops."""
-    record = EpisodeRecord(seed if robot.simulated else None)
+    source, record = shared.source, EpisodeRecord(seed if robot.simulated else None)
     with ExitStack() as stack:
         transport = clock = connect(args, robot)
         view.watch(transport)

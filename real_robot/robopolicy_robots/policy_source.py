@@ -91,12 +91,12 @@ class SharedChunkPolicy:
 
     def __init__(self, source: ChunkPolicy) -> None:
         self.spec, self.takes_prefix = source.spec, source.takes_prefix
-        self._source, self._lock = source, threading.Lock()
+        self.source, self._lock = source, threading.Lock()
 
     def chunk(self, obs: Observed, prefix: NDArray[Any] | None = None) -> NDArray[np.float32]:
         """Call the policy."""
         with self._lock:
-            return self._source.chunk(obs) if prefix is None else self._source.chunk(obs, prefix)
+            return self.source.chunk(obs) if prefix is None else self.source.chunk(obs, prefix)
 
     def close(self) -> None:
         """Do nothing: the owner closes the policy."""

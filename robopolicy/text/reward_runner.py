@@ -15,7 +15,7 @@ from typing import Any
 
 from robopolicy.errors import UserError
 from robopolicy.text.task import TextEpisode, TextTask, Turn, find_invalid
-from robopolicy.worker_thread import WorkerThread
+from robopolicy.worker_thread import CallTimeout, WorkerThread
 
 MAX_HUNG_CALLS = 8  # number of hanging threads above which a run fails
 
@@ -111,7 +111,7 @@ class RewardRunner:
         assert self._worker is not None
         try:
             return self._worker.receive(seconds)
-        except TimeoutError:
+        except CallTimeout:
             self._hung_calls += 1
             self.close()
             raise
