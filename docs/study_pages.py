@@ -125,8 +125,8 @@ def _draw_panel(
     from robopolicy.evaluation.plots import MUTED
 
     difference = MEASURE in task
-    found = {name: entry for name, entry in found.items() if entry["estimate"] is not None}
     measure = next(iter(found.values()))["measure"]
+    found = {name: entry for name, entry in found.items() if entry["estimate"] is not None}
     scale = 100 if measure in PERCENT else 1
     baselines = {entry["baseline"] for entry in found.values()} & found.keys()
     lines = [0.0] if difference else [scale * found[name]["estimate"] for name in baselines]

@@ -40,7 +40,7 @@ def start_run(config: TrainConfig) -> Trainer:
         create_text(folder / "config.yaml", config_text(config))
     except OSError as error:
         parts.close()
-        if isinstance(error, FileExistsError):  # another process created it first
+        if (folder / "config.yaml").exists():  # another process created it first
             raise run_exists_error(folder) from error
         shutil.rmtree(folder, ignore_errors=True)
         raise cannot_write(folder, error) from error
