@@ -11,12 +11,14 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from robopolicy.atomic import write_text
 from robopolicy.evaluation.comparison import cluster_bootstrap
@@ -26,6 +28,7 @@ from robopolicy.versions import versions
 
 if TYPE_CHECKING:
     from robopolicy.evaluation.result import EvalResult
+    from robopolicy.sim.contract import Observation, VectorSim
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = (
@@ -54,6 +57,23 @@ def brackets(of: str = "turns") -> str:
 def runs_iqm(scores: Sequence[float]) -> Interval:
     """Interquartile mean of one score per run, with an interval from resampled runs; see `cluster_bootstrap`."""
     return cluster_bootstrap({run: [score] for run, score in enumerate(scores)}, iqm)
+
+
+@torch.no_grad()
+def mean_return(act: Callable[[Observation], Tensor], sim: VectorSim) -> float:
+    """Mean return of the first episode in each of the simulator's N environments; `act` returns actions `(N, A)`.
+
+    For learners of other libraries, which are no actors of `evaluate`.
+    """
+    obs = sim.reset(10_000)
+    total = torch.zeros(sim.num_envs, device=sim.device)
+    alive = torch.ones(sim.num_envs, dtype=torch.bool, device=sim.device)
+    while bool(alive.any()):
+        step = sim.step(act(obs))
+        total += step.reward * alive
+        alive &= ~step.done
+        obs = step.obs
+    return float(total.mean())
 
 
 def outcomes(result: EvalResult) -> list[int]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,13 +22,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import load_cell, print_result, runs_iqm, save_cell, write_result
+from benchmarks.common import load_cell, mean_return, print_result, runs_iqm, save_cell, write_result
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.critics.value import ValueConfig
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.rollout.on_policy import RolloutSampler
 from robopolicy.sim.chunk import ChunkedSim
+from robopolicy.sim.contract import Observation
 from robopolicy.sim.registry import SimOptions, make_sim
 
 NOTES = [
@@ -35,6 +37,7 @@ NOTES = [
     "steps in a pool of threads, Stable-Baselines3's in one thread. Their ratio is paired by seed; its brackets are "
     "the smallest and the largest of the seeds."
 ]
+Act = Callable[[Observation], Tensor]  # observations -> actions (N, A)
 TASKS = {"HalfCheetah-v5": "locomotion/half_cheetah", "Hopper-v5": "locomotion/hopper"}
 
 
@@ -57,8 +60,8 @@ class Settings:
     episodes: int = 20  # of the final evaluation
 
 
-def train_ours(env_id: str, seed: int, settings: Settings) -> tuple[Callable[[Tensor], Tensor], float]:
-    """Train our PPO; returns the deterministic policy `(N, D) -> (N, A)` and the training seconds."""
+def train_ours(env_id: str, seed: int, settings: Settings) -> tuple[Act, float]:
+    """Train our PPO; returns the deterministic policy and the training seconds."""
     torch.manual_seed(seed)
     start = time.perf_counter()
     sim = make_sim(TASKS[env_id], SimOptions(num_envs=settings.num_envs))
@@ -85,10 +88,10 @@ def train_ours(env_id: str, seed: int, settings: Settings) -> tuple[Callable[[Te
         algorithm.update(sampler.collect(algorithm.act))
     seconds = time.perf_counter() - start
     sim.close()
-    return lambda obs: policy.act({"state": obs[:, None]}, deterministic=True)[:, 0], seconds
+    return lambda obs: policy.act({"state": obs["state"][:, None]}, deterministic=True)[:, 0], seconds
 
 
-def train_sb3(env_id: str, seed: int, settings: Settings) -> tuple[Callable[[Tensor], Tensor], float]:
+def train_sb3(env_id: str, seed: int, settings: Settings) -> tuple[Act, float]:
     """Train Stable-Baselines3's PPO with `VecNormalize`; returns policy and training seconds."""
     from stable_baselines3 import PPO as SB3PPO
     from stable_baselines3.common.env_util import make_vec_env
@@ -115,26 +118,11 @@ def train_sb3(env_id: str, seed: int, settings: Settings) -> tuple[Callable[[Ten
     model.learn(settings.steps // (settings.num_envs * settings.rollout) * settings.num_envs * settings.rollout)
     seconds = time.perf_counter() - start
 
-    def act(obs: Tensor) -> Tensor:
-        actions, _ = model.predict(np.asarray(env.normalize_obs(obs.numpy())), deterministic=True)
+    def act(obs: Observation) -> Tensor:
+        actions, _ = model.predict(np.asarray(env.normalize_obs(obs["state"].numpy())), deterministic=True)
         return torch.as_tensor(actions)
 
     return act, seconds
-
-
-def judge(act: Callable[[Tensor], Tensor], task: str, episodes: int) -> float:
-    """Mean return of the first episodes of seeds 10000..10000+episodes-1."""
-    sim = make_sim(task, SimOptions(num_envs=episodes))
-    obs = sim.reset(10_000)["state"]
-    total, alive = torch.zeros(episodes), torch.ones(episodes, dtype=torch.bool)
-    while bool(alive.any()):
-        with torch.no_grad():
-            step = sim.step(act(obs), alive)
-        total += step.reward
-        alive &= ~step.done
-        obs = step.obs["state"]
-    sim.close()
-    return float(total.mean())
 
 
 LEARNERS = {"robopolicy": train_ours, "stable-baselines3": train_sb3}
@@ -161,7 +149,8 @@ def main() -> None:
                 cell = None if arguments.quick else load_cell(name)
                 if cell is None:
                     act, seconds = train(env_id, seed, settings)
-                    score = judge(act, TASKS[env_id], settings.episodes)
+                    with closing(make_sim(TASKS[env_id], SimOptions(settings.episodes))) as sim:
+                        score = mean_return(act, sim)
                     cell = {"learner": learner, "task": env_id, "seed": seed, "return": score, "seconds": seconds}
                     if not arguments.quick:
                         save_cell(name, cell)

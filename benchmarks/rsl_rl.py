@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import load_cell, print_result, runs_iqm, save_cell, write_result
+from benchmarks.common import load_cell, mean_return, print_result, runs_iqm, save_cell, write_result
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.critics.value import ValueConfig
 from robopolicy.policies.base import PolicySpec
@@ -46,6 +46,7 @@ NOTES = [
     "minibatch, clips the joint gradient of actor and critic, and uses Adam with eps 1e-5; rsl_rl normalises per "
     "rollout, clips both gradients separately, and uses eps 1e-8.",
 ]
+EPISODES = 32  # of an evaluation
 BOUND = 1e6  # of actions; rsl_rl leaves them unbounded
 
 Act = Callable[[Mapping[str, Tensor]], Tensor]
@@ -193,20 +194,6 @@ def train_theirs(contest: Contest, seed: int, num_envs: int, device: str, updati
     return _per_iteration(contest, act, simulating, updating, wall)
 
 
-def judge(act: Act, env_id: str, device: str, episodes: int = 32) -> float:
-    """Mean return of the first episode in each of `episodes` environments."""
-    sim = make_mjlab(env_id, SimOptions(episodes, device=device), action_bound=BOUND)
-    obs = sim.reset(10_000)
-    total, alive = torch.zeros(episodes, device=device), torch.ones(episodes, dtype=torch.bool, device=device)
-    while bool(alive.any()):
-        step = sim.step(act(obs))
-        total += step.reward * alive
-        alive &= ~step.done
-        obs = step.obs
-    sim.close()
-    return float(total.mean())
-
-
 def train_theirs_on_all_cores(contest: Contest, seed: int, num_envs: int, device: str) -> Trained:
     """rsl_rl's runner with one torch thread per core."""
     torch.set_num_threads(core_count())
@@ -296,7 +283,11 @@ def summarise(cells: list[dict[str, Any]]) -> tuple[list[dict[str, object]], dic
 
 def _run(train: Callable[..., Trained], contest: Contest, seed: int, num_envs: int, device: str) -> dict[str, Any]:
     trained = train(contest, seed, num_envs, device)
-    score = judge(trained.act, contest.env_id, device) if contest.judged else None
+    score = None
+    if contest.judged:
+        options = SimOptions(EPISODES, device=device)
+        with contextlib.closing(make_mjlab(contest.env_id, options, action_bound=BOUND)) as sim:
+            score = mean_return(trained.act, sim)
     fields = {key: value for key, value in asdict(trained).items() if key != "act"}
     return {**fields, "outside": trained.outside, "return": score}
 

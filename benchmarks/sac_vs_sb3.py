@@ -18,26 +18,27 @@ import argparse
 import re
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from benchmarks.common import (
     cells_named,
     finished_cells,
     load_cell,
     machine,
+    mean_return,
     print_result,
     runs_iqm,
     save_cell,
     write_result,
 )
 from benchmarks.parallel import run_cells
-from benchmarks.ppo_vs_sb3 import judge
+from benchmarks.ppo_vs_sb3 import Act
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.replay import Replay
@@ -186,9 +187,7 @@ def ratio(ours: list[float], theirs: list[float]) -> dict[str, float]:
 # Runs.
 
 
-def train_ours(
-    env_id: str, seed: int, steps: int, settings: Settings, precision: str = "float32"
-) -> tuple[Callable[[Tensor], Tensor], float]:
+def train_ours(env_id: str, seed: int, steps: int, settings: Settings, precision: str = "float32") -> tuple[Act, float]:
     """Train our SAC; returns the deterministic policy `(N, D) -> (N, A)` and the training seconds."""
     torch.manual_seed(seed)
     start = time.perf_counter()
@@ -204,10 +203,10 @@ def train_ours(
         algorithm.update(sampler.replay.sample(algorithm.sample_spec, generator))
     seconds = time.perf_counter() - start
     sim.close()
-    return lambda obs: algorithm.policy.act({"state": obs[:, None]}, deterministic=True)[:, 0], seconds
+    return lambda obs: algorithm.policy.act({"state": obs["state"][:, None]}, deterministic=True)[:, 0], seconds
 
 
-def train_theirs(env_id: str, seed: int, steps: int, settings: Settings) -> tuple[Callable[[Tensor], Tensor], float]:
+def train_theirs(env_id: str, seed: int, steps: int, settings: Settings) -> tuple[Act, float]:
     """Train Stable-Baselines3's SAC; returns policy and training seconds."""
     import gymnasium
 
@@ -215,11 +214,11 @@ def train_theirs(env_id: str, seed: int, steps: int, settings: Settings) -> tupl
     model = make_theirs(gymnasium.make(env_id), settings, seed)
     model.learn(steps)
     seconds = time.perf_counter() - start
-    return lambda obs: torch.as_tensor(model.predict(obs.numpy(), deterministic=True)[0]), seconds
+    return lambda obs: torch.as_tensor(model.predict(obs["state"].numpy(), deterministic=True)[0]), seconds
 
 
 Key = tuple[str, str, int]  # learner, task, seed
-LEARNERS: dict[str, Callable[..., tuple[Callable[[Tensor], Tensor], float]]] = {
+LEARNERS: dict[str, Callable[..., tuple[Act, float]]] = {
     OURS: train_ours,
     HALF: lambda *args: train_ours(*args, precision="bfloat16"),
     THEIRS: train_theirs,
@@ -232,7 +231,8 @@ def run_cell(key: Key, steps: int) -> dict[str, Any]:
     learner, env_id, seed = key
     settings = Settings()
     act, seconds = LEARNERS[learner](env_id, seed, steps, settings)
-    score = judge(act, TASKS[env_id], settings.episodes)
+    with closing(make_sim(TASKS[env_id], SimOptions(settings.episodes))) as sim:
+        score = mean_return(act, sim)
     return {"learner": learner, "task": env_id, "seed": seed, "return": score, "seconds": seconds}
 
 

@@ -253,13 +253,13 @@ def read_report(run: Path) -> dict[str, Any]:
     return json.loads((run / "report.json").read_text(encoding="utf-8"))
 
 
-def learning_curve(run: Path, *measures: str) -> list[tuple[int, float]]:
-    """Environment steps and the first known one of `measures`, such as `success`, of each evaluation of a run."""
+def learning_curve(run: Path, *measures: str, by: str = "train/env_steps") -> list[tuple[int, float]]:
+    """Environment steps, or `by`, and the first known of `measures`, such as `success`, of each evaluation of a run."""
     points: list[tuple[int, float]] = []
     steps = 0
     for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        steps = int(row.get("train/env_steps", steps))
+        steps = int(row.get(by, steps))
         score = next((row[f"eval/{measure}"] for measure in measures if f"eval/{measure}" in row), math.nan)
         if not math.isnan(score):
             points.append((steps, score))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,18 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.ogbench.methods import DEFAULT_TASKS, METHODS, PLAN, TASKS, Method, published_success
-from benchmarks.study import Cell, Contrast, Key, Published, Score, Study, read_report, shared, train_to_end
+from benchmarks.study import (
+    Cell,
+    Contrast,
+    Key,
+    Published,
+    Score,
+    Study,
+    learning_curve,
+    read_report,
+    shared,
+    train_to_end,
+)
 from robopolicy.evaluation.comparison import binary_outcomes
 
 DATA = "OGBENCH_DATA"  # environment variable: folder of the play data
@@ -70,7 +80,8 @@ class OGBench(Study):
         train_to_end(run, *self.settings(METHODS[name], task, seed))
         report = read_report(run)
         cell = {"method": name, "task": task, "seed": seed, "updates": self._updates(METHODS[name])}
-        return {**cell, "precision": self.precision, "curve": curve(run), "seconds": round(report["seconds"], 1)}
+        curve = [(updates, rate) for updates, rate in learning_curve(run, "success", by="update") if updates]
+        return {**cell, "precision": self.precision, "curve": curve, "seconds": round(report["seconds"], 1)}
 
     def settings(self, method: Method, task: str, seed: int) -> tuple[str, ...]:
         """Arguments of `robopolicy train`."""
@@ -147,12 +158,6 @@ def make_data(domain: str) -> None:
 def data_file(domain: str) -> Path:
     """File of the play data of an environment."""
     return Path(os.environ.get(DATA, "data/ogbench")) / f"{domain}-play-v0.npz"
-
-
-def curve(folder: Path) -> list[tuple[int, float]]:
-    """Success rate by the number of updates."""
-    rows = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    return [(row["update"], row["eval/success"]) for row in rows if row["update"] and "eval/success" in row]
 
 
 STUDY = OGBench()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.study import train_to_end
+from benchmarks.study import train_once
 from robopolicy.text.policy import TextPolicy
 from robopolicy.training.checkpoint import load_policy
 
@@ -41,9 +40,6 @@ def imitated(name: str, seed: int) -> TextPolicy:
     task, folder = TASKS[name], imitated_folder(name, seed)
     settings = ["experiment=text_sft", f"task={task.task}", f"budget.updates={task.imitation}", f"seed={seed}"]
     settings += [f"policy.width={WIDTH}", f"policy.layers={LAYERS}", f"algorithm.lr={SFT_LR}", "evaluation.episodes=0"]
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:  # several cells of a seed may start together
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        policy, _ = load_policy(train_to_end(folder, *settings))
+    policy, _ = load_policy(train_once(folder, *settings))
     assert isinstance(policy, TextPolicy)
     return policy

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from robopolicy.evaluation.ranking import mmrv, pairwise_accuracy, pearson, spearman, top1_regret
-from robopolicy.evaluation.result import EvalResult
 
 Cell = Mapping[str, Any]
 Values = np.ndarray  # (P,) success rates of the policies of one task and seed
@@ -43,23 +42,6 @@ def policy_rows(cells: Sequence[Cell]) -> list[dict[str, object]]:
             shown = {key: f"{value:.0%}" for key, value in (*sides.items(), *found.items())}
             table.append({"task": task, "policy": policy, "seeds": len(runs), **shown})
     return table
-
-
-def by_horizon(members: Sequence[Cell]) -> dict[str, dict[str, float | None]]:
-    """Pearson and bias of success within a quarter, half and all of the longest episode, if success ends it."""
-    both = [[EvalResult.from_dict(cell[kind]) for cell in members] for kind in ("real", "predicted")]
-    longest = max(int(result.lengths.max()) for side in both for result in side)
-    found: dict[str, dict[str, float | None]] = {}
-    for steps in (longest // 4, longest // 2, longest):
-        real, predicted = (
-            np.array([float((result.outcomes * (result.lengths <= steps)).mean()) for result in side]) for side in both
-        )
-        order = float(pearson(real, predicted))
-        found[str(steps)] = {
-            "pearson": order if np.isfinite(order) else None,
-            "bias": float((predicted - real).mean()),
-        }
-    return found
 
 
 def success(cell: Cell, side: str) -> float:
