@@ -116,6 +116,10 @@ class Study(ABC):
     def cell_keys(self) -> list[Key]:
         """Keys of all cells, the null arm included, in the order in which they run."""
 
+    def planned(self, method: str, task: str) -> int:
+        """Number of seeds that a row is to have; 0 if its cells have other names."""
+        return sum(key[:-1] in ((method, task), (method,)) for key in self.cell_keys())
+
     @abstractmethod
     def run(self, key: Key, folder: Path) -> Cell:
         """Run one cell in a folder that survives interruptions."""

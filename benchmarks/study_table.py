@@ -30,6 +30,8 @@ PROTOCOL = (
     "{test}, with Holm's correction over the table, from at least {seeds} seeds per side. Level: no difference found."
 )
 
+UNFINISHED = "Seeds `3 of 5`: the other planned cells have not run, or failed."
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -46,6 +48,12 @@ class Entry:
     scores: tuple[Score, ...]
 
     bounds: tuple[float, float]  # of the measure
+    planned: int  # seeds
+
+    @property
+    def seeds(self) -> str:
+        """Number of seeds, and of planned ones if they are more."""
+        return f"{self.score.n} of {self.planned}" if self.planned > self.score.n else str(self.score.n)
 
     @property
     def reproduced(self) -> bool | None:
@@ -82,6 +90,7 @@ class Entry:
             "task": self.task,
             "measure": self.measure,
             **self.score.to_dict(),
+            "seeds": self.seeds,
             "by_seed": self.runs.means,
             "diverged": self.runs.diverged,
             "baseline": None if self.contrast is None else self.contrast.baseline,
@@ -120,7 +129,8 @@ class StudyTable:
 
     def protocol(self) -> list[str]:
         """Sentences about intervals, verdicts and the null arm."""
-        return [PROTOCOL.format(test=TESTS[self.study.paired], seeds=MIN_SEEDS), self.null_note()]
+        missing = [UNFINISHED] if any(entry.planned > entry.score.n for entry in self.entries) else []
+        return [PROTOCOL.format(test=TESTS[self.study.paired], seeds=MIN_SEEDS), *missing, self.null_note()]
 
     def notes(self) -> list[str]:
         """Sentences of the study, and the processors of its cells."""
@@ -143,7 +153,7 @@ class StudyTable:
             "task": entry.task,
             "method": entry.method,
             "measure": entry.measure,
-            "seeds": entry.score.n,
+            "seeds": entry.seeds,
             "score [95 %]": show(entry.score, ""),
             "baseline": entry.contrast.baseline if entry.contrast else "-",
             "difference [95 %]": show(comparison.difference, "+") if comparison else "-",
@@ -197,6 +207,7 @@ def tabulate(study: Study, cells: Sequence[Cell]) -> StudyTable:
             published=study.published(method, task),
             scores=tuple(groups[task, method]),
             bounds=study.bounds(measure),
+            planned=study.planned(method, task),
         )
         for (task, method, measure), found in runs.items()
     )

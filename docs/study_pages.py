@@ -36,6 +36,8 @@ def caption(record: Mapping[str, Any]) -> str:
     """Sentences about the numbers of the table."""
     grid, methods, tasks = _grid(record["entries"])
     seeds = "" if min(len(methods), len(tasks)) == 1 else ", and the number of seeds in parentheses"
+    unfinished = any(" of " in entry["seeds"] for entry in grid.values())
+    seeds += "; of two numbers, the second is planned" if unfinished else ""
     compared = any(entry["baseline"] for entry in grid.values())
     verdicts = f" Verdicts are corrected for the whole table (Holm). {null_arm(record)}" if compared else ""
     return f"Means over training seeds with 95 % intervals{seeds}.{verdicts}"
@@ -209,14 +211,14 @@ def _cell(entry: Entry | None) -> str:
         return "-"
     measure, published = entry["measure"], entry["published"]
     if entry["estimate"] is None:
-        return f"no value ({entry['n']})"
+        return f"no value ({entry['seeds']})"
     unit = "%" if measure in PERCENT else ""
     text = f"{_number(entry['estimate'], measure)}{unit}"
     if entry["low"] is not None:
         text += f" [{_number(entry['low'], measure)}, {_number(entry['high'], measure)}]"
     reported = f" published {_number(published['estimate'], measure)}{unit}" if published else ""
     mark = MARKS.get(entry["verdict"] or "")
-    return f"{text} ({entry['n']}){reported}" + (f" {mark}" if mark else "")
+    return f"{text} ({entry['seeds']}){reported}" + (f" {mark}" if mark else "")
 
 
 def _number(value: float, measure: str) -> str:

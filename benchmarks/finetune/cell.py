@@ -9,6 +9,7 @@ from benchmarks.finetune.bases import base_policy, demonstration_count, demonstr
 from benchmarks.finetune.methods import FLOW, Base, Method
 from benchmarks.finetune.tasks import BenchTask
 from benchmarks.study import learning_curve, read_report, train_to_end
+from robopolicy.training.guards import TrainingDiverged
 
 GOAL = 0.9  # success whose first crossing is reported
 
@@ -22,7 +23,10 @@ def run_base(base: Base, task: BenchTask, seed: int) -> dict[str, Any]:
 
 
 def run_cell(method: Method, task: BenchTask, seed: int, folder: Path, *, steps: int | None = None) -> dict[str, Any]:
-    """All table data of one method on one task with one seed; the run is in `folder`, its inputs are shared."""
+    """All table data of one method on one task with one seed; the run is in `folder`, its inputs are shared.
+
+    A run that diverges has no result.
+    """
     kind = method.base.kind if method.base else FLOW.kind
     base = base_policy(method.base, task, seed) if method.base else None
     before = judge(base, task.task)
@@ -30,9 +34,7 @@ def run_cell(method: Method, task: BenchTask, seed: int, folder: Path, *, steps:
     inputs = [f"init_from={base}"] if base else []
     inputs += [f"dataset={demonstrations(task, seed, kind)}"] if method.demonstrations else []
     run = folder / "run"
-    last = train_to_end(run, *settings, *inputs, f"seed={seed}")
-    report = read_report(run)
-    return {
+    common = {
         "method": method.name,
         "task": task.name,
         "seed": seed,
@@ -40,6 +42,14 @@ def run_cell(method: Method, task: BenchTask, seed: int, folder: Path, *, steps:
         "settings": settings,
         "demonstrations": demonstration_count(task, seed, kind),
         "base": before,
+    }
+    try:
+        last = train_to_end(run, *settings, *inputs, f"seed={seed}")
+    except TrainingDiverged as error:
+        return {**common, "diverged": str(error)}
+    report = read_report(run)
+    return {
+        **common,
         "finetuned": judge(run / "checkpoints" / "best", task.task),
         "last": judge(last, task.task),
         "env_steps": report["env_steps"],

@@ -26,7 +26,7 @@ class FineTuning(Study):
     The result is the best checkpoint by the run's own evaluations in other episodes; if it falls short of the base in
     fresh episodes, the base replaces it, as `robopolicy train` does by default. `last` is the last checkpoint. A
     verdict compares the result with its base: methods without a base are compared with the clone of the same
-    demonstrations.
+    demonstrations. A run that diverges counts as success, or return, 0.
     """
 
     name = "finetune"
@@ -74,7 +74,7 @@ class FineTuning(Study):
         """Fine-tuned cells with another preset or other settings run again."""
         from benchmarks.finetune.cell import plan
 
-        if "finetuned" not in cell:
+        if cell["method"] in BASES:
             return True
         method = METHODS.get(cell["method"])
         if method is None or cell.get("preset") != method.preset():
@@ -88,6 +88,8 @@ class FineTuning(Study):
         if cell["base"] is not None:
             base = METHODS[method].base if method in METHODS else BASES.get(method)
             found += [Score(base.name, task, seed, _measures(cell["base"]))] if base else []
+        if cell.get("diverged"):
+            found.append(Score(method, task, seed, {TASKS[task].measure: [0.0]}, diverged=True))
         if "finetuned" in cell:
             curve = cell.get("curve", ())
             found.append(Score(method, task, seed, _measures(cell["finetuned"]), curve=curve, cell=cell))
@@ -103,7 +105,7 @@ class FineTuning(Study):
     def describe(self, cell: Cell) -> str:
         """Scores before and after."""
         before, after = (_score(cell.get(stage)) for stage in ("base", "finetuned"))
-        return f"{before} -> {after}"
+        return f"{before} -> {cell.get('diverged') or after}"
 
     def details(self, scores: Sequence[Score]) -> dict[str, object]:
         """Last checkpoint, steps to 90 %, seconds, and network calls."""

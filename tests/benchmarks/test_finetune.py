@@ -17,6 +17,7 @@ from benchmarks.finetune.tasks import MAIN, TASKS, BenchTask
 from benchmarks.study import train_once
 from benchmarks.study_table import tabulate
 from robopolicy.training.compose import compose_config
+from robopolicy.training.guards import TrainingDiverged
 
 POINT_MASS = BenchTask(
     *("point_mass", "toy/point_mass", {"flow": 4}),
@@ -160,6 +161,22 @@ def test_results_are_compared_with_their_base_over_seeds():
     assert row["baseline"] == "flow" and row["last"] == "56.0%" and row["steps to 90 %"] == "400 (3 of 5)"
     never = tabulate(STUDY, [cell(seed, 0.5, 0.6, None) for seed in range(1, 6)]).rows()[1]
     assert never["steps to 90 %"] == "> 1,000 (0 of 5)"
+
+
+def test_a_run_that_diverges_is_a_failure(small_work: Path, monkeypatch: pytest.MonkeyPatch):
+    def train(*_: Any) -> Path:
+        raise TrainingDiverged("The loss is not finite.")
+
+    monkeypatch.setattr("benchmarks.finetune.cell.train_to_end", train)
+    lost = run_cell(Method("rlpd", "rlpd", None, True), POINT_MASS, 0, small_work)
+    assert lost["diverged"] == "The loss is not finite." and STUDY.describe(lost) == "- -> The loss is not finite."
+    cells = [cell(seed, 0.5, 0.9, 400.0) for seed in range(1, 6)]
+    for each in cells[:3]:
+        del each["finetuned"], each["last"]
+        each["diverged"] = lost["diverged"]
+    row = tabulate(STUDY, cells).rows()[1]
+    assert row["verdict"] == "diverged: 3 of 5 runs diverged" and row["steps to 90 %"] == "400 (2 of 2)"
+    assert str(row["score [95 %]"]).startswith("36.0%")
 
 
 def test_clones_of_the_null_arm_are_bases_with_other_seeds():

@@ -111,7 +111,7 @@ def test_table_shows_the_published_success_of_each_task() -> None:
 
     table = tabulate(STUDY, [cell(seed, rate) for seed, rate in enumerate((1.0, 0.9, 0.9, 0.9, 0.8))])
     (row,) = table.rows()
-    assert (row["seeds"], row["published"]) == (5, "100.0% [100.0%, 100.0%]")
+    assert (row["seeds"], row["published"]) == ("5", "100.0% [100.0%, 100.0%]")
     assert row["hours"] == 2.0 and str(row["score [95 %]"]).startswith("90.0% [")
     assert table.entries[0].reproduced is True  # 90 is 10 points below the published interval
     assert tabulate(STUDY, [cell(seed, 0.89) for seed in range(5)]).entries[0].reproduced is False

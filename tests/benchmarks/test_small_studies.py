@@ -51,7 +51,7 @@ def test_rows_of_a_head_with_several_samplers_have_an_outcome_per_seed() -> None
             {"learner": "flow", "task": "lift", "seed": seed, "train_seconds": 10.0, "samplers": {"4": result}}
         )
     (row,) = tabulate(study, cells).rows()
-    assert (row["method"], row["seeds"], row["calls per chunk"], row["ms per action"]) == ("flow-4", 3, 4, "0.200")
+    assert (row["method"], row["seeds"], row["calls per chunk"], row["ms per action"]) == ("flow-4", "3", 4, "0.200")
     assert str(row["score [95 %]"]).startswith("80.0%")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import common, queue, studies
 from benchmarks.study import ALL, Contrast, Published, Score, Study, finished, jobs, selected
-from benchmarks.study_table import tabulate, write_study
+from benchmarks.study_table import UNFINISHED, tabulate, write_study
 from robopolicy.errors import UserError
 from robopolicy.evaluation.comparison import seed_interval
 
@@ -130,6 +130,15 @@ def test_a_published_score_that_every_run_reaches_is_not_reproduced():
             return Published(0.2, "someone2025", 0.08, 0.3, margin=0.1) if method == "bad" else None
 
     assert {entry.reproduced for entry in tabulate(Vague(), cells_of(Vague())).entries} == {None}
+
+
+def test_rows_say_how_many_planned_seeds_have_no_result():
+    study = Bandits()
+    cells = [cell for cell in cells_of(study) if (cell["method"], cell["seed"]) != ("good", 4)]
+    table, complete = tabulate(study, cells), tabulate(study, cells_of(study))
+    seeds = {(row["task"], row["method"]): row["seeds"] for row in table.rows()}
+    assert seeds["easy", "good"] == "4 of 5" and seeds["easy", "bad"] == "5"
+    assert UNFINISHED in table.protocol() and UNFINISHED not in complete.protocol()
 
 
 def test_there_is_no_mean_curve_where_a_seed_has_none():

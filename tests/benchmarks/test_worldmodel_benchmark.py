@@ -53,7 +53,12 @@ def test_intervals_of_the_table_count_seeds_with_all_policies(monkeypatch: pytes
     unfinished = [cell(index, 3) for index in range(1, 5)]
     cells = [cell(index, seed, lost) for seed, lost in ((0, 1), (1, 1), (2, 0)) for index in range(1, 9)]
     (row,) = tabulate(STUDY, cells + unfinished).rows()
-    assert (row["seeds"], row["policies"], row["gap"], row["s/episode, real / model"]) == (3, 8, "3.5 dB", "0.5 / 0.5")
+    assert (row["seeds"], row["policies"], row["gap"], row["s/episode, real / model"]) == (
+        "3",
+        8,
+        "3.5 dB",
+        "0.5 / 0.5",
+    )
     assert str(row["score [95 %]"]).startswith("1") and str(row["bias"]).startswith("-0.0833")
 
 

@@ -42,15 +42,16 @@ def test_measured_numbers_of_pages_are_up_to_date():
 
 
 def test_a_grid_shows_intervals_seeds_and_the_reach_of_the_null_arm():
-    common = {"measure": "success", "published": None, "baseline": None, "verdict": None, "n": 1, "low": None}
+    common = {"measure": "success", "published": None, "baseline": None, "verdict": None, "seeds": "1", "low": None}
     entries = [
         {**common, "method": m, "task": t, "estimate": 0.5} for m in ("flow", "tuned") for t in ("lift", "drawer")
     ]
-    entries[2] |= {"baseline": "flow", "verdict": "ahead", "n": 5, "estimate": 0.97, "low": 0.921, "high": 0.99}
+    entries[2] |= {"baseline": "flow", "verdict": "ahead", "seeds": "5 of 8"}
+    entries[2] |= {"estimate": 0.97, "low": 0.921, "high": 0.99}
     null = {"table": 0.01, "tables": 500}
     record = {"entries": entries, "null": null, "null_covers": [7, 14]}
-    assert "| `tuned` | `flow` | 97% [92, 99] (5) **ahead** | 50% (1) |" in summary(record)
-    assert "seeds in parentheses" in caption(record) and "covers 7 of 14" in caption(record)
+    assert "| `tuned` | `flow` | 97% [92, 99] (5 of 8) **ahead** | 50% (1) |" in summary(record)
+    assert "the second is planned" in caption(record) and "covers 7 of 14" in caption(record)
     values = {**record, "entries": [{**entry, "baseline": None, "verdict": None} for entry in entries]}
     assert "null arm" not in caption(values).lower()  # nothing is compared
 
