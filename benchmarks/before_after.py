@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from benchmarks.study import Cell, Contrast, Key, Score, Study, read_report, run_command, train_to_end
 
 SEEDS = range(1, 6)  # the presets were chosen with seed 0
+NULL_SEEDS = range(6, 11)  # further clones, for the null arm
 BASE, TUNED = "flow", "reinflow"
 
 
@@ -32,6 +33,7 @@ class BeforeAfter(Study):
     cloning_updates: int = 2500
     tuning_updates: int = 30
     seeds: tuple[int, ...] = tuple(SEEDS)
+    null_seeds: tuple[int, ...] = tuple(NULL_SEEDS)
 
     @abstractmethod
     def evaluate(self, checkpoint: Path) -> dict[str, Any]:
@@ -56,8 +58,13 @@ class BeforeAfter(Study):
         return [BASE, TUNED]
 
     def cell_keys(self) -> list[Key]:
-        """One cell per seed."""
-        return [(TUNED, self.label, seed) for seed in self.seeds]
+        """One cell per seed; cells of the null arm have only a cloned policy."""
+        tuned: list[Key] = [(TUNED, self.label, seed) for seed in self.seeds]
+        return tuned + [(BASE, self.label, seed) for seed in self.null_seeds]
+
+    def planned(self, method: str, task: str) -> int:
+        """Every cell has a cloned policy."""
+        return len(self.seeds) + (len(self.null_seeds) if method == BASE else 0)
 
     def run(self, key: Key, folder: Path) -> Cell:
         """Train and evaluate the policies of a seed."""
@@ -68,6 +75,8 @@ class BeforeAfter(Study):
         common = (f"seed={seed}", "threads=1", *self.settings)
         words = (f"experiment={self.cloning}", f"dataset={data}", f"budget.updates={self.cloning_updates}")
         start = train_to_end(folder / "base", *words, *common)
+        if key[0] == BASE:
+            return {"seed": seed, "base": self.evaluate(start)}
         words = (f"experiment={self.tuning}", f"init_from={start}", f"budget.updates={self.tuning_updates}")
         last = train_to_end(tuned, *words, *common)
         report = read_report(tuned)
@@ -81,10 +90,11 @@ class BeforeAfter(Study):
 
     def scores(self, cell: Cell) -> list[Score]:
         """The measure before and after."""
-        found = {BASE: cell["base"], TUNED: cell["finetuned"]}
+        found = {BASE: cell["base"], TUNED: cell.get("finetuned")}
         return [
             Score(method, self.label, cell["seed"], {self.measure: self.outcomes(result)}, cell=cell)
             for method, result in found.items()
+            if result is not None
         ]
 
     def contrasts(self, method: str, task: str) -> Sequence[Contrast]:
@@ -93,4 +103,4 @@ class BeforeAfter(Study):
 
     def describe(self, cell: Cell) -> str:
         """The measure before and after."""
-        return f"{self.short(cell['base'])} -> {self.short(cell['finetuned'])}"
+        return " -> ".join(self.short(cell[stage]) for stage in ("base", "finetuned") if stage in cell)

@@ -61,6 +61,12 @@ class FineTuning(Study):
         ]
         return [*null, *sorted(tuned, key=_turn)]
 
+    def planned(self, method: str, task: str) -> int:
+        """Every cell of a method that fine-tunes a base has this base."""
+        base = {name: found.base.name for name, found in METHODS.items() if found.base}
+        names = {method, *(name for name in base if base[name] == method)}
+        return len({key[2] for key in self.cell_keys() if key[0] in names and key[1] == task})
+
     def run(self, key: Key, folder: Path) -> Cell:
         """Fine-tune and evaluate one method."""
         from benchmarks.finetune.cell import run_base, run_cell

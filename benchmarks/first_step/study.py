@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.study import Cell, Contrast, Key, Score, Study, train_to_end
 
 SEEDS = range(1, 6)
+NULL_SEEDS = range(6, 11)  # further runs of the baselines, for the null arm
 ABRUPT = "-abrupt"  # rows whose learning rate is whole from the first update
 METHODS = ("dppo", f"dppo{ABRUPT}", "reinflow", f"reinflow{ABRUPT}")
 KL = "KL"
@@ -31,6 +32,7 @@ class FirstStep(Study):
     question = "How far does the first step move a cloned policy?"
     priority = 20
     seeds: tuple[int, ...] = tuple(SEEDS)
+    null_seeds: tuple[int, ...] = tuple(NULL_SEEDS)
 
     @property
     def tasks(self) -> list[str]:
@@ -43,8 +45,9 @@ class FirstStep(Study):
         return list(METHODS)
 
     def cell_keys(self) -> list[Key]:
-        """All rows of a seed, then the next seed."""
-        return [(method, "lift", seed) for seed in self.seeds for method in METHODS]
+        """All rows of a seed, then the next seed; the null arm last."""
+        every: list[Key] = [(method, "lift", seed) for seed in self.seeds for method in METHODS]
+        return every + [(m, "lift", seed) for seed in self.null_seeds for m in METHODS if m.endswith(ABRUPT)]
 
     def run(self, key: Key, folder: Path) -> Cell:
         """Take one update of one step, and one of all epochs, from the same clone."""
@@ -89,7 +92,7 @@ class FirstStep(Study):
 
     def quick(self) -> FirstStep:
         """One seed."""
-        return FirstStep((1,))
+        return FirstStep((1,), ())
 
 
 STUDY = FirstStep()

@@ -53,7 +53,9 @@ class MjlabFinetune(BeforeAfter):
 
     def quick(self) -> MjlabFinetune:
         """One seed with little training."""
-        return MjlabFinetune(demonstrations=4, cloning_updates=5, tuning_updates=1, seeds=(0,), episodes=8)
+        return MjlabFinetune(
+            demonstrations=4, cloning_updates=5, tuning_updates=1, seeds=(0,), null_seeds=(), episodes=8
+        )
 
 
 STUDY = MjlabFinetune()

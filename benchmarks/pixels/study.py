@@ -44,7 +44,7 @@ class Pixels(BeforeAfter):
 
     def quick(self) -> Pixels:
         """One seed with little training."""
-        return Pixels(demonstrations=2, cloning_updates=5, tuning_updates=1, seeds=(0,))
+        return Pixels(demonstrations=2, cloning_updates=5, tuning_updates=1, seeds=(0,), null_seeds=())
 
 
 STUDY = Pixels()
