@@ -50,8 +50,7 @@ class FolderWriter:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.path)
         try:
-            for left in [*_left_by_dead(self.path, "writing"), self.folder]:
-                shutil.rmtree(left, ignore_errors=True)
+            _delete(*_left_by_dead(self.path, "writing"), self.folder)
             self.folder.mkdir()
         except BaseException:
             self._unlock()
@@ -110,7 +109,7 @@ def restore_partial(path: Path) -> None:
     path = resolve_link(path)
     for previous in _left_by_dead(path, "previous"):
         if os.path.exists(path):  # unlike Path.exists, without an error if the parent is not searchable
-            shutil.rmtree(previous, ignore_errors=True)
+            _delete(previous)
         else:
             with suppress(OSError):  # a new folder has appeared
                 previous.rename(path)
@@ -159,6 +158,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     temporary = sibling(path)
     try:
         temporary.parent.mkdir(parents=True, exist_ok=True)
+        _delete(*_left_by_dead(resolve_link(path), "writing"))
         yield temporary
         _sync_file(temporary)
         temporary.replace(resolve_link(path))
@@ -167,6 +167,18 @@ def atomic_file(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # the path may not be a folder
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty hidden folder next to `path`, which is deleted in the end; if its process dies, by the next."""
+    folder = sibling(path, "scratch")
+    _delete(*_left_by_dead(resolve_link(path), "scratch"), folder)
+    try:
+        folder.mkdir()
+        yield folder
+    finally:
+        _delete(folder)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -206,14 +218,24 @@ def sibling(path: Path, kind: str = "writing") -> Path:
 
 
 def _left_by_dead(path: Path, kind: str) -> list[Path]:
-    """Return the folders next to `path` of processes of this host that no longer exist."""
+    """Return the hidden files and folders next to `path` of processes of this host that no longer exist."""
     start, end = f".{path.stem}.{kind}-{_HOST}-", path.suffix
     try:
-        names = [entry.name for entry in os.scandir(path.parent) if entry.is_dir(follow_symlinks=False)]
+        names = [name for name in os.listdir(path.parent) if name.startswith(start)]
     except OSError:
         return []
-    named = [(name.removeprefix(start).removesuffix(end), name) for name in names if name.startswith(start)]
+    named = [(name.removeprefix(start).removesuffix(end), name) for name in names]
     return [path.parent / name for writer, name in named if writer.isdecimal() and not _is_alive(int(writer))]
+
+
+def _delete(*paths: Path) -> None:
+    """Delete files and folders, as far as they exist and the system permits it."""
+    for path in paths:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()
 
 
 def _is_alive(process: int) -> bool:

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from robopolicy.atomic import atomic_folder, create_text, read_stable, restore_partial, sibling, write_text
+from robopolicy.atomic import (
+    atomic_file,
+    atomic_folder,
+    create_text,
+    read_stable,
+    restore_partial,
+    scratch_folder,
+    sibling,
+    write_text,
+)
 from robopolicy.errors import UserError
 from robopolicy.files import check_new_file, check_new_folder, next_free_path, parse_json, parse_yaml
 
@@ -89,6 +98,18 @@ def test_partial_folders_of_dead_writers_are_removed(tmp_path):
     with atomic_folder(tmp_path / "x"):
         pass
     assert names(tmp_path) == sorted([*kept, "x"])
+
+
+def test_partial_files_of_dead_writers_are_removed(tmp_path):
+    dead, alive = dead_process(), os.getppid()
+    kept = [sibling_of(alive, "writing", "x.zip"), sibling_of(dead, "writing", "x.npz"), ".x.writing-me.zip"]
+    for name in (sibling_of(dead, "writing", "x.zip"), *kept):
+        (tmp_path / name).write_text("half")
+    (tmp_path / sibling_of(dead, "scratch", "x.zip")).mkdir()
+    with atomic_file(tmp_path / "x.zip") as file, scratch_folder(tmp_path / "x.zip") as folder:
+        assert not names(folder)
+        file.write_text("whole")
+    assert names(tmp_path) == sorted([*kept, "x.zip"])
 
 
 @pytest.mark.parametrize("exchange", [True, False])

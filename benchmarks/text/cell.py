@@ -19,13 +19,14 @@ from benchmarks.text.tasks import TASKS, imitated, imitated_folder
 from robopolicy.atomic import write_text
 from robopolicy.core.recipe import Recipe
 from robopolicy.core.recipe_keys import DEFAULTS
-from robopolicy.evaluation.harness import evaluate
+from robopolicy.evaluation.harness import run_episodes
 from robopolicy.recipe_files import read_recipe
 from robopolicy.sim.registry import SimOptions, make_sim
 from robopolicy.text.evaluation import sample_rollouts
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipeConfig
 from robopolicy.text.sim import TextSim
+from robopolicy.text.task import TextTask
 from robopolicy.training.text_file_source import recipe_source
 from robopolicy.training.text_rollout_source import TextRolloutSource
 
@@ -44,7 +45,7 @@ MEASURED = ("rollout/degenerate", "actor/nonzero_advantage_fraction", "actor/cli
 def run_cell(recipe: str, task: str, seed: int, *, tokens: int, lr: float, first: int = HELD_OUT) -> dict[str, Any]:
     """Run one recipe on one task from the imitated policy of the seed, with a learning rate that decays to a tenth.
 
-    `first` is the seed of the first held-out problem of the evaluation.
+    `first` is the seed of the first held-out problem of the evaluation; see `problems`.
     """
     torch.manual_seed(seed)
     bench = TASKS[task]
@@ -61,7 +62,7 @@ def run_cell(recipe: str, task: str, seed: int, *, tokens: int, lr: float, first
         minibatches=1 if single else max(1, STEPS // epochs),
         num_prompts=POOL,
     )
-    updates = math.ceil(tokens / (ROWS * base["length"]))  # over which the learning rate decays
+    updates = math.ceil(tokens / (ROWS * base["length"]))  # over which the learning rate decays, corrected below
     algorithm = ObservedRecipe(settings, policy, total_updates=updates)
     row = RECIPES.get(recipe)
     against = BASELINE if row is None else row.against
@@ -85,6 +86,7 @@ def run_cell(recipe: str, task: str, seed: int, *, tokens: int, lr: float, first
         check_disjoint(source, sim, first)
         while source.generated < tokens:
             metrics = algorithm.update(source.next(algorithm)) | source.metrics()
+            algorithm.total_updates = max(algorithm.updates + 1, round(algorithm.updates * tokens / source.generated))
             seen.append({name: float(value) for name, value in metrics.items()})
             mechanism.observe_metrics(seen[-1])
             if source.generated >= len(curve) * tokens / CURVE:
@@ -100,11 +102,32 @@ def run_cell(recipe: str, task: str, seed: int, *, tokens: int, lr: float, first
     return cell | trained | {"after": examine(policy, task, first)}
 
 
+def problems(task: TextTask, first: int) -> list[int]:
+    """Seeds of held-out problems of different content, from `first`.
+
+    The search for learning rates has no problem of the evaluation.
+    """
+    seen: set[str] = set()
+    seeds: list[int] = []
+    for start in dict.fromkeys((HELD_OUT, first)):
+        seeds = []
+        for seed in range(start, start + FIRST_SEED // 20):
+            content = task.content(task.held_out_seed(seed))
+            if content not in seen:
+                seen.add(content)
+                seeds.append(seed)
+            if len(seeds) == PROBLEMS:
+                break
+        else:
+            raise RuntimeError(f"{task.name} has fewer than {PROBLEMS} held-out problems from seed {start}.")
+    return seeds
+
+
 def check_disjoint(source: TextRolloutSource, sim: TextSim, first: int) -> None:
     """Check that no training problem is a problem of the evaluation, whose first seed is `first`."""
     task = sim.task
     training = {task.content(entry.payload) for entry in source.pool.tasks}
-    held_out = {task.content(task.held_out_seed(seed)) for seed in range(first, first + PROBLEMS)}
+    held_out = {task.content(task.held_out_seed(seed)) for seed in problems(task, first)}
     if common := training & held_out:
         raise RuntimeError(f"{len(common)} problems of {task.name} are in training and evaluation.")
 
@@ -120,10 +143,11 @@ def examine_base(policy: TextPolicy, name: str, seed: int, first: int) -> dict[s
 def examine(policy: TextPolicy, name: str, first: int) -> dict[str, Any]:
     """Outcomes of held-out problems from `first`: of the likeliest answers, and counts of successes of sampled ones."""
     policy.eval()
-    with closing(make_sim(TASKS[name].task, SimOptions(num_envs=32))) as sim:
+    with closing(make_sim(TASKS[name].task, SimOptions(num_envs=PROBLEMS))) as sim:
         assert isinstance(sim, TextSim)
-        greedy = evaluate(policy, sim, episodes=PROBLEMS, seed=first)
-        sampled = sample_rollouts(policy, sim.task, range(first, first + PROBLEMS), samples=SAMPLES)
+        seeds = problems(sim.task, first)
+        greedy = run_episodes(policy, sim, seeds)
+        sampled = sample_rollouts(policy, sim.task, seeds, samples=SAMPLES)
     numbers = {name: value for name, value in sampled.to_dict().items() if isinstance(value, float)}
     return {"greedy": outcomes(greedy), "wins": sampled.success.sum(1).tolist(), **numbers}
 
@@ -131,7 +155,7 @@ def examine(policy: TextPolicy, name: str, first: int) -> dict[str, Any]:
 def quick_accuracy(policy: TextPolicy, sim: TextSim, first: int) -> float:
     """Mean success of sampled answers to some held-out problems."""
     policy.eval()
-    seeds = range(first, first + CURVE_PROBLEMS)
+    seeds = problems(sim.task, first)[:CURVE_PROBLEMS]
     return float(sample_rollouts(policy, sim.task, seeds, samples=CURVE_SAMPLES).success.double().mean())
 
 

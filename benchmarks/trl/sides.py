@@ -27,7 +27,7 @@ from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.sft import TextSFT, TextSFTConfig
 from robopolicy.text.sim import TextSim
 from robopolicy.training.text_file_source import DemonstrationSource
-from robopolicy.training.text_rollout_source import TextRolloutSource
+from robopolicy.training.text_rollout_source import TextRolloutSource, training_prompts
 
 TASK = "text/arithmetic"
 PROMPTS, GROUP, BUDGET = 32, 8, 6  # per update; attempts per prompt; tokens per answer
@@ -92,8 +92,7 @@ def theirs(base: Path, setting: Setting) -> tuple[TextPolicy, list[float], list[
 
     datasets, trl = require("datasets", "trl"), require("trl", "trl")
     task = _sim().task
-    first = 2_000_000 + 10_000 * setting.seed
-    seeds = [task.training_seed(seed) for seed in range(first, first + POOL)]
+    seeds = [prompt.payload for prompt in training_prompts(task, 2_000_000 + 10_000 * setting.seed, POOL, PROMPTS)]
     tokenizer = AutoTokenizer.from_pretrained(base)
     start = tokenizer.eos_token  # our prompts start with it too: there is no other such token
     data = datasets.Dataset.from_list([{"prompt": start + task.episode(seed).prompt, "key": seed} for seed in seeds])

@@ -33,6 +33,7 @@ from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.generative import GenerativeConfig, GenerativePolicy
 from robopolicy.policies.noise import Randomness
+from robopolicy.policies.wrappers.zero_noise import without_zero_noise
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class FQL(OffPolicy):
 
     def __init__(self, config: FQLConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to clone `policy` and to distil it into one step."""
+        policy = without_zero_noise(policy)
         if not isinstance(policy, GenerativePolicy):
             raise UserError(f"FQL needs a denoising policy, got '{policy.name}'; use sac or rlpd for a Gaussian.")
         if type(policy) is FlowPolicy and policy.config.steps == 1:

@@ -219,7 +219,7 @@ def _recipe(name: str) -> Recipe:
     if recipe.rollout:
         warnings.warn(
             f"algorithm=recipe ignores the section 'rollout' ({', '.join(recipe.rollout)}) of recipe '{name}'; "
-            "it compares groups of episodes with the task's rewards (docs/recipes.md).",
+            "it compares groups of episodes with the task's rewards (docs/text/recipes.md).",
             UserWarning,
             stacklevel=3,
         )

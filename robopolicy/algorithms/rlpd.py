@@ -84,7 +84,7 @@ class RLPD(OffPolicy):
         super().__init__(config, require_squashed(policy, self.name), total_updates=total_updates)
         self.temperature = Temperature(config.temperature, config.temperature_lr)
         self.target_entropy = target_entropy(config, executed_dims(policy))
-        if config.target_entropy is None:
+        if config.target_entropy is None and not config.target_std:
             self.target_entropy /= 2
         self.optimizer = make_adam(policy, config.lr, config.weight_decay)
 

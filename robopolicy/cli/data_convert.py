@@ -93,7 +93,8 @@ def _write(args: argparse.Namespace, format: str, dataset: OpenDataset, summary:
 
     episodes = summary.observe(dataset)
     if format != "lerobot":
-        write_dataset(args.destination, format, episodes, dataset.control_dt, dataset.names)
+        action_type = dataset.reader.action_type
+        write_dataset(args.destination, format, episodes, dataset.control_dt, dataset.names, action_type)
         return
     options = {"video": args.video, "overwrite": args.overwrite, "names": dataset.names}
     options["action_type"] = dataset.reader.action_type

@@ -127,6 +127,7 @@ def _eval(args: argparse.Namespace, display: Display | None) -> int:
         reject_unused(args, f"on {entry.name}, a text task", *unused)
     for policy_entry in policy_entries if args.chunk_blending == "rtc" else ():
         require_continuation(policy_entry.make(), policy_entry.label)
+    limits = _limit_episodes(args, policy_entries, entry)
     with atomic_folder(args.out) as folder:
         # Recording is first, because it fails for an unknown camera.
         video, strip, notes = _record_video(args, policy_entries, entry, folder)
@@ -135,14 +136,14 @@ def _eval(args: argparse.Namespace, display: Display | None) -> int:
         tables = {ACTION_REPEATS: frequency_table(repeated)} if repeated else {}
         tables |= {f"{LATENCY} (chunk blending '{args.chunk_blending}')": latency_table(delayed)} if delayed else {}
         tables |= {PASS_AT_K.format(args.samples): pass_at_k_table(sampled)} if sampled else {}
-        pairable = len(results) == 2 and all(result.seeded for result in results.values())
+        pairable = len(results) == 2 and all(result.seeded and result.n > 1 for result in results.values())
         report = Report(
             title=f"{' vs '.join(results)} on {entry.name}",
             results=results,
             comparison=compare(*results.values()) if pairable else None,
             video=video,
             strip=strip,
-            notes=notes,
+            notes=limits + notes,
             facts=_facts(args, entry),
             tables=tables,
             extra=(frequency_facts(repeated) if repeated else {})
@@ -229,6 +230,22 @@ def _sim_options(args: argparse.Namespace, policy_entries: list[PolicyEntry], nu
 
     options = sim_options(args, policy_entries, num_envs, args.device, args.judge)
     return replace(options, success_step=args.success_step)
+
+
+def _limit_episodes(args: argparse.Namespace, policy_entries: list[PolicyEntry], entry: TaskEntry) -> list[str]:
+    """Reduce the episodes of a text task to its different problems; returns a note about it."""
+    from contextlib import closing
+
+    from robopolicy.cli.policy_args import open_sim, sim_options
+
+    if "text" not in entry.backends:
+        return []
+    with closing(open_sim(entry, sim_options(args, policy_entries, 1, judge=args.judge), policy_entries)) as sim:
+        count = sim.spec.num_problems or args.episodes
+    if args.episodes <= count:
+        return []
+    args.episodes = count
+    return [f"{entry.name} has {counted(count, 'held-out problem')}; each is evaluated once."]
 
 
 def _episodes(args: argparse.Namespace) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from robopolicy.cli.options import check_numbers, reject_unused
+from robopolicy.cli.options import EVALUATION_SEED, check_numbers, reject_unused
 
 if TYPE_CHECKING:
     from robopolicy.cli.policy_args import PolicyEntry
@@ -44,6 +44,8 @@ def add_parser(subparsers: Any) -> None:
     text = "gradient steps of fitted Q-evaluation (default: 4000)"
     parser.add_argument("--steps", type=int, default=4_000, help=text)
     parser.add_argument("--play", type=int, default=0, metavar="N", help="also run N episodes to compare (default: 0)")
+    text = f"with --play: seed of the first episode (default: {EVALUATION_SEED})"
+    parser.add_argument("--play-seed", type=int, default=EVALUATION_SEED, help=text)
     parser.add_argument("--task", help="with --play: task id (default: the task of the checkpoints)")
     parser.add_argument("--backend", default="auto", help="with --play: simulator backend (default: the task's own)")
     parser.add_argument("--reward", default="sparse", help="with --play: sparse or shaped, as in the logs")
@@ -61,9 +63,9 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.evaluation.ope import FQEConfig, OPEConfig, estimate, score_class
     from robopolicy.evaluation.report import aligned
 
-    check_numbers(args, positive=("steps", "num_envs"), non_negative=("seed", "play"))
+    check_numbers(args, positive=("steps", "num_envs"), non_negative=("seed", "play", "play_seed"))
     if not args.play:
-        reject_unused(args, "without --play", "--num-envs", "--reward")
+        reject_unused(args, "without --play", "--num-envs", "--reward", "--play-seed")
         if args.behavior_policy != "random":
             reject_unused(args, "without --play", "--backend")
     if {"expert", "random"} & set(args.policies) or len(set(args.policies)) < len(args.policies):
@@ -155,7 +157,7 @@ def _rollouts(args: argparse.Namespace, policy_entry: PolicyEntry, entry: TaskEn
     options = sim_options(args, [policy_entry], min(args.num_envs, args.play), args.device)
     with closing(open_sim(entry, options, [policy_entry])) as sim:
         actor = PolicyExpert(policy, deterministic=not args.stochastic)  # type: ignore[arg-type]
-        collect(sim, actor, sink, episodes=args.play, seed=10_000, only_success=False)
+        collect(sim, actor, sink, episodes=args.play, seed=args.play_seed, only_success=False)
         return Episodes.from_list(sink, sim.spec.control_dt)
 
 

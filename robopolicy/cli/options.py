@@ -14,12 +14,14 @@ from robopolicy.errors import UserError
 if TYPE_CHECKING:
     from robopolicy.training.loop import Report, Trainer
 
+EVALUATION_SEED = 50_000  # first episode of evaluations; training selects checkpoints on seeds from 10000
+
 
 def add_rollout_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `eval` and `play`."""
     parser.add_argument("--task", help="task id (default: the task of the checkpoint)")
-    text = "seed of the first episode (default: 50000; training evaluates its checkpoints on seeds from 10000)"
-    parser.add_argument("--seed", type=int, default=50_000, help=text)
+    text = f"seed of the first episode (default: {EVALUATION_SEED}; training evaluates its checkpoints from 10000)"
+    parser.add_argument("--seed", type=int, default=EVALUATION_SEED, help=text)
     parser.add_argument("--backend", default="auto", help="simulator, or worldmodel:FOLDER[,FOLDER] (default: its own)")
     add_judge_option(parser)
     parser.add_argument("--reward", default="sparse", help="sparse or shaped (default: sparse)")

@@ -57,7 +57,7 @@ def with_planning(policy_entries: list[PolicyEntry], args: argparse.Namespace, e
     """Let the policies select chunks in the world model of `--plan-with`, if passed.
 
     Raises:
-        UserError: It belongs to another task, failed its tests, or lacks observations of a policy.
+        UserError: It belongs to another task, failed its tests, predicts no success, or lacks observations of a policy.
     """
     if not args.plan_with:
         reject_unused(args, "without --plan-with", "--candidates", "--plan-horizon", "--rounds")
@@ -68,6 +68,7 @@ def with_planning(policy_entries: list[PolicyEntry], args: argparse.Namespace, e
     model, manifest = load_worlds(args.plan_with, args.device)
     if manifest.task != entry.name:
         raise UserError(f"The world model was trained on {manifest.task}, not on {entry.name}.")
+    manifest.require_success(judge=False)
     sim = make_sim(entry.name, SimOptions(num_envs=1, cameras=model.spec.cameras, image_size=model.spec.size))
     with closing(SimInitialStates(sim, model.spec)):
         shapes = {key: tuple(item.shape) for key, item in sim.spec.observation.items()}

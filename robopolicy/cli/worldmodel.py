@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robopolicy.cli.options import (
+    EVALUATION_SEED,
     add_judge_option,
     add_model_options,
     add_overwrite_option,
@@ -90,7 +91,8 @@ def add_parser(subparsers: Any) -> None:
     for action in (tests, judge, rank):
         action.add_argument("--json", action="store_true", help="print one JSON object")
     for action in (rank, play):
-        action.add_argument("--seed", type=int, default=10_000, help="seed of the first episode (default: 10000)")
+        text = f"seed of the first episode (default: {EVALUATION_SEED})"
+        action.add_argument("--seed", type=int, default=EVALUATION_SEED, help=text)
     rank.add_argument("--num-envs", type=int, default=16, help="environments stepped together (default: 16)")
 
 
@@ -264,6 +266,7 @@ class _Sims:
         from robopolicy.training.world_sims import load_worlds
 
         self.model, self.manifest = load_worlds(args.world, args.device, tested=False)
+        self.manifest.require_success(judge=bool(args.judge))
         self.refusal = self.manifest.refusal(args.world)
         self.world = WorldOptions(judge=args.judge)
         self.task = get_task(self.manifest.task).name

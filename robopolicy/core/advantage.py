@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
-from robopolicy.core.decisions import Decisions, Partition, by_group, by_trajectory, first_rows, pair
+from robopolicy.core.decisions import Decisions, Partition, by_group, by_trajectory, counted_rows, pair
 from robopolicy.core.segments import Segments
 from robopolicy.core.trackers import Tracker
 
@@ -185,7 +185,7 @@ class TrackerBaseline:
 
     def observe(self, decisions: Decisions) -> None:
         """Update the tracker with the outcome of each trajectory."""
-        first, kept = first_rows(decisions), self._past_weight(decisions)
+        first, kept = counted_rows(decisions), self._past_weight(decisions)
         keys, values = self.partition(decisions)[first, 0], outcome(decisions)[first, 0]
         self.tracker.write(keys, values, None if kept is None else kept[first])
 

@@ -123,6 +123,14 @@ def first_rows(decisions: Decisions) -> Tensor:
     return torch.nonzero(row_numbers(decisions) == 0).squeeze(1)
 
 
+def counted_rows(decisions: Decisions) -> Tensor:
+    """Index (S,) of the first row of each trajectory with a valid decision: masked trajectories have no outcome."""
+    first, valid = first_rows(decisions), decisions.valid().any(1)
+    if decisions.trajectory is None:
+        return first[valid[first]]
+    return first[torch.isin(decisions.trajectory[first], decisions.trajectory[valid])]
+
+
 def unit_numbers(decisions: Decisions) -> Tensor:
     """Number (N, T) of each decision's unit (chunk, turn) within its trajectory; the row number if `unit` is None."""
     if decisions.unit is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt
 from robopolicy.core.advantage import Scope, Stage
 from robopolicy.core.advantage_sources import UnitView, trajectory_gae
-from robopolicy.core.decisions import Decisions, by_group, by_group_depth, by_trajectory, first_rows, pair
+from robopolicy.core.decisions import Decisions, by_group, by_group_depth, by_trajectory, counted_rows, pair
 from robopolicy.core.segments import Segments
 
 ROLLOUTS = Scope(by_group, reduce_over=by_trajectory)
@@ -24,7 +24,7 @@ class InformativeScale:
 
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Scale the advantage."""
-        first = advantage[first_rows(decisions)]
+        first = advantage[counted_rows(decisions)]
         return advantage * (len(first) / (first != 0).any(1).sum().clamp(min=1)).to(advantage.dtype)
 
 

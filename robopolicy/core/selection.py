@@ -25,7 +25,7 @@ Selector = Callable[[Decisions, torch.Generator | None], Tensor]
 def mixed(decisions: Decisions, generator: torch.Generator | None) -> Tensor:
     """Select groups with different outcomes; the others have no advantage (dynamic sampling, DAPO)."""
     reward = outcome(decisions)
-    segments = Segments(by_group(decisions), torch.ones_like(reward, dtype=torch.bool))
+    segments = Segments(by_group(decisions), decisions.valid().any(1, keepdim=True))
     return torch.nonzero(segments.broadcast(segments.differs(reward)).squeeze(1)).squeeze(1)
 
 

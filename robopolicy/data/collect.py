@@ -21,6 +21,7 @@ from robopolicy.sim.wrappers.base import unwrapped
 
 _MIN_SUCCESS_RATE = 0.05  # collection stops below this rate
 _MIN_ATTEMPTS = 100  # attempted episodes before the rate is checked
+_NOISE_KEY_OFFSET = 1 << 42  # added to the step in the noise key, so that policy and disturbance differ
 
 
 class EpisodeWriter(Protocol):
@@ -132,7 +133,8 @@ def collect(
         intended = expert(unwrapped(sim), obs).to(torch.float32).clamp(low, high)
         executed = intended if acting is None else acting(unwrapped(sim), obs).to(torch.float32).clamp(low, high)
         if noise:
-            disturbance = PerRowGenerator(seeds, sim.episode_step.tolist()).normal(intended.shape).to(sim.device)
+            steps = (sim.episode_step + _NOISE_KEY_OFFSET).tolist()
+            disturbance = PerRowGenerator(seeds, steps).normal(intended.shape).to(sim.device)
             executed = (executed + noise * (high - low) / 2 * disturbance).clamp(low, high)
         try:
             step = sim.step(executed)

@@ -77,6 +77,7 @@ class Episodes:
     behaviours: tuple[str, ...] = ()  # (E,) names of behaviour policies, empty if unknown; () if all are unknown
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])  # of entries, where known
     action_type: str = ""  # absolute | delta: actions are targets of a controller or changes; empty if unknown
+    final_obs: Mapping[str, Array] = field(default_factory=dict[str, Array])  # {key: (E, ...)} after the last actions
 
     def __post_init__(self) -> None:
         _check(self)
@@ -120,7 +121,10 @@ class Episodes:
         return Episode(frames, self.tasks[index], int(self.seeds[index]), behaviour)
 
     def without_closing_frames(self) -> Episodes:
-        """Remove closing frames, if any, for learning from actions; `terminated` moves to the last remaining frame."""
+        """Move closing frames, if any, to `final_obs`, for learning from actions.
+
+        `terminated` moves to the last remaining frame.
+        """
         if "closing" not in self.arrays:
             return self
         keep = ~self.arrays["closing"].astype(np.bool_)
@@ -129,7 +133,8 @@ class Episodes:
         if "terminated" in arrays:
             arrays["terminated"] = np.zeros(len(arrays["action"]), np.bool_)
             arrays["terminated"][ends - 1] = self.arrays["terminated"][self.ends - 1]
-        return replace(self, arrays=arrays, ends=ends)
+        final = {key: self.arrays[key][self.ends - 1] for key in self.observation_keys}
+        return replace(self, arrays=arrays, ends=ends, final_obs=final)
 
     def with_executed_actions(self) -> Episodes:
         """Replace `action` by the executed action, for value and model learning; return `self` without action noise."""
@@ -163,6 +168,7 @@ class Episodes:
             tasks=tuple(self.tasks[index] for index in episode),
             seeds=self.seeds[episode],
             behaviours=tuple(self.behaviours[index] for index in episode) if self.behaviours else (),
+            final_obs={},
         )
 
     def subset(self, selection: Sequence[int] | range | Array) -> Episodes:
@@ -170,7 +176,8 @@ class Episodes:
         chosen = np.asarray(selection)
         indices = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
         found = Episodes.from_list([self.episode(int(index)) for index in indices], self.control_dt, self.names)
-        return replace(found, action_type=self.action_type)
+        final = {key: rows[indices] for key, rows in self.final_obs.items()}
+        return replace(found, action_type=self.action_type, final_obs=final)
 
     @classmethod
     def from_list(
@@ -248,6 +255,9 @@ def _check(data: Episodes) -> None:
             raise UserError(f"'{key}' has frames of shape {data.arrays[key].shape[1:]}, but {len(entry_names)} names.")
     if data.behaviours and len(data.behaviours) != len(ends):
         raise UserError(f"{len(ends)} episodes need as many behaviours, got {len(data.behaviours)}.")
+    for key, rows in data.final_obs.items():
+        if len(rows) != len(ends):
+            raise UserError(f"{len(ends)} episodes need as many final observations, got {len(rows)} of '{key}'.")
     for key, array in data.arrays.items():
         if len(array) != frames:
             raise UserError(f"'{key}' has {len(array)} frames but 'action' has {frames}.")

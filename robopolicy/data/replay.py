@@ -8,6 +8,7 @@ n-step return and any history, and windows start at any step, not only at decisi
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -33,8 +34,9 @@ class Replay(ReplayStorage):
     def from_episodes(
         cls, episodes: Episodes, *, gamma: float | None = None, prioritized: float = 0.0, device: torch.device = CPU
     ) -> Self:
-        """Store a dataset with rewards; the last frame of a non-terminated episode only serves as successor.
+        """Store a dataset with rewards.
 
+        Without `final_obs`, the last frame of a non-terminated episode only serves as successor, without its reward.
         Windows with a step whose `bootstrap` is false have no discount, but all rewards and actions of the recording.
         """
         if "reward" not in episodes.arrays:
@@ -44,7 +46,11 @@ class Replay(ReplayStorage):
         terminated = np.zeros(len(ends), np.bool_)
         if "terminated" in episodes.arrays:
             terminated = episodes.arrays["terminated"][ends].astype(np.bool_)
-        steps = episodes.lengths - ~terminated  # (E,) steps with a successor
+        keys = episodes.observation_keys
+        final = episodes.final_obs if set(keys) <= set(episodes.final_obs) else {}
+        dropped = ~terminated & (not final)
+        _check_rewards(episodes, dropped)
+        steps = episodes.lengths - dropped  # (E,) steps with a successor
         slots = steps + 1  # after them one slot with the last observation
         first = np.cumsum(slots) - slots  # (E,) first slot of every episode
         last = first + steps - 1
@@ -53,18 +59,22 @@ class Replay(ReplayStorage):
         size = max(len(frame), 2)
         replay = cls(size, gamma=gamma, prioritized=prioritized, online=False, device=device)
         frame = np.pad(frame, (0, size + 1 - len(frame)))  # to the spare row
-        arrays = {f"obs.{key}": episodes.arrays[key][frame] for key in episodes.observation_keys}
-        arrays |= {name: episodes.arrays[name][frame] for name in ("action", "reward")}
+        arrays = {f"obs.{key}": episodes.arrays[key][frame] for key in keys}
+        for key in keys if final else ():
+            arrays[f"obs.{key}"][last + 1] = final[key]
+        arrays["action"] = episodes.arrays["action"][frame]
+        arrays["reward"] = episodes.arrays["reward"][frame].astype(np.float32)
         flags = np.pad(STEP * (age < np.repeat(steps, slots)), (0, size + 1 - len(age))).astype(np.uint8)
         if not flags.any():
             raise UserError("The dataset has no step with a successor; its episodes need at least two frames.")
         flags[last[steps > 0]] |= LAST
         flags[last[terminated]] |= TERMINATED
         if "bootstrap" in episodes.arrays:
-            flags |= np.where((flags & STEP > 0) & ~episodes.arrays["bootstrap"][frame], TERMINATED, 0).astype(np.uint8)
+            ended = ~episodes.arrays["bootstrap"].astype(np.bool_)[frame]
+            flags |= np.where((flags & STEP > 0) & ended, TERMINATED, 0).astype(np.uint8)
         arrays |= {"flags": flags, "age": np.pad(age, (0, size + 1 - len(age)))}
         if gamma is not None:
-            arrays["returns"] = _returns(_float32(arrays["reward"]), first[terminated], last[terminated], gamma)
+            arrays["returns"] = _returns(arrays["reward"], first[terminated], last[terminated], gamma)
         replay._columns = {key: replay._array(torch.from_numpy(_float32(array))) for key, array in arrays.items()}
         replay._written += len(age)
         if replay.priorities is not None:
@@ -240,6 +250,24 @@ class MixedReplay:
         """Pass the errors of each part to its buffer."""
         for source in (self.offline, self.online):
             source.update_priorities(batch, error)
+
+
+def _check_rewards(episodes: Episodes, dropped: Array) -> None:
+    """Raise a `UserError` if all rewards lie on last frames that are `dropped` `(E,)`, and warn of some episodes."""
+    found = episodes.arrays["reward"] != 0
+    rewarded = np.logical_or.reduceat(found, episodes.starts) & (episodes.lengths > 1)  # (E,)
+    found[episodes.ends[dropped] - 1] = False
+    lost = int((rewarded & ~np.logical_or.reduceat(found, episodes.starts)).sum())
+    if not lost:
+        return
+    text = (
+        f"{lost} of {int(rewarded.sum())} episodes with rewards have them only on a last frame that neither terminates "
+        "nor has a next observation, so they are not learned from; in a mapping file, set 'terminated', e.g. "
+        "features: {terminated: dones}, or closing: true"
+    )
+    if lost == rewarded.sum():
+        raise UserError(f"{text}.")
+    warnings.warn(f"{text}.", stacklevel=3)
 
 
 def _returns(reward: Array, first: Array, last: Array, gamma: float) -> Array:

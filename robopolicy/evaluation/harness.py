@@ -141,7 +141,7 @@ def evaluate(
     progress: Callable[[int], None] | None = None,
     on_chunk: OnChunk | None = None,
 ) -> EvalResult:
-    """Evaluate the episodes `seed .. seed + episodes - 1`.
+    """Evaluate the episodes `seed .. seed + episodes - 1`, or as many as the task has different ones.
 
     Args:
         policy: The policy, or an actor (`ExpertActor`, `RandomActor`, a composition of policies).
@@ -164,7 +164,7 @@ def evaluate(
     return run_episodes(
         policy,
         sim,
-        range(seed, seed + episodes),
+        range(seed, seed + min(episodes, sim.spec.num_problems or episodes)),
         deterministic=deterministic,
         policy_batch=policy_batch,
         probe=True,

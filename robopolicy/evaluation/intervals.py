@@ -61,7 +61,13 @@ class PairedDifference:
     wins: int  # seeds where the second is better
     losses: int  # seeds where the first is better
     ties: int
-    p_value: float  # two-sided exact sign test; on binary outcomes this is McNemar's exact test
+    p_value: float  # two-sided: McNemar's exact test of binary outcomes, a sign-flip test of the mean of others
+
+    @property
+    def is_distinct(self) -> bool:
+        """Whether both the interval and the test find a difference."""
+        excluded = self.difference.low > 0 or self.difference.high < 0
+        return excluded and self.p_value < 1 - self.difference.level
 
 
 def wilson(successes: int, n: int, level: float = 0.95) -> Interval:
@@ -147,7 +153,8 @@ def paired_difference(
 ) -> PairedDifference:
     """Compare outcomes `first` and `second` `(n,)` of two policies on the same seeds.
 
-    Boolean outcomes use Newcombe's interval, which is valid when all pairs agree; others use a BCa bootstrap.
+    Boolean outcomes use Newcombe's interval, which is valid when all pairs agree, and McNemar's exact test; others use
+    a BCa bootstrap and a sign-flip test.
     """
     a, b = np.asarray(first).ravel(), np.asarray(second).ravel()
     if a.shape != b.shape:
@@ -156,9 +163,11 @@ def paired_difference(
     wins, losses = int((delta > 0).sum()), int((delta < 0).sum())
     if a.dtype == np.bool_ and b.dtype == np.bool_:
         interval = paired_rates(int((a & b).sum()), wins, losses, int((~a & ~b).sum()), level)
+        p_value = sign_test(wins, losses)
     else:
         interval = bootstrap_mean(delta, level=level, resamples=resamples, seed=seed)
-    return PairedDifference(interval, wins, losses, int(delta.size) - wins - losses, sign_test(wins, losses))
+        p_value = sign_flip_test(delta, resamples=resamples, seed=seed)
+    return PairedDifference(interval, wins, losses, int(delta.size) - wins - losses, p_value)
 
 
 def paired_rates(both: int, only_second: int, only_first: int, neither: int, level: float = 0.95) -> Interval:
@@ -190,6 +199,17 @@ def sign_test(wins: int, losses: int) -> float:
         return 1.0
     tail = sum(math.comb(n, k) for k in range(min(wins, losses) + 1))
     return min(1.0, 2 * tail / 2**n)
+
+
+def sign_flip_test(delta: Array, *, resamples: int = 10_000, seed: int = 0) -> float:
+    """Two-sided p-value of a mean of paired differences `(n,)`, whose signs are exchangeable without a difference."""
+    rng = np.random.default_rng(seed)
+    total, more = abs(float(delta.sum())), 0
+    block = max(1, _BLOCK // delta.size)
+    for start in range(0, resamples, block):
+        signs = rng.integers(0, 2, size=(min(block, resamples - start), delta.size)) * 2.0 - 1.0
+        more += int((np.abs(signs @ delta) >= total * (1 - 1e-9)).sum())
+    return (1 + more) / (1 + resamples)
 
 
 def sample_warning(n: int, *, rate: bool = True, minimum: int = MINIMUM_EPISODES) -> str | None:

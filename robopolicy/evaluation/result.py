@@ -192,7 +192,7 @@ class Comparison:
             amount = f"{size} points of success [{low}, {high}]"
         else:
             amount = f"{interval.estimate:+.3g} return [{interval.low:+.3g}, {interval.high:+.3g}]"
-        if interval.low > 0 or interval.high < 0:
+        if paired.is_distinct:
             verdict = f"{second} is {'better' if interval.low > 0 else 'worse'} than {first}"
         else:
             verdict = f"{second} and {first} are not distinguishable"

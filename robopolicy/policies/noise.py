@@ -96,6 +96,11 @@ def normal(shape: Sequence[int], generator: Randomness, device: torch.device) ->
     return torch.randn(tuple(shape), generator=generator, device=device)
 
 
+def draw_seeds(rows: int, generator: Randomness, device: torch.device) -> Tensor:
+    """Sample one seed per row, `(rows,)` int64: the bits of two normal numbers, from any source of randomness."""
+    return normal((rows, 2), generator, device).view(torch.int64).squeeze(1)
+
+
 class RepeatedNoise(PerRowGenerator):
     """Standard normal noise that is held for n draws, with probability proportional to 1 / n^2 (Kim et al. 2026).
 

@@ -71,6 +71,7 @@ class SimSpec:
     mirror: MirrorSymmetry | None = None  # left-right symmetry of the task, if any
     action_type: str = ""  # absolute | delta: actions are targets of a controller or changes; empty if unknown
     success_step: str = "any"  # steps of an episode whose success an evaluation counts: any | last
+    num_problems: int | None = None  # different episodes, each evaluated at most once; None: they do not repeat
 
     @property
     def action_dim(self) -> int:

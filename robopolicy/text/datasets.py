@@ -17,6 +17,7 @@ import reprlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import pyarrow.parquet
 from robopolicy.errors import UserError
 from robopolicy.files import parse_json
 from robopolicy.text.task import SingleTurn, TextTask, check_fits, check_text, is_held_out
-from robopolicy.text.verify import ANSWER_EXTRACTORS, VERIFIERS
+from robopolicy.text.verify import ANSWER_EXTRACTORS, VERIFIERS, parsed_answer
 
 MAX_PROMPT_BYTES = 4096  # of tasks from files
 DEFAULT_COMPLETION_BYTES, MAX_COMPLETION_BYTES = 1024, 1 << 16  # size of messages without BYTES, and largest BYTES
@@ -143,6 +144,11 @@ class PromptTask(TextTask):
         verifier, extract = VERIFIERS[verify], ANSWER_EXTRACTORS.get(verify)
         return SingleTurn(prompt, lambda completion: verifier(completion, answer), answer, extract_answer=extract)
 
+    @cached_property
+    def held_out_problems(self) -> tuple[int, ...]:
+        """Held-out rows with different prompts."""
+        return tuple({self._rows[row][0]: row for row in reversed(self._sides[True])}.values())[::-1]
+
     def is_held_out(self, seed: int) -> bool:
         """Whether the row of a seed is for evaluation only."""
         return seed % len(self._rows) in self._held_out
@@ -204,7 +210,10 @@ def _prompt(row: dict[str, Any], where: str) -> tuple[str, str, str]:
         raise UserError(f"{where}: 'verify' must be one of {', '.join(VERIFIERS)}, found {verify!r}.")
     prompt = _text(row, "prompt", where)
     check_fits(prompt, MAX_PROMPT_BYTES, f"{where}: 'prompt'")
-    return prompt, _text(row, "answer", where), verify
+    answer = _text(row, "answer", where)
+    if verify == "math" and not parsed_answer(answer):
+        raise UserError(f"{where}: 'answer' is no expression that math-verify can read, {reprlib.repr(answer)}.")
+    return prompt, answer, verify
 
 
 def _is_test(prompt: str, row: dict[str, Any], where: str) -> bool:

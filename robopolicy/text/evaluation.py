@@ -101,7 +101,8 @@ def pass_at_k_facts(results: Mapping[str, SampledRollouts]) -> dict[str, Any]:
 def sample_rollouts(
     policy: TextPolicy, task: TextTask, seeds: Sequence[int], *, samples: int, temperature: float = 1.0, seed: int = 0
 ) -> SampledRollouts:
-    """Roll out every held-out problem of `seeds` `samples` times; `seed` is the seed of the sampling."""
+    """Roll out the held-out problems of `seeds`, each once, `samples` times; `seed` is the seed of the sampling."""
+    seeds = seeds[: len(task.held_out_problems) or len(seeds)]
     env = policy.env_class(policy, task, torch.Generator().manual_seed(seed))
     prompts = max(1, MAX_ROLLOUTS // samples)
     wins: list[Tensor] = []

@@ -46,7 +46,7 @@ class TextConfig(Validated):
     heads: PositiveInt = 4  # of the small model
     context: PositiveInt = 512  # context length of the small model in tokens; longer if the task needs it
     template: str = "plain"  # plain | chat, conversion of messages to tokens
-    temperature: Positive = 1.0  # of exploration
+    temperature: Positive = 1.0  # of sampling; in training unless the recipe sets rollout.temperature
     lora_rank: NonNegativeInt = 0  # 0 trains all weights
     lora_alpha: Positive = 16.0  # scale of the low-rank updates times their rank
     dtype: str = "float32"  # float32 | bfloat16, of the weights

@@ -36,7 +36,7 @@ from robopolicy.text.engines import ENGINES, NATIVE, with_importance_cap
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.rollouts.collector import OBJECTIVES
 from robopolicy.text.rollouts.protocols import REPLAYED, TEACHER
-from robopolicy.text.scoring_options import scoring_options
+from robopolicy.text.scoring_options import check_teacher, scoring_options
 from robopolicy.text.sft import TextLearner, TextLearnerConfig, warmup_linear
 from robopolicy.text.text_env import score
 from robopolicy.text.value_head import ValueHead, score_with_value
@@ -61,7 +61,7 @@ class TextRecipeConfig(TextLearnerConfig):
     prompts_per_update: Annotated[PositiveInt, AtMost("num_prompts")] = 16  # groups per update
     group_size: NonNegativeInt = 0  # rollouts per prompt; 0: as in the recipe
     minibatches: NonNegativeInt = 0  # gradient steps per pass over a batch; 0: as in the recipe
-    num_prompts: PositiveInt = 2000  # number of different training prompts
+    num_prompts: PositiveInt = 2000  # number of different training prompts; fewer if the task has fewer
     overlong: str = "score"  # score | mask, messages that reach their budget
     engine: str = NATIVE  # native | vllm, engine that generates the rollouts
     importance_cap: Positive = 2.0  # maximum weight for the mismatch of another engine, unless the recipe sets one
@@ -225,6 +225,8 @@ class TextRecipe(TextLearner):
         """Set the teacher before the first update; raise a UserError if it does not fit."""
         if not isinstance(teacher, TextPolicy):
             raise UserError(f"algorithm.teacher must be a text policy, not '{teacher.name}'.")
+        if any("tokens" in option.needs for option in self.options.values()):
+            check_teacher(teacher, self.policy)
         self.teacher = teacher.to(self.policy.device)
         self.reference_policy = None if self.reference_policy is None else self._initial_reference()
 

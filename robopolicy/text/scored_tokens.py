@@ -47,7 +47,8 @@ class SharedPrompts:
         real = index >= 0
         prompt = tokens[first].gather(1, index.clamp(min=0)).masked_fill(~real, pad)
         position = torch.arange(width - 1).expand(len(tokens), -1) + start[:, None]
-        return cls(prompt, real, copies, tokens.gather(1, position.clamp(max=tokens.shape[1] - 1)), position)
+        position = position.clamp(max=tokens.shape[1] - 1)  # may exceed the context after the end of a row
+        return cls(prompt, real, copies, tokens.gather(1, position), position)
 
 
 @dataclass(frozen=True)

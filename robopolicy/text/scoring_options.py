@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from robopolicy.algorithms.common.algorithm import Checkpointable
 from robopolicy.core.decisions import Decisions
 from robopolicy.core.options import validate_option
+from robopolicy.errors import UserError
 from robopolicy.plugins import Registry
 from robopolicy.text.annotators import RolloutAnnotator
 from robopolicy.text.policy import TextPolicy
+from robopolicy.text.task import KEY
 from robopolicy.text.text_env import TextEnv
+from robopolicy.text.tokenizers import same_tokens
 
 if TYPE_CHECKING:
     from robopolicy.text.recipe_trainer import TextRecipe
@@ -29,7 +32,7 @@ class ScoringOption(ABC):
     """One key of `rollout`; every hook does nothing by default."""
 
     needs: Collection[str] = ()
-    """Requirements: a "teacher", a "causal" policy, the native "engine",
+    """Requirements: a "teacher", one that can score the policy's "tokens", a "causal" policy, the native "engine",
     rollouts in this process ("num_workers"), or a "vocabulary" small enough to store the support of every token."""
 
     @classmethod
@@ -71,7 +74,7 @@ class TeacherScores(ScoringOption):
     """Scores of the responses under the teacher."""
 
     keys: tuple[str, ...]  # of `extra`
-    needs: ClassVar[Collection[str]] = ("teacher",)
+    needs: ClassVar[Collection[str]] = ("teacher", "tokens")
 
     @classmethod
     def parse(cls, value: Any) -> Self:
@@ -83,9 +86,37 @@ class TeacherScores(ScoringOption):
 
     def add_scores(self, rows: Decisions, learner: TextRecipe) -> Decisions:
         """Score with the teacher."""
-        assert learner.teacher is not None  # checked by `text_source`
+        assert learner.teacher is not None  # checked by `recipe_source`
+        check_context(learner.teacher, rows.extra["tokens"].shape[1])
         found = {key: learner.score_rows(learner.teacher, rows).logp for key in self.keys}
         return rows.with_fields(extra={**rows.extra, **found})
+
+
+def check_teacher(teacher: TextPolicy, policy: TextPolicy) -> None:
+    """Raise a UserError unless the teacher can score the tokens of the policy; a judge reads text instead."""
+    template, own = teacher.config.template, policy.config.template
+    templates_differ = template != own and bool(policy.config.tokenizer_bytes)  # bytes have no templates
+    differences = {
+        f"is a policy of type '{teacher.name}', not '{policy.name}'": teacher.score_fields != policy.score_fields,
+        "has another tokenizer": not same_tokens(teacher.tokenizer, policy.tokenizer),
+        f"has template={template}, not {own}": templates_differ,
+        f"has {teacher.vocabulary} tokens, fewer than the {policy.vocabulary} of the policy": (
+            teacher.vocabulary < policy.vocabulary
+        ),
+    }
+    if found := [text for text, differs in differences.items() if differs]:
+        raise UserError(f"algorithm.teacher must score the tokens of the policy, but it {found[0]}; choose another.")
+    prompt = len(policy.tokenizer.prompt([""])) + policy.spec.observation[KEY][0]
+    check_context(teacher, min(policy.context, prompt + policy.budget))
+
+
+def check_context(teacher: TextPolicy, tokens: int) -> None:
+    """Raise a UserError if conversations of this length exceed the context of the teacher."""
+    if tokens > teacher.context:
+        raise UserError(
+            f"algorithm.teacher has a context of {teacher.context} tokens, but conversations of this task have up to "
+            f"{tokens}; choose a teacher with a longer context."
+        )
 
 
 SCORING_OPTIONS: Registry[type[ScoringOption]] = Registry("scoring_options", {"score_with": TeacherScores})

@@ -37,6 +37,7 @@ class TextSim(TorchVectorEnv):
             action_high=torch.full((task.completion_bytes,), 255.0),
             control_dt=1.0,
             max_episode_steps=task.max_turns,
+            num_problems=len(task.held_out_problems) or None if options.held_out else None,
         )
         super().__init__(spec, options.num_envs)
         self.reward_runner = RewardRunner(task.reward_timeout)

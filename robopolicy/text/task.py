@@ -6,6 +6,8 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,6 +21,8 @@ FORMAT = "format"  # metric: 1 for well-formed messages
 SUBGOAL = "subgoal"  # metric: 1 for messages that announce a subgoal
 HELD_OUT = 8  # one problem in eight is held out
 MAX_DRAWS = 1000  # draws of a problem of one side of the split
+SCANNED = 4096  # seeds among which a task with few problems has all of them
+FIRST_DRAWS, FEW_REPEAT = 64, 0.9  # a task has many held-out problems if 90 % of the first 64 are different
 ADVANTAGE = "advantage"  # metric of a critic: improvement by a message, may be negative
 
 
@@ -171,6 +175,7 @@ class TextTask(ABC):
     reward_timeout: float = 2.0  # time limit of the reward of one completion [s]
     summary_prompt: str = " note:"  # request for a summary that replaces the history
     response_pattern: str = ""  # regular expression of well-formed messages; empty: none
+    hidden_state: ClassVar[bool] = False  # whether problems with equal contents differ, e.g. by a scene
 
     @abstractmethod
     def episode(self, seed: int) -> TextEpisode:
@@ -194,13 +199,28 @@ class TextTask(ABC):
         """Return the content of a problem, equal for prompts that ask the same in another form; here, the prompt."""
         return self.episode(seed).prompt
 
+    @cached_property
+    def held_out_problems(self) -> tuple[int, ...]:
+        """Seeds of the held-out problems of a task with few of them, each content once; empty: they hardly repeat."""
+        found: dict[str, int] = {}
+        draws = 0
+        for seed in range(0 if self.hidden_state else SCANNED):
+            content = self.content(seed)
+            if is_held_out(content):
+                draws += 1
+                found.setdefault(content, seed)
+                if draws == FIRST_DRAWS and len(found) > FEW_REPEAT * draws:
+                    return ()
+        return tuple(found.values())
+
     def training_seed(self, seed: int) -> int:
         """Return the seed of a training problem, the first of a fixed series that starts with `seed`."""
         return self._seed_on_side(seed, held_out=False)
 
     def held_out_seed(self, seed: int) -> int:
-        """Return the seed of a held-out problem, the first of a fixed series that starts with `seed`."""
-        return self._seed_on_side(seed, held_out=True)
+        """Return the seed of a held-out problem: of few, the one with number `seed`, else the first of a series."""
+        few = self.held_out_problems
+        return few[seed % len(few)] if few else self._seed_on_side(seed, held_out=True)
 
     def _seed_on_side(self, seed: int, *, held_out: bool) -> int:
         for draw in range(MAX_DRAWS):

@@ -13,6 +13,7 @@ from robopolicy.errors import UserError
 from robopolicy.optional import require
 
 TEMPLATES = ("plain", "chat")
+PLACEHOLDER = "[completion]"  # stands for a completion in a chat; the text after it begins the next turn
 
 
 class Tokenizer(Protocol):
@@ -83,17 +84,20 @@ class HubTokenizer:
     def prompt(self, messages: Sequence[str]) -> list[int]:
         """Apply the chat template, or return `bos` (`eos` if the model has no `bos`) and the plain messages."""
         if self.template == "chat":
-            return self._chat(messages)
+            return self.encode(self._rendered(messages))
         return [self.eos if self.inner.bos_token_id is None else int(self.inner.bos_token_id), *_plain(self, messages)]
 
     def reply(self, message: str) -> list[int]:
         """Return the tokens that the chat template adds after a completion, or the plain message."""
         if self.template != "chat":
             return self.encode(message)
-        mark = "\x1f"  # a placeholder completion: the tokens after it are the reply
-        tokens = self._chat(["", mark, message])
-        index = len(tokens) - 1 - tokens[::-1].index(self.encode(mark)[-1])
-        after = tokens[index + 1 :]
+        _, found, rest = self._rendered(["", PLACEHOLDER, message]).partition(PLACEHOLDER)
+        if not found:
+            raise UserError(
+                "The chat template of this model changes the messages of the assistant, so turns cannot follow each "
+                "other; set policy.template=plain, or choose a task with one turn."
+            )
+        after = self.encode(rest)
         return after[1:] if after[:1] == [self.eos] else after
 
     def encode(self, text: str) -> list[int]:
@@ -104,9 +108,10 @@ class HubTokenizer:
         """Decode without special tokens."""
         return str(self.inner.decode(list(tokens), skip_special_tokens=True))
 
-    def _chat(self, messages: Sequence[str]) -> list[int]:
+    def _rendered(self, messages: Sequence[str]) -> str:
+        """Apply the chat template to alternating messages of user and policy."""
         roles = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(messages)]
-        return self.encode(self.inner.apply_chat_template(roles, tokenize=False, add_generation_prompt=True))
+        return str(self.inner.apply_chat_template(roles, tokenize=False, add_generation_prompt=True))
 
     def blob(self) -> Tensor:
         """Serialize the tokenizer as uint8, for `model.safetensors`."""
@@ -130,6 +135,16 @@ class HubTokenizer:
             raise UserError(f"The tokenizer of this checkpoint is damaged ({error}); copy it again.") from error
         inner.chat_template = parts["chat"]
         return cls(inner, template)
+
+
+def same_tokens(first: Tokenizer, second: Tokenizer) -> bool:
+    """Whether both tokenizers have the same ids for the same text, and the same `eos`."""
+
+    def ids(tokenizer: Tokenizer) -> tuple[Any, ...]:
+        vocabulary = tokenizer.inner.get_vocab() if isinstance(tokenizer, HubTokenizer) else tokenizer.size
+        return (vocabulary, tokenizer.eos)
+
+    return ids(first) == ids(second)
 
 
 def _plain(tokenizer: Tokenizer, messages: Sequence[str]) -> list[int]:

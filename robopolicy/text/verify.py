@@ -5,11 +5,16 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from robopolicy.optional import require
 
-NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}(?!\d))?"
+NUMBER = re.compile(rf"((?:(?<![\w.)\]])[-+])?{DIGITS})(?:/({DIGITS}))?")  # a sign after an operand is an operator
+MINUS = "\N{MINUS SIGN}"
+TOLERANCE = 1e-9  # of numbers that are no integers; relative below 1
 
 
 def exact(completion: str, answer: str) -> float:
@@ -18,23 +23,32 @@ def exact(completion: str, answer: str) -> float:
 
 
 def number(completion: str, answer: str) -> float:
-    """Return 1 if the last numbers of completion and answer are equal."""
+    """Return 1 if the last numbers of completion and answer are equal: `1,000`, `-0.5`, `.5`, `2e3` or `1/2`."""
     found, target = _last_number(completion), _last_number(answer)
-    return float(found is not None and target is not None and abs(found - target) <= 1e-9 * max(1.0, abs(target)))
+    if found is None or target is None:
+        return 0.0
+    whole = found.denominator == target.denominator == 1
+    return float(found == target or (not whole and abs(found - target) <= TOLERANCE * min(1, abs(target))))
 
 
 def mathematics(completion: str, answer: str) -> float:
-    """Return 1 if `math-verify` finds both expressions equal; LaTeX is supported."""
+    """Return 1 if `math-verify` finds both expressions equal; the whole answer is LaTeX, with or without `$`."""
     library = _math_verify()
-    gold = library.parse(answer, parsing_timeout=None)
     found = library.parse(completion, parsing_timeout=None)
-    return float(library.verify(gold, found, timeout_seconds=None))
+    return float(library.verify(list(parsed_answer(answer)), found, timeout_seconds=None))
+
+
+@lru_cache(maxsize=4096)
+def parsed_answer(answer: str) -> tuple[Any, ...]:
+    """Return what `math-verify` reads in an answer; empty if it is no expression."""
+    marked = "$" in answer or "\\boxed" in answer
+    return tuple(_math_verify().parse(answer if marked else f"${answer}$", parsing_timeout=None))
 
 
 def stated_number(completion: str) -> str | None:
     """Return the last number of the completion."""
     found = _last_number(completion)
-    return None if found is None else repr(found)
+    return None if found is None else str(found)
 
 
 def stated_expression(completion: str) -> str | None:
@@ -55,12 +69,15 @@ def _is_relevant(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Timeout is disabled")
 
 
-def _last_number(text: str) -> float | None:
-    numbers = NUMBER.findall(text)
+def _last_number(text: str) -> Fraction | None:
+    numbers = NUMBER.findall(text.replace(MINUS, "-"))
     if not numbers:
         return None
-    top, _, bottom = numbers[-1].replace(",", "").partition("/")
-    return float(top) / float(bottom) if bottom and float(bottom) else float(top)
+    top, bottom = (part.replace(",", "") for part in numbers[-1])
+    try:
+        return Fraction(top) / Fraction(bottom or 1)
+    except (ValueError, ZeroDivisionError):  # thousands of digits, or x/0
+        return None
 
 
 VERIFIERS: dict[str, Callable[[str, str], float]] = {"exact": exact, "number": number, "math": mathematics}

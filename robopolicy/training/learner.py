@@ -144,7 +144,8 @@ def _new_policy(
         policy = make_policy(name, policy_config, spec)
     limits = _bounds(sim) if bounds else {}  # exploration exceeds the range of the data
     if episodes is not None:
-        learned = episodes.with_executed_actions() if bounds else episodes  # imitation learns the commanded actions
+        # Imitation learns the commanded actions, where a person took over only of the person.
+        learned = episodes.with_executed_actions() if bounds else episodes.demonstrated()
         policy.fit_normalizer({**dataset_statistics(learned), **limits})
     else:
         try:
@@ -171,6 +172,7 @@ def _relative_policy(
     found = match_entries(
         task.action_representation, "state", names, positions, sizes, task.absolute_entries, task.poses
     )
+    episodes = episodes.demonstrated()
     state, action = (torch.from_numpy(episodes.arrays[key].astype(np.float64)) for key in ("state", "action"))
     for pose in found.poses:
         pose.check(state, action)

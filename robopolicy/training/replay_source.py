@@ -115,9 +115,9 @@ class ReplaySource:
             episodes = (episodes.demonstrated() if sim is not None else episodes).with_executed_actions()
             algorithm.attach_dataset(episodes)
         spec, exponent = algorithm.sample_spec, context.config.replay.prioritized
-        if episodes is not None and (spec.goals or not algorithm.needs_reward):  # the buffer requires rewards
+        if episodes is not None and (spec.goals or not algorithm.needs_reward):  # the buffer requires some
             zeros = np.zeros(len(episodes), np.float32)
-            episodes = replace(episodes, arrays={"reward": zeros, **episodes.arrays})
+            episodes = replace(episodes, arrays={**episodes.arrays, "reward": zeros})
         device, offline = memory_device(context.config.replay, context.device, sim, episodes), None
         if episodes is not None:
             kind = GoalReplay if spec.goals else HindsightReplay if context.config.replay.hindsight else Replay

@@ -22,7 +22,7 @@ from robopolicy.text.engines import ENGINES, NATIVE
 from robopolicy.text.evaluation import pass_at_k
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe
-from robopolicy.text.rollouts.async_queue import BoundedStaleness, RolloutQueue, RolloutWorkers
+from robopolicy.text.rollouts.async_queue import BoundedStaleness, NoUsableGroupsError, RolloutQueue, RolloutWorkers
 from robopolicy.text.rollouts.collector import DEFAULTS, Batch, Collector
 from robopolicy.text.rollouts.protocols import (
     PromptPool,
@@ -42,6 +42,7 @@ from robopolicy.training.workers import RemoteRolloutEnv, packed_weights, start_
 
 MAX_SHOWN_ERRORS = 5  # printed reward errors per update
 MAX_EMPTY_BATCHES = 20  # batches without a usable group before the run fails
+DRAWS_PER_PROMPT = 4  # draws in the search for different prompts
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,11 @@ class TextRolloutSource(TextSource):
         self.annotators = algorithm.annotators()
         self._annotator_generator = torch.Generator().manual_seed(seed + 1)
         self._annotator_tokens = 0  # tokens of the annotators; the environment counts its own, possibly in a thread
-        seeds = range(seed, seed + algorithm.config.num_prompts)
-        self.pool = TextPromptPool([Task(key, payload=self.task.training_seed(key)) for key in seeds], task=self.task)
-        plain = algorithm.recipe.rollout
+        config = algorithm.config
+        self.pool = TextPromptPool(
+            training_prompts(self.task, seed, config.num_prompts, config.prompts_per_update), task=self.task
+        )
+        plain = {"temperature": algorithm.policy.config.temperature, **algorithm.recipe.rollout}
         try:
             size = algorithm.group_size
             self.collector = Collector(
@@ -115,10 +118,7 @@ class TextRolloutSource(TextSource):
             if groups:
                 break
         else:
-            raise UserError(
-                f"None of {MAX_EMPTY_BATCHES} batches had a usable group: {self._failure_reason()}; fix the reward of "
-                f"{self.task.name}, raise algorithm.sft_updates, or choose another recipe."
-            )
+            raise self._no_usable_groups()
         self._batch = self._make_batch(groups)
         completed, self.env.completed = self.env.completed, []
         self._update_metrics(completed)
@@ -170,9 +170,13 @@ class TextRolloutSource(TextSource):
             self.collector.observe(self._batch, self.algorithm.advantage.cpu(), self.algorithm.influence)
         self._batch = None
 
-    def _failure_reason(self) -> str:
+    def _no_usable_groups(self) -> UserError:
         reward_errors = self.env.reward_runner.pop_errors()
-        return f"their rewards failed ({reward_errors[0]})" if reward_errors else "all rewards of a group are equal"
+        reason = f"their rewards failed ({reward_errors[0]})" if reward_errors else "all rewards of a group are equal"
+        return UserError(
+            f"None of {MAX_EMPTY_BATCHES} batches had a usable group: {reason}; fix the reward of {self.task.name}, "
+            "raise algorithm.sft_updates, or choose another recipe."
+        )
 
     def _update_metrics(self, completed: Sequence[Trajectory]) -> None:
         """Update the metrics and print the reward errors since the last batch."""
@@ -195,10 +199,17 @@ class TextRolloutSource(TextSource):
             "chance": self._annotator_generator.get_state(),
             "generated": self.generated,
             "env_steps": self.env_steps,
+            "prompts": len(self.pool.tasks),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> bool:
-        """Restore `state_dict`."""
+        """Restore `state_dict`; a state with another number of prompts raises a UserError."""
+        found, count = state.get("prompts", self.algorithm.config.num_prompts), len(self.pool.tasks)
+        if found != count:
+            raise UserError(
+                f"This run was saved by an earlier version with {found} prompts instead of {count} different ones; "
+                "continue from its weights with init_from."
+            )
         self.collector.load_state_dict(state["collector"])
         self.env.generator.set_state(state["generator"])
         self._annotator_generator.set_state(state["chance"])
@@ -211,6 +222,25 @@ class TextRolloutSource(TextSource):
         """Stop the reward threads."""
         super().close()
         self.env.reward_runner.close()
+
+
+def training_prompts(task: TextTask, seed: int, count: int, least: int) -> list[Task]:
+    """Return the first `count` training problems from `seed` with different contents.
+
+    Tasks with fewer problems have fewer prompts, but at least `least`, some of them equal. Problems with a
+    `hidden_state`, e.g. a scene, are different even if their contents are equal.
+    """
+    found: dict[str | int, Task] = {}
+    for key in range(seed, seed + DRAWS_PER_PROMPT * count):
+        problem = task.training_seed(key)
+        found.setdefault(key if task.hidden_state else task.content(problem), Task(key, payload=problem))
+        if len(found) == count:
+            break
+    prompts = {prompt.key: prompt for prompt in found.values()}
+    for key in range(seed, seed + least):
+        if len(prompts) < least:
+            prompts.setdefault(key, Task(key, payload=task.training_seed(key)))
+    return [prompts[key] for key in sorted(prompts)]
 
 
 def allowed_age(algorithm: TextRecipe) -> Staleness:
@@ -265,7 +295,8 @@ class AsyncTextRolloutSource(TextRolloutSource):
         self.env = self._env(self._worker_policy)
         self._remote: list[RemoteRolloutEnv] = []
         self._workers: RolloutWorkers | None = None  # started at the first batch, after a resume has loaded weights
-        self.queue = RolloutQueue(allowed_age(algorithm), algorithm.config.prompts_per_update)
+        count = algorithm.config.prompts_per_update
+        self.queue = RolloutQueue(allowed_age(algorithm), count, max_dropped=MAX_EMPTY_BATCHES * count)
 
     def _start(self) -> RolloutWorkers:
         config = self.algorithm.config
@@ -301,6 +332,8 @@ class AsyncTextRolloutSource(TextRolloutSource):
         try:
             return self.queue.get(self.algorithm.config.prompts_per_update)
         except RuntimeError as error:
+            if isinstance(error.__cause__, NoUsableGroupsError):
+                raise self._no_usable_groups() from error
             if isinstance(error.__cause__, UserError):  # e.g. a recipe requires a capability that these workers lack
                 raise error.__cause__ from error
             if isinstance(error.__cause__, MissingField):

@@ -60,8 +60,22 @@ class WorldManifest:
     def require(self, folder: str | Path) -> None:
         """Raise a UserError if the world model in `folder` has failed its tests or was not tested."""
         if not self.gate:
-            raise UserError(f"World model {folder} was not tested; train it to the end or run 'worldmodel eval'.")
+            raise UserError(f"World model {folder} was not tested; train it to the end: worldmodel train --resume RUN.")
         Verdict(self.gate["passed"], tuple(self.gate["reasons"])).require(f"World model {folder}")
+
+    def require_success(self, *, judge: bool) -> None:
+        """Raise a UserError if rollouts would predict neither success nor return; `judge`: another detector is used."""
+        entry = get_task(self.task)
+        if entry.success == "none":
+            raise UserError(
+                f"{entry.name} has no success, only returns, and a world model predicts neither rewards nor returns; "
+                "use the simulator ('worldmodel eval' tests the predicted frames)."
+            )
+        if not judge and self.training.get("failures", 0.0) is None:
+            raise UserError(
+                "The videos of the world model record no success, so that it predicts neither success nor return; "
+                "choose a judge, or train it on videos with success."
+            )
 
     def refusal(self, folder: str | Path) -> str:
         """Return the message of `require`; empty if the world model has passed its tests."""
@@ -175,11 +189,13 @@ def world_sim(
     """Create the simulator of the task `name` from a world model, with the initial states of the real task.
 
     Raises:
-        UserError: The model belongs to another task, or `options.world` is not supported.
+        UserError: The model belongs to another task, predicts neither success nor return, or does not support
+            `options.world`.
     """
     entry, spec, world = get_task(name), model.spec, options.world
     if manifest.task != entry.name:
         raise UserError(f"The world model was trained on {manifest.task}; it cannot simulate {entry.name}.")
+    manifest.require_success(judge=bool(world.judge))
     several = len(model.members) if isinstance(model, EnsembleWorldModel) else _samples(model)
     if (world.penalty or world.max_uncertainty) and several < 2:
         raise UserError(

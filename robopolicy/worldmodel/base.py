@@ -2,7 +2,7 @@
 
 A subclass encodes and decodes frames, samples the next latents and predicts success; the base class implements the
 contract (`reset`, `step`, `judge`). On the CPU, videos are encoded separately and predicted in batches of `rows`, each
-in the slot that its seed determines, because rounding depends on the batch size. On a device, a call has up to
+in the slot that its state determines, because rounding depends on the batch size. On a device, a call has up to
 `DEVICE_ROWS` videos.
 """
 
@@ -125,7 +125,7 @@ class LatentVideoModel(nn.Module, ABC):
     def _next(self, state: WorldState, chunk: Tensor) -> tuple[WorldState, Frames]:
         """Predict the frames of one call."""
         if self.device.type == "cpu":
-            calls = assign_slots(state.seeds.tolist(), self.config.rows)
+            calls = assign_slots((state.seeds if state.slots is None else state.slots).tolist(), self.config.rows)
             parts = [self._call(state.select(torch.tensor(call.members)), chunk[call.members]) for call in calls]
             order = torch.tensor([index for call in calls for index in call.seated]).argsort()
             kept = [[value[call.places] for value in part] for call, part in zip(calls, parts, strict=True)]
@@ -141,7 +141,8 @@ class LatentVideoModel(nn.Module, ABC):
             "actions": torch.cat([state.memory["actions"], chunk], 1)[:, 1 - context :][:, : context - 1],
         }
         images = dict(zip(self.spec.cameras, views, strict=True))
-        return WorldState(state.seeds, state.steps + chunk.shape[1], memory), Frames(images, proprio, uncertainty)
+        after = WorldState(state.seeds, state.steps + chunk.shape[1], memory, state.slots)
+        return after, Frames(images, proprio, uncertainty)
 
     def _call(self, state: WorldState, chunk: Tensor) -> tuple[Tensor, ...]:
         """Return latents, state vectors, uncertainties and images of the next frames."""

@@ -60,17 +60,22 @@ class WorldState:
     seeds: Tensor  # (B,) int64, keys of the randomness of each row
     steps: Tensor  # (B,) int64, frames predicted so far
     memory: Mapping[str, Tensor]  # {name: (B, ...)} specific to the model: latents, past actions, ...
+    slots: Tensor | None = None  # (B,) int64, slots of rows in calls of a fixed size (`assign_slots`); None: the seeds
 
     def select(self, rows: Tensor) -> WorldState:
         """Return the videos `rows`: indices `(R,)`, which may repeat to branch, or a mask `(B,)`."""
         memory = {key: value[rows.to(value.device)] for key, value in self.memory.items()}
-        return WorldState(self.seeds[rows.to(self.seeds.device)], self.steps[rows.to(self.steps.device)], memory)
+        slots = None if self.slots is None else self.slots[rows.to(self.slots.device)]
+        return WorldState(self.seeds[rows.to(self.seeds.device)], self.steps[rows.to(self.steps.device)], memory, slots)
 
     def put(self, rows: Tensor, other: WorldState, active: Tensor) -> WorldState:
         """Return a copy with the videos `rows` replaced by `other`, see `put_rows`."""
         memory = {key: put_rows(value, rows, other.memory[key], active) for key, value in self.memory.items()}
         seeds = put_rows(self.seeds, rows, other.seeds, active)
-        return WorldState(seeds, put_rows(self.steps, rows, other.steps, active), memory)
+        slots = self.slots
+        if slots is not None and other.slots is not None:
+            slots = put_rows(slots, rows, other.slots, active)
+        return WorldState(seeds, put_rows(self.steps, rows, other.steps, active), memory, slots)
 
 
 def put_rows(value: Tensor, rows: Tensor, new: Tensor, active: Tensor) -> Tensor:

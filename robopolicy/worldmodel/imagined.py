@@ -3,8 +3,9 @@
     planner = ImaginedPolicy(base, VideoDynamics(world, world.judge, shapes), ShootingConfig(candidates=8))
 
 The policy proposes N chunks. The model rolls out each of them, and the policy continues for `depth` decisions in all;
-the chunk with the highest predicted return is executed. Refinement samples N more chunks around the best ones
-(cross-entropy method). One candidate without refinement is the base policy.
+the chunk with the highest predicted return is executed. All chunks of one decision have the same noise, and in an
+ensemble the mean return of all members. Refinement samples N more chunks around the best ones (cross-entropy method).
+One candidate without refinement is the base policy.
 
 Use it where the model ranks actions better than the policy. A useless model picks randomly among samples of the policy,
 which only costs time; refinement can leave the distribution of the policy.
@@ -15,7 +16,7 @@ on it; here the model predicts frames or states, and a success detector or a rew
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -26,16 +27,22 @@ from robopolicy.constraints import NonNegativeInt, PositiveFraction, PositiveInt
 from robopolicy.errors import UserError
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.policies.base import Observation, Policy, Sample
-from robopolicy.policies.noise import Randomness, normal, row_generator
+from robopolicy.policies.noise import Randomness, draw_seeds, normal, row_generator
 from robopolicy.policies.wrappers.best_of_n import Candidates
 from robopolicy.worldmodel.contract import SuccessDetector, VideoWorldModel, first_frames
+from robopolicy.worldmodel.latent import EnsembleWorldModel
 
 
 class LearnedDynamics(Protocol):
     """Model interface for planning."""
 
-    def begin(self, obs: Observation) -> Any:
-        """Return the model state for the newest observations `{key: (R, ...)}`."""
+    @property
+    def members(self) -> Sequence[LearnedDynamics]:
+        """Members of an ensemble, whose returns are averaged; else the model itself."""
+        ...
+
+    def begin(self, obs: Observation, seeds: Tensor) -> Any:
+        """Return the model state for the newest observations `{key: (R, ...)}`; rows of one seed `(R,)` share noise."""
         ...
 
     def step(self, state: Any, actions: Tensor) -> tuple[Any, Observation, Tensor]:
@@ -50,7 +57,12 @@ class FunctionDynamics:
     # `function(obs, action) -> (obs, reward)`: `{key: (R, ...)}` and `(R, A)` to the next ones and `(R,)`
     function: Callable[[Observation, Tensor], tuple[Observation, Tensor]]
 
-    def begin(self, obs: Observation) -> Observation:
+    @property
+    def members(self) -> Sequence[LearnedDynamics]:
+        """The model itself."""
+        return (self,)
+
+    def begin(self, obs: Observation, seeds: Tensor) -> Observation:
         """Return the observations, which are the state."""
         return obs
 
@@ -77,14 +89,23 @@ class VideoDynamics:
         images = {IMAGE_PREFIX + camera: (3, model.spec.size, model.spec.size) for camera in model.spec.cameras}
         self.observation = {key: tuple(observation[key]) for key in model.spec.proprio} | images
 
-    def begin(self, obs: Observation) -> tuple[Any, Tensor]:
-        """Start a video at the newest frame; row i uses the seed i."""
+    @property
+    def members(self) -> Sequence[LearnedDynamics]:
+        """Members of an ensemble, with the shared success detector."""
+        if not isinstance(self.model, EnsembleWorldModel):
+            return (self,)
+        return [VideoDynamics(member, self.judge, self.observation) for member in self.model.members]
+
+    def begin(self, obs: Observation, seeds: Tensor) -> tuple[Any, Tensor]:
+        """Start a video at the newest frame."""
         spec, device = self.model.spec, next(iter(obs.values())).device
         images = {camera: obs[IMAGE_PREFIX + camera] for camera in spec.cameras}
         rows = len(next(iter(images.values())))
         vectors = [obs[key].flatten(1) for key in spec.proprio]
         proprio = torch.cat(vectors, 1) if vectors else torch.zeros(rows, 0, device=device)
-        state = self.model.reset(*first_frames(spec, images, proprio), seeds=torch.arange(rows))
+        state = self.model.reset(*first_frames(spec, images, proprio), seeds=seeds)
+        if state.seeds.device.type == "cpu":  # rows of one seed would have one slot, and thus a network call each
+            state = replace(state, slots=torch.arange(rows))
         return state, self._score({camera: view[:, None] for camera, view in images.items()}, proprio[:, None])
 
     def step(self, state: tuple[Any, Tensor], actions: Tensor) -> tuple[tuple[Any, Tensor], Observation, Tensor]:
@@ -145,8 +166,8 @@ class ImaginedPolicy(Policy):
     @property
     def nfe(self) -> int:
         """Network evaluations of the policy; evaluations of the model are not counted."""
-        config = self.config
-        return self.base.nfe * config.candidates * (1 + (config.depth - 1) * (1 + config.rounds))
+        config, members = self.config, len(self.dynamics.members)
+        return self.base.nfe * config.candidates * (1 + (config.depth - 1) * (1 + config.rounds) * members)
 
     @torch.no_grad()
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
@@ -161,30 +182,39 @@ class ImaginedPolicy(Policy):
         """Return all evaluated chunks `(B, C, H, A)` with their predicted returns."""
         count, config = self.config.candidates, self.config
         chunks = self.base.sample_many(self._base_obs(obs), count, generator=generator)
+        seeds = draw_seeds(len(chunks), generator, chunks.device)
         low, high = chunks.amin(1, keepdim=True), chunks.amax(1, keepdim=True)
-        found = Candidates(chunks, self.imagine(obs, chunks))
+        found = Candidates(chunks, self.imagine(obs, chunks, seeds))
         for _ in range(config.rounds):
             elites = self._elites(found)  # (B, E, H, A)
             mean, std = elites.mean(1, keepdim=True), elites.std(1, unbiased=False, keepdim=True)
             noise = normal((len(mean), count, *mean.shape[2:]), generator, mean.device)
             drawn = torch.minimum(torch.maximum(mean + std * noise, low), high)
             chunks = torch.cat([found.chunks, drawn], 1)
-            found = Candidates(chunks, torch.cat([found.values, self.imagine(obs, drawn)], 1))
+            found = Candidates(chunks, torch.cat([found.values, self.imagine(obs, drawn, seeds)], 1))
         return found
 
-    def imagine(self, obs: Observation, chunks: Tensor) -> Tensor:
-        """Return the discounted predicted rewards `(B, C)` of `chunks` `(B, C, H, A)` and the decisions after them."""
+    def imagine(self, obs: Observation, chunks: Tensor, seeds: Tensor | None = None) -> Tensor:
+        """Return the discounted predicted rewards `(B, C)` of `chunks` `(B, C, H, A)` and the decisions after them.
+
+        All chunks of a row share the noise of its seed `(B,)`, 0 by default. Rewards of an ensemble are averaged.
+        """
+        seeds = torch.zeros(len(chunks), dtype=torch.int64, device=chunks.device) if seeds is None else seeds
+        seeds = seeds.repeat_interleave(chunks.shape[1])
+        returns = [self._returns(member, obs, chunks, seeds) for member in self.dynamics.members]
+        return torch.stack(returns).mean(0)
+
+    def _returns(self, dynamics: LearnedDynamics, obs: Observation, chunks: Tensor, seeds: Tensor) -> Tensor:
+        """Return the discounted rewards `(B, C)` in one model, with the noise of `seeds` `(B C,)`."""
         count, action_horizon, history = chunks.shape[1], self.spec.action_horizon, self.spec.obs_horizon
         rows = {key: value.repeat_interleave(count, 0) for key, value in obs.items()}  # (B C, To, ...)
-        state = self.dynamics.begin({key: value[:, -1] for key, value in rows.items()})
+        state = dynamics.begin({key: value[:, -1] for key, value in rows.items()}, seeds)
         chunk, total = chunks.flatten(0, 1), chunks.new_zeros(len(chunks) * count)
         for decision in range(self.config.depth):
             if decision:
-                # Common random numbers: every row uses the same noise.
-                seeds = torch.zeros(len(chunk), dtype=torch.int64, device=chunk.device)
-                streams = row_generator(seeds, seeds + decision)
+                streams = row_generator(seeds, torch.full_like(seeds, decision))
                 chunk = self.base.act(self._base_obs(rows), deterministic=True, generator=streams)
-            state, predicted, rewards = self.dynamics.step(state, chunk[:, :action_horizon])
+            state, predicted, rewards = dynamics.step(state, chunk[:, :action_horizon])
             steps = decision * action_horizon + torch.arange(action_horizon, device=total.device)
             total = total + (rewards.to(total) * self.config.discount**steps).sum(1)
             for key in predicted.keys() & rows.keys():

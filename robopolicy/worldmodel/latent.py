@@ -245,11 +245,11 @@ class EnsembleWorldModel:
 
     def _merge(self, states: list[WorldState]) -> WorldState:
         memory = {f"{i}.{key}": value for i, state in enumerate(states) for key, value in state.memory.items()}
-        return WorldState(states[0].seeds, states[0].steps, memory)
+        return WorldState(states[0].seeds, states[0].steps, memory, states[0].slots)
 
     def _parts(self, state: WorldState) -> list[WorldState]:
         parts: list[dict[str, Tensor]] = [{} for _ in self.members]
         for name, value in state.memory.items():
             index, _, key = name.partition(".")
             parts[int(index)][key] = value
-        return [WorldState(state.seeds, state.steps, memory) for memory in parts]
+        return [WorldState(state.seeds, state.steps, memory, state.slots) for memory in parts]

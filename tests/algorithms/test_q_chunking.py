@@ -29,6 +29,8 @@ from robopolicy.data.replay import Replay
 from robopolicy.errors import UserError
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
+from robopolicy.policies.wrappers.best_of_n import make_best_of_n
+from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 
 makers = pytest.mark.parametrize("name", MAKERS)
 
@@ -57,6 +59,21 @@ def test_better_mode_is_selected_where_imitation_covers_both(name: str) -> None:
     cloned, improved = first_actions(algorithm.policy), first_actions(algorithm.inference_policy())
     assert 0.2 < float((cloned > 0).float().mean()) < 0.8
     assert float((improved > 0).float().mean()) > 0.9
+
+
+@pytest.mark.parametrize("name", ["qc", "dqc"])
+def test_a_policy_that_starts_from_zero_noise_is_trained_and_explores_with_noise(name: str) -> None:
+    deployed = ZeroNoisePolicy.wrap(flow())
+    algorithm = MAKERS[name](deployed)
+    assert algorithm.policy is deployed.base
+    assert len(algorithm.act({"state": torch.zeros(8, 1, 2)}).chunk.flatten(1).unique(dim=0)) == 8
+    selecting = make_best_of_n(deployed, algorithm.critic) if name == "qc" else algorithm.inference_policy()
+    assert MAKERS[name](selecting).policy is deployed.base
+
+
+def test_fql_clones_a_policy_that_starts_from_zero_noise() -> None:
+    deployed = ZeroNoisePolicy.wrap(flow())
+    assert MAKERS["fql"](deployed).policy is deployed.base
 
 
 def test_chunk_targets_equal_the_return_of_a_deterministic_chain() -> None:

@@ -5,6 +5,7 @@ import torch
 from chunk_bandit import STATISTICS
 from mixed_bandit import batches, mixed, regret
 from td3_learners import (
+    check_a_policy_tau_of_one_removes_the_target_policy,
     check_accepts_only_a_squashed_gaussian_and_sane_settings,
     check_critic_targets_move_only_with_the_actor,
     drawn,
@@ -55,6 +56,10 @@ def test_only_squashed_gaussians_and_valid_settings_are_accepted() -> None:
 def test_critic_targets_move_only_with_the_actor() -> None:
     algorithm = td3_bc()
     check_critic_targets_move_only_with_the_actor(algorithm, drawn(algorithm))
+
+
+def test_a_policy_tau_of_one_removes_the_target_policy() -> None:
+    check_a_policy_tau_of_one_removes_the_target_policy(td3_bc)
 
 
 def test_td3_bc_has_lower_regret_than_imitation_on_mixed_data() -> None:

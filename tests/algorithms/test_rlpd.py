@@ -64,6 +64,11 @@ def test_defaults_match_the_paper() -> None:
     assert rlpd(target_entropy=-1.0).target_entropy == -1.0
 
 
+def test_target_std_sets_the_target_entropy_in_full() -> None:
+    expected = 4 * math.log(0.15 * math.sqrt(2 * math.pi * math.e))  # two executed steps of two dimensions
+    assert rlpd(target_std=0.15).target_entropy == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("name", ["rlpd", "cal_ql", "expo", "dsrl_sac", "dsrl_na"])
 def test_the_first_entropy_bonus_of_learners_from_sparse_rewards_is_small_against_a_return_of_one(name: str) -> None:
     """The bonus is largest for uniform actions: log 2 per dimension, here of chunks of four actions of lift."""

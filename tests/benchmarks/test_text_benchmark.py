@@ -7,14 +7,14 @@ pytest.importorskip("transformers")
 from benchmarks import common
 from benchmarks.study_table import tabulate
 from benchmarks.text import rates
-from benchmarks.text.cell import HELD_OUT, SEARCHED
+from benchmarks.text.cell import HELD_OUT, SEARCHED, problems
 from benchmarks.text.mechanism import KINDS
 from benchmarks.text.recipes import BASELINE, RECIPES, arms
 from benchmarks.text.study import IMITATION, NULL_SEEDS, SEEDS, STUDY
 from benchmarks.text.tasks import TASKS
 from robopolicy.core.recipe_keys import DEFAULTS
 from robopolicy.recipe_files import read_recipe
-from robopolicy.sim.registry import get_task
+from robopolicy.sim.registry import SimOptions, get_task, make_sim
 
 PROBLEMS, SAMPLES, RATE = 40, 8, 1e-3
 
@@ -131,6 +131,14 @@ def test_the_first_cell_of_an_arm_runs_its_search(tmp_path, monkeypatch):
     monkeypatch.setattr("benchmarks.text.cell.run_cell", run_cell)
     lr = [STUDY.run(("ppo", "arithmetic", seed), tmp_path)["lr"] for seed in (1, 2)]
     assert lr == [3e-4, 3e-4] and ran == [(0, 1e-3), (0, 3e-4), (1, 3e-4), (2, 3e-4)]
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_rates_are_chosen_on_other_problems_than_the_evaluation(name):
+    task = make_sim(TASKS[name].task, SimOptions(num_envs=1)).task
+    seeds = [problems(task, first) for first in (HELD_OUT, SEARCHED)]
+    evaluated, searched = ({task.content(task.held_out_seed(seed)) for seed in side} for side in seeds)
+    assert len(evaluated) == len(searched) == 200 and not evaluated & searched
 
 
 def test_recipes_learn_from_rollouts_of_existing_tasks():

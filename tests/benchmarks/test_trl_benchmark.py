@@ -13,15 +13,22 @@ def run(side, seed, speed, memory, right):
     return {"side": side, "seed": seed, "updates": 3, **figures, "correct": [1] * right + [0] * (100 - right)}
 
 
-RUNS = [run("robopolicy", 1, 300.0, 600.0, 60), run("trl", 1, 100.0, 1000.0, 60)]
+OURS = [run("robopolicy", seed, 300.0, 600.0, 60) for seed in (1, 2)]
+RUNS = [*OURS, *(run("trl", seed, 100.0, 1000.0, 60) for seed in (1, 2))]
 
 
 def test_figures_are_ratios_of_robopolicy_to_trl():
     found = comparison.figures(RUNS)
     assert found["speed"]["value"] == 3.0 and found["memory"]["value"] == 0.6
     assert found["reached"] == {"speed": True, "memory": True, "agree": True}
-    slow = comparison.figures([RUNS[0], run("trl", 1, 290.0, 650.0, 20)])
+    slow = comparison.figures([*OURS, *(run("trl", seed, 290.0, 650.0, 20) for seed in (1, 2))])
     assert slow["reached"] == {"speed": False, "memory": False, "agree": False}
+
+
+def test_trainers_agree_over_seeds():
+    unlike = [run("trl", seed, 100.0, 1000.0, right) for seed, right in ((1, 50), (2, 70))]
+    found = comparison.figures([*OURS, *unlike])
+    assert found["accuracy_difference"]["value"] == pytest.approx(0) and not found["reached"]["agree"]
 
 
 def test_rows_name_both_sides():

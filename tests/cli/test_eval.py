@@ -59,6 +59,14 @@ def test_two_policies_are_compared_and_printed_as_json(make_checkpoint, tmp_path
     assert printed["results"]["expert"]["success"] == 1.0 and printed["results"]["expert"]["low"] > 0.8
 
 
+def test_two_policies_are_not_compared_on_one_episode(make_checkpoint, tmp_path):
+    out = tmp_path / "out"
+    argv = ["eval", make_checkpoint("ckpt"), "expert", "--episodes", "1", "--video", "0", "--out", str(out)]
+    assert main(argv) == 0
+    report = json.loads((out / "report.json").read_text())
+    assert report["comparison"] is None and len(report["results"]) == 2
+
+
 def test_success_of_the_last_step_is_an_option(make_checkpoint, tmp_path):
     out = tmp_path / "out"
     argv = ["eval", make_checkpoint("ckpt"), "--episodes", "4", "--out", str(out), "--video", "0"]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from robopolicy.cli.main import main
+from robopolicy.data.collect import collect
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
@@ -84,6 +85,17 @@ def test_ope_play_evaluates_each_policy_in_simulation_and_prints_sharpe_ratios(r
     assert text.count("evaluated in the simulator") == 2 and "SharpeRatio@k" in text and "k = 3" in text
 
 
+@pytest.mark.parametrize(("option", "expected"), [([], 50_000), (["--play-seed", "7"], 7)])
+def test_played_episodes_are_not_the_ones_that_select_checkpoints(runs, monkeypatch, option, expected):
+    seeds = []
+    monkeypatch.setattr(
+        "robopolicy.data.collect.collect",
+        lambda *args, seed, **kw: seeds.append(seed) or collect(*args, seed=seed, **kw),
+    )
+    argv = ["ope", str(runs / "first"), "--logs", str(runs / "logs"), "--steps", "5", "--play", "2", *option]
+    assert main(argv) == 0 and seeds == [expected]
+
+
 def test_ope_compares_policies_on_logs_of_a_random_policy(runs, capsys):
     logs = ["--policy", "random", "--keep-failures", "--episodes", "20", "--out", str(runs / "random")]
     assert main(["collect", TASK, *logs]) == 0
@@ -109,7 +121,7 @@ def test_bad_options_are_refused_in_one_line(runs, options, message, capsys):
 
 
 def test_simulator_options_are_refused_without_play(runs, refused):
-    for option in (["--num-envs", "2"], ["--reward", "shaped"], ["--backend", "auto"]):
+    for option in (["--num-envs", "2"], ["--reward", "shaped"], ["--backend", "auto"], ["--play-seed", "7"]):
         assert f"{option[0]} has no effect without --play" in refused("ope", "x", "--logs", "y", *option)
 
 

@@ -89,6 +89,13 @@ def test_rank_compares_real_and_predicted_results_per_start(folder, capsys):
     assert {file.name for file in (folder / "rank").iterdir()} >= {"ranking.json", "scatter.png", "films.mp4"}
 
 
+@pytest.mark.parametrize("action", ["rank", "play"])
+def test_default_episodes_are_not_the_ones_that_select_checkpoints(action, capsys):
+    with pytest.raises(SystemExit):
+        main(["worldmodel", action, "--help"])
+    assert "seed of the first episode (default: 50000)" in " ".join(capsys.readouterr().out.split())
+
+
 def test_eval_runs_inside_the_world_model(folder, capsys, refused):
     backend = ["--task", "push", "--backend", f"worldmodel:{folder / 'passed'}", "--episodes", "3", "--video", "0"]
     assert main(["eval", "random", *backend, "--out", str(folder / "eval"), "--json"]) == 0

@@ -5,6 +5,7 @@ import torch
 
 from robopolicy.core.advantage import outcome
 from robopolicy.core.decisions import Decisions, by_trajectory
+from robopolicy.core.group_statistics import InformativeScale
 from robopolicy.core.recipe import Recipe
 from robopolicy.core.registry import build
 from robopolicy.core.selection import SELECTORS
@@ -48,3 +49,18 @@ def test_empty_selection_has_no_advantage_and_skips_later_selectors() -> None:
     recipe = Recipe.from_dict({"select": ["mixed", "successes"], "advantage": [{"name": "scale", "scope": SCOPE}]})
     rows = recipe.select(agreed)
     assert len(rows) == 0 and recipe.advantage(agreed.select(rows)).shape == (0, 1)
+
+
+def test_masked_rollouts_have_no_outcome():
+    mask = torch.ones(8, 3, dtype=torch.bool)
+    mask[0] = False
+    reward = torch.zeros(8, 3)
+    reward[:6, -1] = 1.0  # the first group is solved, also by the masked rollout
+    decisions = Decisions(torch.zeros(8, 3), mask=mask, reward=reward, group=torch.arange(8) // 4)
+    assert build("selector", "mixed")(decisions, None).tolist() == [4, 5, 6, 7]
+    advantage = torch.tensor([[0.0]] * 6 + [[1.0]] * 2)
+    assert InformativeScale()(advantage, decisions)[-1].item() == 3.5  # 7 rollouts count
+    tracked = build("stage", {"name": "tracker_baseline", "tracker": {"name": "beta"}})
+    tracked.observe(decisions.with_fields(group=torch.arange(8)))
+    before, solved = tracked.tracker.read(torch.tensor([9, 1])).tolist()
+    assert tracked.tracker.read(torch.tensor([0])).item() == before < solved

@@ -13,8 +13,8 @@ import pytest
 
 from robopolicy.cli.main import main
 from robopolicy.data.compatibility import check_dataset, recorded_spec
-from robopolicy.data.episodes import Episodes
-from robopolicy.data.formats import open_dataset
+from robopolicy.data.episodes import Episode, Episodes
+from robopolicy.data.formats import open_dataset, write_dataset
 from robopolicy.data.formats.lerobot import read_lerobot
 from robopolicy.data.formats.mapping import DatasetMapping, FeatureMapping
 from robopolicy.errors import UserError
@@ -67,6 +67,18 @@ def test_datasets_keep_the_type(tmp_path: Path, refused: Callable[..., str]) -> 
         Episodes.concat(parts)
     line = refused("data", "merge", tmp_path / "delta", tmp_path / "absolute", "--out", tmp_path / "both")
     assert "Actions are absolute in" in line
+
+
+@pytest.mark.parametrize("format", ["npz", "zarr", "robomimic", "minari"])
+def test_every_format_that_is_written_keeps_the_type(format: str, tmp_path: Path) -> None:
+    pytest.importorskip("zarr", reason="needs robopolicy[zarr]")
+    arrays = {"state": np.zeros((3, 2)), "action": np.zeros((3, 1)), "reward": np.zeros(3)}
+    episode = Episode(arrays | {"terminated": np.zeros(3, np.bool_), "closing": np.arange(3) == 2})
+    path = tmp_path / {"npz": "x.npz", "zarr": "x.zarr", "robomimic": "x.hdf5", "minari": "x-v0"}[format]
+    for kind in ("delta", ""):
+        write_dataset(path.with_stem(f"{kind}{path.stem}"), format, [episode], 0.1, {}, kind)
+        with open_dataset(path.with_stem(f"{kind}{path.stem}")) as dataset:
+            assert dataset.read().action_type == kind
 
 
 def test_a_simulator_of_the_other_type_is_refused(tmp_path: Path) -> None:

@@ -57,6 +57,25 @@ def assert_equal(found: Episodes, expected: Episodes) -> None:
     assert found.control_dt == expected.control_dt and found.names == expected.names
 
 
+def test_features_whose_videos_would_lie_elsewhere_are_not_copied(folders: Path, tmp_path: Path) -> None:
+    source = tmp_path / "hostile"
+    shutil.copytree(folders / "first", source)
+    file, name = source / "meta/info.json", "../../../elsewhere"
+    info = json.loads(file.read_text())
+    info["features"][name] = {"dtype": "video", "shape": [16, 16, 3], "names": None}
+    info["video_path"] = "meta/info.json"
+    file.write_text(json.dumps(info))
+    file = next((source / "meta/episodes").glob("*/*.parquet"))
+    table = pq.read_table(file)
+    for entry in ("chunk_index", "file_index", "from_timestamp"):
+        table = table.append_column(f"videos/{name}/{entry}", pa.array([0] * len(table)))
+    pq.write_table(table, file)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match="which is no name of a folder"), EpisodeCopier(tmp_path / "sub/out") as copier:
+        copier.add(source)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_merged_and_filtered_datasets_equal_the_episodes_of_their_sources(folders: Path, tmp_path: Path) -> None:
     first, second = (read_lerobot(folders / name) for name in ("first", "second"))
     with EpisodeCopier(tmp_path / "both", command="data merge") as copier:

@@ -14,6 +14,7 @@ from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.formats.lerobot import LeRobotWriter, read_lerobot
 from robopolicy.data.replay import Replay
 from robopolicy.errors import UserError
+from robopolicy.policies.noise import row_generator
 from robopolicy.sim.contract import Observation, SimSpec, Step, TensorSpec, VectorSim
 
 
@@ -112,6 +113,19 @@ def test_noise_disturbs_the_motion_but_not_the_recorded_action() -> None:
     moved = np.diff(arrays["state"][:, 0])
     assert (moved < 1.0).any()
     assert (arrays["action"][:4] == 1.0).all()
+
+
+def test_noise_differs_from_the_noise_of_the_policy() -> None:
+    drawn = []
+
+    def noisy(sim: VectorSim, obs: Observation) -> Tensor:
+        drawn.append(row_generator(sim.episode_seed, sim.episode_step).normal((sim.num_envs, 1)))
+        return torch.zeros(sim.num_envs, 1)
+
+    sink = Sink()
+    collect(Walk(1), noisy, sink, episodes=8, seed=4, only_success=False, noise=0.1)
+    disturbance = np.concatenate([episode.arrays["executed"][:, 0] for episode in sink.episodes])
+    assert abs(np.corrcoef(torch.cat(drawn)[:, 0].numpy(), disturbance)[0, 1]) < 0.3
 
 
 def test_replay_of_a_noisy_dataset_uses_the_executed_actions(tmp_path: Path) -> None:

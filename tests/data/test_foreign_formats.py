@@ -351,6 +351,15 @@ def test_the_card_of_a_foreign_dataset_equals_that_of_its_conversion(
     assert cards[0] == cards[1] == cards[2] and "image.image" in cards[0]["features"]
 
 
+@pytest.mark.parametrize("format", ["npz", "zarr", "robomimic", "minari"])
+def test_keys_that_become_one_name_are_refused(format: str, tmp_path: Path) -> None:
+    arrays = {"front": np.zeros((3, 2)), "image.front": np.zeros((3, 3, 4, 4), np.uint8), "action": np.zeros((3, 1))}
+    flags = {"reward": np.zeros(3), "terminated": np.zeros(3, np.bool_), "closing": np.arange(3) == 2}
+    with pytest.raises(UserError, match=r"stores 'front' and 'image\.front' under one name"):
+        write_dataset(tmp_path / "x-v0", format, [Episode(arrays | flags)], 0.1, {})
+    assert not [*tmp_path.iterdir()]
+
+
 def test_our_facts_survive_formats_without_a_place_for_them(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     parts = [

@@ -1,3 +1,4 @@
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -6,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.formats.lerobot import LeRobotWriter, read_lerobot, write_lerobot
@@ -202,6 +204,10 @@ def test_damaged_files_give_one_clear_line(tmp_path: Path, name: str, damage: st
         (lambda info: info["features"]["action"].update(shape=[7]), "column 'action' must hold 7 numbers in every"),
         (lambda info: info["features"].update(closing=info["features"]["action"]), "column 'closing' is missing"),
         (lambda info: info.update(data_path="{chunk_index.__class__}"), "'data_path' must be a file path"),
+        *(
+            (lambda info, name=name: info["features"].update({name: info["features"]["action"]}), "no name of a folder")
+            for name in ("../../x", "a\\b", "a\0", "..", ".", "")
+        ),
     ],
 )
 def test_invalid_metadata_gives_a_clear_error(tmp_path: Path, change: Any, message: str) -> None:
@@ -266,6 +272,21 @@ def test_paths_outside_of_the_dataset_are_refused(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace('"data/chunk', '"../data/chunk'))
     with pytest.raises(UserError, match="outside"):
         read_lerobot(tmp_path / "set")
+
+
+def test_depth_images_are_no_colour_images(tmp_path: Path) -> None:
+    """Depth in 16 bits used to become 255 in every channel."""
+    write_lerobot(make_data(), tmp_path / "set", video=False)
+    (file,) = (tmp_path / "set/data").glob("*/*.parquet")
+    table, depth = pq.read_table(file), io.BytesIO()
+    Image.fromarray(np.full((16, 24), 1000, np.uint16)).save(depth, "PNG")
+    name = "observation.images.front"
+    rows = [{"bytes": depth.getvalue(), "path": "x.png"}] * len(table)
+    column = pa.array(rows, table.schema.field(name).type)
+    pq.write_table(table.set_column(table.schema.get_field_index(name), name, column), file)
+    with pytest.raises(UserError, match=f"set: '{name}' has 16 bits of grey") as error:
+        read_lerobot(tmp_path / "set")
+    assert one_line(error)
 
 
 def test_other_formats_are_refused(tmp_path: Path) -> None:

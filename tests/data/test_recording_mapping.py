@@ -129,12 +129,16 @@ def raw_depth(encoding: str, big: bool = False, padding: int = 0) -> Callable[[A
     return fields
 
 
-def packed_depth(store: Any, index: int) -> dict[str, Any]:
-    """Fields of a compressed depth image: 12 bytes of parameters before a PNG."""
-    file = io.BytesIO()
-    Image.fromarray(MILLIMETRES + np.uint16(index)).save(file, "PNG")
-    data = np.frombuffer(bytes(12) + file.getvalue(), np.uint8)
-    return {"header": header(store), "format": "16UC1; compressedDepth png", "data": data}
+def packed_depth(format: str, parameters: int = 0) -> Callable[[Any, int], dict[str, Any]]:
+    """Fields of a compressed depth image: a PNG after so many bytes of parameters."""
+
+    def fields(store: Any, index: int) -> dict[str, Any]:
+        file = io.BytesIO()
+        Image.fromarray(MILLIMETRES + np.uint16(index)).save(file, "PNG")
+        data = np.frombuffer(bytes(parameters) + file.getvalue(), np.uint8)
+        return {"header": header(store), "format": format, "data": data}
+
+    return fields
 
 
 @pytest.mark.parametrize(
@@ -145,9 +149,10 @@ def packed_depth(store: Any, index: int) -> dict[str, Any]:
         (IMAGE, raw_depth("mono16", padding=6)),
         (IMAGE, raw_depth("32FC1")),
         (IMAGE, raw_depth("32FC1", big=True, padding=4)),
-        (PACKED, packed_depth),
+        (PACKED, packed_depth("16UC1; compressedDepth png", 12)),
+        (PACKED, packed_depth("16UC1; png compressed ")),
     ],
-    ids=["16UC1", "16UC1 big-endian", "mono16 padded", "32FC1", "32FC1 big-endian padded", "compressedDepth"],
+    ids=["16UC1", "16UC1 big-endian", "mono16 padded", "32FC1", "32FC1 big-endian padded", "compressedDepth", "png"],
 )
 def test_depth_images_are_metres(kind: str, fields: Callable[[Any, int], dict[str, Any]], tmp_path: Path) -> None:
     """Also through a LeRobotDataset and back."""
@@ -165,12 +170,24 @@ def test_depth_images_are_metres(kind: str, fields: Callable[[Any, int], dict[st
     assert np.array_equal(read_lerobot(tmp_path / "set").arrays["depth.front"], depth)
 
 
-def test_depth_is_no_colour_image(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (IMAGE, raw_depth("16UC1"), "'/depth' of episode .* holds no RGB images"),
+        (PACKED, packed_depth("16UC1; png compressed "), "'/depth' of episode .* holds no RGB images"),
+        (PACKED, packed_depth("png"), "'/depth' has 16 bits of grey"),
+        (PACKED, packed_depth("32FC1; compressedDepth png", 12), "32FC1 is not read from compressedDepth"),
+    ],
+    ids=["raw", "16UC1", "png", "32FC1"],
+)
+def test_depth_is_no_colour_image(
+    kind: str, fields: Callable[[Any, int], dict[str, Any]], message: str, tmp_path: Path
+) -> None:
     def content(store: Any, topic: str, index: int) -> dict[str, Any]:
-        return numbers(store, index) if topic == "/state" else raw_depth("16UC1")(store, index)
+        return numbers(store, index) if topic == "/state" else fields(store, index)
 
-    path = write(tmp_path / "bag", {"/state": NUMBERS, "/depth": IMAGE}, [0.0, 0.1, 0.2], content)
-    with pytest.raises(UserError, match=r"'/depth' of episode .* holds no RGB images"):
+    path = write(tmp_path / "bag", {"/state": NUMBERS, "/depth": kind}, [0.0, 0.1, 0.2], content)
+    with pytest.raises(UserError, match=message):
         read(path, tmp_path, f"{BASIC}  image.depth: /depth\n")
 
 

@@ -1,5 +1,7 @@
 """Tests of the sources and weights of replay steps: datasets, mixtures, priorities, saved states."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -70,6 +72,60 @@ def test_from_episodes_equals_adding_every_step(terminated: bool) -> None:
         assert torch.equal(one.obs[key], two.obs[key])
         assert torch.equal(one.next_obs[key], two.next_obs[key])
     assert not one.online.any() and one.obs["state"].dtype == torch.float32
+
+
+def test_final_observations_are_the_successors_of_last_actions() -> None:
+    """The last frame of a truncated episode used to be dropped with its reward, also where its successor is known."""
+    rows, plain = [], episodes()
+    for index in range(plain.num_episodes):
+        part = plain.episode(index)
+        rows.append(part.with_closing_frame({key: part.arrays[key][0] + 1 for key in ("state", "image.front")}))
+    closed = Episodes.from_list(rows, 0.1)
+    order = [3, 0, 2, 4, 1]
+    replay = Replay.from_episodes(closed.without_closing_frames().subset(order), gamma=0.9)
+    place = 0
+    for part in (closed.episode(index).arrays for index in order):
+        count = len(part["action"]) - 1
+        batch = replay.take(torch.arange(place, place + count), request())
+        assert torch.equal(batch.next_obs["state"][:, 0], torch.from_numpy(part["state"][1:]).float())
+        assert torch.equal(batch.next_obs["image.front"][:, 0], torch.from_numpy(part["image.front"][1:]))
+        assert torch.equal(batch.reward, torch.from_numpy(part["reward"][:count]).float())
+        assert bool(batch.discount[-1] == 0) == bool(part["terminated"][-1]) and (batch.discount[:-1] > 0).all()
+        place += count + 1
+    assert len(replay) == place
+    found = closed.without_closing_frames()
+    taken_over = {**found.arrays, "intervention": np.arange(len(found)) % 2 == 0}
+    assert found.final_obs and not replace(found, arrays=taken_over).demonstrated().final_obs  # its episodes are split
+
+
+def test_rewards_on_dropped_frames_are_reported() -> None:
+    """A run on successes of robomimic used to learn without any reward."""
+
+    def one(reward: list[float], terminated: bool = False) -> Episode:
+        arrays = {"state": np.zeros((3, 2)), "action": np.zeros((3, 2)), "reward": np.array(reward)}
+        return Episode(arrays | {"terminated": np.array([False, False, terminated])})
+
+    lost, kept, none = one([0, 0, 1]), one([0, 1, 1]), one([0, 0, 0])
+    with pytest.raises(
+        UserError, match=r"^2 of 2 episodes with rewards have them only on a last frame .*closing: true"
+    ):
+        Replay.from_episodes(Episodes.from_list([lost, none, lost], 0.1))
+    with pytest.warns(UserWarning, match=r"^1 of 2 episodes with rewards have them only on a last frame"):
+        Replay.from_episodes(Episodes.from_list([lost, none, kept], 0.1))
+    for parts in ([kept], [none], [one([0, 0, 1], terminated=True)]):
+        Replay.from_episodes(Episodes.from_list(parts, 0.1))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.float64])
+def test_rewards_and_flags_of_any_type_are_converted(dtype: type) -> None:
+    """Rewards of integers used to reach the critics, and flags of integers to end every episode."""
+    arrays = {"state": np.zeros((9, 1)), "action": np.zeros((9, 1)), "reward": np.ones(9, dtype)}
+    flags = {"bootstrap": np.arange(9).astype(dtype) * 0 + 1, "terminated": np.arange(9) == 8}
+    batch = Replay.from_episodes(Episodes.from_list([Episode(arrays | flags)], 0.1), gamma=0.9).sample(
+        request(steps=2, gamma=0.9), generator()
+    )
+    assert batch.reward.dtype == batch.rewards.dtype == torch.float32 and (batch.reward > 0).all()
+    assert (batch.discount[batch.index < 7] > 0).all()
 
 
 def test_datasets_without_rewards_or_successors_are_refused() -> None:

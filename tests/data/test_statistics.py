@@ -1,11 +1,17 @@
 import json
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from robopolicy.data.compatibility import recorded_spec
 from robopolicy.data.episodes import Episode, Episodes
 from robopolicy.data.statistics import QUANTILES, dataset_statistics, statistics_to_json, vector_statistics
 from robopolicy.errors import UserError
+from robopolicy.training.compose import compose_config
+from robopolicy.training.learner import build_learner
 
 
 def make_data() -> Episodes:
@@ -56,3 +62,28 @@ def test_numbers_whose_squares_overflow_are_refused() -> None:
     """Their standard deviation is infinite, which JSON cannot hold; found by mutated npz files."""
     with pytest.raises(UserError, match=r"finite squares, found 1e\+200"):
         vector_statistics(np.array([[1e200], [-1e200], [0.0]]))
+
+
+@pytest.mark.parametrize("representation", ["absolute", "delta"])
+def test_normalisers_are_fitted_to_the_frames_that_imitation_learns_from(representation: str) -> None:
+    """Where a person took over from a policy, the actions of the policy used to set the range."""
+    rng = np.random.default_rng(0)
+    person = np.arange(40) % 20 >= 10
+    state = rng.uniform(-1, 1, (40, 2)).astype(np.float32)
+    action = (state + np.where(person[:, None], rng.uniform(-0.02, 0.02, (40, 2)), 5.0)).astype(np.float32)
+    arrays = {"state": state, "action": action, "policy_action": action, "intervention": person}
+    names = {"state": ("a", "b"), "action": ("a", "b")}
+    mixed = Episodes(arrays, np.array([20, 40]), ("", ""), np.array([-1, -1]), 0.1, names=names)
+    alone = mixed.demonstrated()
+
+    def fitted(data: Episodes) -> dict[str, Any]:
+        settings = ["task=none", "algorithm=bc", "policy=gaussian", "policy.hidden=[8]", "chunk.horizon=4"]
+        settings += ["chunk.action_horizon=2", "budget.updates=1", f"task.action_representation={representation}"]
+        policy, *_ = build_learner(compose_config(settings), data, recorded_spec(data), torch.device("cpu"))
+        return {name: value for name, value in policy.state_dict().items() if "normalizer" in name}
+
+    assert alone.num_episodes == 2 and fitted(mixed)
+    for name, value in fitted(alone).items():
+        assert torch.equal(fitted(mixed)[name], value), name
+    whole = replace(mixed, arrays={key: array for key, array in arrays.items() if key in ("state", "action")})
+    assert any(not torch.equal(fitted(whole)[name], value) for name, value in fitted(alone).items())

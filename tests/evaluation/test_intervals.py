@@ -12,6 +12,7 @@ from robopolicy.evaluation.intervals import (
     paired_difference,
     paired_rates,
     sample_warning,
+    sign_flip_test,
     sign_test,
     student_mean,
     wilson,
@@ -125,7 +126,7 @@ def test_paired_difference_is_tighter_than_separate_intervals():
     rng = np.random.default_rng(0)
     hard = rng.normal(size=100)  # difficulty of the episode, common to both policies
     result = paired_difference(hard, hard + 0.1 + 0.05 * rng.normal(size=100))
-    assert result.difference.low > 0.08 and result.p_value < 1e-6
+    assert result.difference.low > 0.08 and result.p_value < 1e-3 and result.is_distinct
     assert bootstrap_mean(hard).high > bootstrap_mean(hard + 0.1).low
 
 
@@ -136,6 +137,25 @@ def test_paired_difference_of_successes_is_mcnemar():
     assert (result.wins, result.losses, result.ties) == (5, 1, 4)
     assert result.p_value == pytest.approx(2 * (1 + 6) / 64)
     assert result.difference.estimate == pytest.approx(0.4)
+
+
+def test_a_difference_of_successes_is_distinct_only_if_the_exact_test_agrees():
+    first = np.arange(100) < 40
+    result = paired_difference(first, first | (np.arange(100) >= 95))
+    assert result.difference.low > 0 and result.p_value == pytest.approx(2 / 32) and not result.is_distinct
+
+
+def test_the_test_of_returns_is_about_their_mean():
+    second = np.where(np.arange(100) < 45, 1.0, -0.2)
+    result = paired_difference(np.zeros(100), second)
+    assert (result.wins, result.losses) == (45, 55) and result.p_value < 1e-3 and result.is_distinct
+    assert paired_difference(second, second).p_value == 1 and sign_flip_test(np.array([1.0, -1.0])) == 1
+
+
+def test_the_sign_flip_test_has_the_stated_level():
+    rng = np.random.default_rng(0)
+    found = [sign_flip_test(rng.exponential(size=20) * rng.choice([-1, 1], 20), resamples=199) for _ in range(400)]
+    assert 0.025 < np.mean(np.array(found) <= 0.05) < 0.08
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,9 @@ def test_comparison_sentence_states_the_result():
     assert sentence.startswith("tuned is better than base: +70.0 points of success [")
     assert "better on 70, worse on 0, equal on 30 of 100 common seeds, p < 0.0001." in sentence
     assert "not distinguishable" in compare(base, base).sentence()
-    only_returns = compare(result(None, returns=[1.0, 2.0, 3.0]), result(None, returns=[0.0, 1.5, 2.0]))
+    high, low = ([1.0, 2.0, 3.0, 2.0], [0.0, 1.5, 2.0, 1.0])
+    assert "not distinguishable" in compare(result(None, returns=high), result(None, returns=low)).sentence()
+    only_returns = compare(result(None, returns=high * 2), result(None, returns=low * 2))
     assert only_returns.success is None and "is worse than" in only_returns.sentence()
 
 

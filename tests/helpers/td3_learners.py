@@ -36,10 +36,21 @@ def gradient(algorithm: TD3BC, loss: Tensor) -> Tensor:
 
 
 def check_accepts_only_a_squashed_gaussian_and_sane_settings(make: Callable[..., TD3BC]) -> None:
-    """Heads other than a squashed Gaussian are refused."""
+    """Heads other than a squashed Gaussian and settings without effect are refused."""
     kind = type(make())
     with pytest.raises(UserError, match="squashed"):
         kind(make().config, flow(), total_updates=1)
+    for name, value in (("action_l2", 1.0), ("value_reduction", "mean")):
+        with pytest.raises(UserError, match=f"'{kind.name}' has a fixed form, so algorithm.{name}={value} has no eff"):
+            make(**{name: value})
+
+
+def check_a_policy_tau_of_one_removes_the_target_policy(make: Callable[..., TD3BC]) -> None:
+    """After a step of the actor, the target policy equals the policy."""
+    algorithm = make(policy_tau=1.0, policy_delay=1)
+    algorithm.update(drawn(algorithm))
+    pairs = zip(algorithm.target_policy.parameters(), algorithm.policy.parameters(), strict=True)
+    assert all(torch.equal(target, weights) for target, weights in pairs)
 
 
 def check_critic_targets_move_only_with_the_actor(algorithm: OffPolicy, data: Transitions) -> None:

@@ -30,6 +30,7 @@ from robopolicy.policies.wrappers.residual_edit import (
     ResidualEditPolicy,
     make_residual_edit,
 )
+from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
 from robopolicy.training.checkpoint import load_policy, save_checkpoint, verify_checkpoint
 
 SPEC = PolicySpec({"state": (3,)}, action_dim=2, horizon=4, action_horizon=2)
@@ -118,6 +119,17 @@ def wrappers(base: Policy, critic: QEnsemble) -> dict[str, BestOfNPolicy]:
 
 KINDS = ("selected", "softmax", "optimized", "edited")
 kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.mark.parametrize("kind", ["selected", "optimized", "edited"])
+def test_candidates_of_a_policy_that_starts_from_zero_noise_differ(kind: str) -> None:
+    base, obs = flow(), observations(4)
+    critic, zero = critic_of(base), ZeroNoisePolicy.wrap(base)
+    chunks = wrappers(zero, critic)[kind].samples(obs, generator=seeded())
+    assert chunks.flatten(2).std(1).sum(1).min() > 0
+    assert torch.equal(chunks, wrappers(base, critic)[kind].samples(obs, generator=seeded()))
+    single = make_best_of_n(zero, critic, candidates=1)
+    assert torch.equal(single.act(obs), base.decode(obs, torch.zeros(4, 4, 2)))
 
 
 @pytest.mark.parametrize("make", [flow, gaussian])

@@ -8,7 +8,7 @@ import torch
 from secret_env import SecretSequenceEnv
 
 from robopolicy.core.recipe import Recipe
-from robopolicy.text.rollouts.async_queue import BoundedStaleness, RolloutQueue, RolloutWorkers
+from robopolicy.text.rollouts.async_queue import BoundedStaleness, NoUsableGroupsError, RolloutQueue, RolloutWorkers
 from robopolicy.text.rollouts.collector import Collector
 from robopolicy.text.rollouts.protocols import PromptPool, Task
 
@@ -126,6 +126,18 @@ def test_dropped_groups_free_their_reservation():
     reserved = queue.reserve(2)
     queue.put([], reserved, 2)
     assert queue.reserve(2) is not None
+
+
+def test_the_queue_closes_when_too_many_groups_in_succession_are_dropped():
+    queue = RolloutQueue(BoundedStaleness(1), batch=2, max_dropped=4)
+    group = SecretSequenceEnv().rollout([Task(0)])
+    for groups in ([], [group], []):
+        queue.put(groups, queue.reserve(2), 2)
+    assert len(queue.get(1)) == 1
+    queue.put([], queue.reserve(2), 2)
+    with pytest.raises(RuntimeError) as caught:
+        queue.get(1)
+    assert isinstance(caught.value.__cause__, NoUsableGroupsError) and queue.reserve(1) is None
 
 
 def test_stale_groups_are_dropped():

@@ -94,6 +94,16 @@ def test_failed_grasp_is_reported_and_can_be_repeated():
     task.close()
 
 
+def test_more_than_one_command_per_turn_is_refused(task):
+    turns = PandaTurns()
+    for message in ("grasp;carry pad;release", "grasp;lift"):
+        turn = turns.episode(3).step(message)
+        assert turn.done and turn.reward == 0.0 and turn.reply.endswith(" commands, at most 1.")
+    turns.prepare([turns.episode(3)], ["grasp;lift"])
+    assert not turns._snapshots  # nothing is simulated
+    turns.close()
+
+
 def test_panda_turns_run_in_the_simulator_and_in_the_env():
     sim = make_sim("text/panda_turns", SimOptions(num_envs=3))
     sim.reset(0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from text_forms import SPEC
+from text_forms import CHAT, SPEC
 
 from robopolicy.errors import UserError
 from robopolicy.spec import PolicySpec
@@ -75,6 +75,16 @@ def test_chat_template_formats_the_messages(folder):
     assert shown(policy.tokenizer.reply("next")) == "<|user|>next<|end|><|assistant|>"
     whole = [*policy.tokenizer.prompt(["a"]), *policy.tokenizer.encode("b"), policy.tokenizer.eos]
     assert whole + policy.tokenizer.reply("c") == policy.tokenizer.prompt(["a", "b", "c"])
+
+
+def test_chat_templates_may_trim_the_messages_but_not_replace_them(folder):
+    policy = TextPolicy(TextConfig(pretrained=str(folder), template="chat"), SPEC)
+    tokenizer: Any = policy.tokenizer
+    tokenizer.inner.chat_template = CHAT.replace("message.content", "message.content | trim")  # as Llama 3
+    assert tokenizer.inner.decode(tokenizer.reply(" 4=")) == "<|user|>4=<|end|><|assistant|>"
+    tokenizer.inner.chat_template = CHAT.replace("message.content", "message.content | length")
+    with pytest.raises(UserError, match=r"changes the messages of the assistant.*set policy\.template=plain"):
+        tokenizer.reply("4=")
 
 
 def test_invalid_folders_and_settings_are_refused(tmp_path, folder):
@@ -178,6 +188,19 @@ def test_shared_prompts_change_neither_scores_nor_gradients(policy, folder, kind
     assert len(mine) == len(plain)
     for first, second in zip(mine, plain, strict=True):
         torch.testing.assert_close(first, second, rtol=2e-3, atol=2e-4)
+
+
+def test_shared_prompts_may_fill_the_context_of_learned_positions(folder):
+    policy = TextPolicy(TextConfig(pretrained=str(folder)), SPEC)
+    prompts = [[1] * 100, [1] * 100, [2] * 10, [2] * 10]
+    record = policy.pad_rows(prompts, [[3] * 5, [4] * 28, [5] * 40, [6] * 40])  # 140 places after the longest prompt
+    assert record["tokens"].shape[1] == policy.context == 128
+    found = []
+    for shared in (True, False):
+        vars(policy)["_shares_prompts"] = shared
+        found.append(policy.score(**record, temperature=torch.ones(4)).logp)
+    assert policy.locate(record["tokens"], record["start"], record["mask"]).shared is None
+    torch.testing.assert_close(*found, rtol=0, atol=5e-5)
 
 
 def test_shared_prompts_are_encoded_once_when_that_saves_enough(policy, monkeypatch):

@@ -1,7 +1,9 @@
 """Tests of text training in the common loop: imitation, recipes, failures, overflow, exact resume, command line."""
 
 import json
+import re
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,16 +13,19 @@ from safetensors.torch import load_file
 from robopolicy.cli.main import main
 from robopolicy.core.ratios import importance_weight
 from robopolicy.core.surrogates import SURROGATES
+from robopolicy.errors import UserError
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.sim import TextSim
-from robopolicy.text.task import SingleTurn, TextTask
+from robopolicy.text.task import SingleTurn, TextTask, is_held_out
 from robopolicy.text.text_env import TextEnv
 from robopolicy.training.text_file_source import conversations
-from robopolicy.training.text_rollout_source import AsyncTextRolloutSource, TextRolloutSource
+from robopolicy.training.text_rollout_source import AsyncTextRolloutSource, TextRolloutSource, training_prompts
+from robopolicy_tasks.text.arithmetic import Arithmetic, ArithmeticHard
 from robopolicy_tasks.text.grid import Grid
+from robopolicy_tasks.text.panda import PandaTurns
 
 SMALL = ["policy.width=16", "policy.layers=1", "policy.heads=2", "evaluation.episodes=10", "logging.every=1"]
 FIXED = [word.split("=")[0] for word in SMALL]
@@ -74,21 +79,20 @@ def test_grpo_learns_a_letter_and_drops_rollouts_with_failed_rewards(capsys):
 
 
 def test_task_whose_rewards_always_fail_is_refused():
-    from robopolicy.errors import UserError
-
     class Never(Letter):
         def episode(self, seed):
             return SingleTurn("?", lambda completion: float("nan"))
 
-    algorithm = learner(Never(), group_size=2)
-    with pytest.raises(UserError, match="their rewards failed"):
-        source(Never(), algorithm).next(algorithm)
+    for kind in (TextRolloutSource, AsyncTextRolloutSource):
+        algorithm = learner(Never(), group_size=2, staleness=1)
+        feed = kind(TextSim(Never(), SimOptions(num_envs=1)), algorithm, seed=0)
+        with pytest.raises(UserError, match="None of 20 batches had a usable group: their rewards failed"):
+            feed.next(algorithm)
+        feed.close()
 
 
 @pytest.mark.parametrize("prompt", ["\ud800", "a\0", "a" * 130])
 def test_invalid_prompt_is_named_instead_of_the_recipe(prompt):
-    from robopolicy.errors import UserError
-
     class Odd(Letter):
         prompt_bytes = 200
 
@@ -148,6 +152,49 @@ def test_asynchronous_rollouts_respect_the_staleness_limit():
     assert not again.load_state_dict(state)  # the rollouts differ from the uninterrupted run
     assert again.next(algorithm).version.min() == algorithm.updates
     again.close()
+
+
+def test_asynchronous_rollouts_print_reward_errors(capsys):
+    algorithm = learner(Letter(), group_size=2, staleness=1)
+    feed = AsyncTextRolloutSource(TextSim(Letter(), SimOptions(num_envs=1)), algorithm, seed=0)
+    for _ in range(3):
+        algorithm.update(feed.next(algorithm))
+    feed.close()
+    assert re.search(r"text/letter, prompt \d+: the reward raised \(ZeroDivisionError", capsys.readouterr().err)
+
+
+def test_rollouts_have_the_temperature_of_the_policy_unless_the_recipe_sets_another():
+    algorithm = learner(Grid(), group_size=2)
+    algorithm.policy.config = replace(algorithm.policy.config, temperature=0.5)
+    for expected in (0.5, 2.0):
+        assert set(source(Grid(), algorithm).next(algorithm).extra["temperature"].tolist()) == {expected}
+        algorithm.recipe.rollout["temperature"] = 2.0
+
+
+def test_training_prompts_are_different_problems():
+    for task, count in ((Grid(), 206), (Arithmetic(), 300)):
+        prompts = training_prompts(task, 7, 300, 16)
+        contents = [task.content(prompt.payload) for prompt in prompts]
+        assert len(set(contents)) == len(contents) == count and not any(map(is_held_out, contents))
+        assert prompts == training_prompts(task, 7, 300, 16) and prompts[0] == Task(7, payload=task.training_seed(7))
+    for unchanged in (ArithmeticHard(), PandaTurns()):  # without duplicates, and with scenes that differ
+        keys = range(7, 207)
+        expected = [Task(key, payload=unchanged.training_seed(key)) for key in keys]
+        assert training_prompts(unchanged, 7, 200, 16) == expected
+
+
+def test_a_task_with_few_problems_still_fills_a_batch():
+    assert [prompt.key for prompt in training_prompts(Letter(), 3, 50, 8)] == list(range(3, 11))
+
+
+def test_a_state_with_other_prompts_is_refused():
+    algorithm = learner(Letter(), group_size=2)
+    feed = source(Letter(), algorithm)
+    state = feed.state_dict()
+    assert feed.load_state_dict(state)
+    del state["prompts"]  # as earlier versions wrote it
+    with pytest.raises(UserError, match="saved by an earlier version with 50 prompts instead of 8 different ones"):
+        feed.load_state_dict(state)
 
 
 def test_batch_without_usable_rows_leaves_the_policy_unchanged():

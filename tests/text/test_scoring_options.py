@@ -1,6 +1,8 @@
 """Tests of the `rollout` keys: the learner reads every key that a recipe sets."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,6 +36,12 @@ def learner(recipe, start=None, **settings):
     config = TextRecipeConfig(recipe=recipe, prompts_per_update=4, num_prompts=50, warmup=0, **settings)
     algorithm = TextRecipe(config, start or policy(), total_updates=10)
     return algorithm, TextSim(Grid(), SimOptions(num_envs=1))
+
+
+def test_the_page_of_recipes_lists_the_keys_of_rollout():
+    page = (Path(__file__).parents[2] / "docs" / "text" / "recipes.md").read_text(encoding="utf-8")
+    rows = re.findall(r"(?m)^\| (`.*?) \|", page.split("## Rollouts of a recipe")[1].split("\n\n## ")[0])
+    assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == {*DEFAULTS, *SCORING_OPTIONS}
 
 
 def test_every_key_that_a_recipe_sets_is_read():
@@ -72,6 +80,40 @@ def test_teacher_log_probabilities_are_computed_on_policy_rollouts(other):
     found = algorithm._preprocess(batch).extra["logp_teacher"]
     assert torch.equal(found, score(policy(seed=1), batch).logp)
     assert "actor/kl_to" in algorithm.update(batch)
+
+
+def test_a_teacher_that_cannot_score_the_tokens_of_the_policy_is_refused(folder):
+    hub, chat = (TextPolicy(TextConfig(pretrained=str(folder), template=name), SPEC) for name in ("plain", "chat"))
+    smaller: Any = policy()
+    short: Any = policy()
+    ended: Any = TextPolicy(TextConfig(pretrained=str(folder)), SPEC)
+    smaller.model.resize_token_embeddings(250)
+    short.model.config.max_position_embeddings = 64
+    ended.tokenizer.eos += 1
+    cases = [
+        (policy(), hub, "it has another tokenizer; choose another"),
+        (hub, ended, "it has another tokenizer; choose another"),
+        (hub, chat, "it has template=chat, not plain"),
+        (policy(), smaller, "it has 250 tokens, fewer than the 259 of the policy"),
+        (policy(), short, "a context of 64 tokens, but conversations of this task have up to 100; choose"),
+    ]
+    for student, teacher, message in cases:
+        algorithm, _ = learner("kdrl", start=student)
+        with pytest.raises(UserError, match=f"algorithm.teacher .*{message}"):
+            algorithm.set_teacher(teacher)
+    learner("kdrl", start=hub)[0].set_teacher(TextPolicy(TextConfig(pretrained=str(folder)), SPEC))
+
+
+def test_a_teacher_may_have_more_tokens_and_its_context_is_checked_with_every_batch():
+    algorithm, sim = learner("kdrl", group_size=2)
+    teacher: Any = policy(seed=1)
+    teacher.model.resize_token_embeddings(264)
+    algorithm.set_teacher(teacher)
+    batch = recipe_source(sim, algorithm, 0).next(algorithm)
+    assert "actor/kl_to" in algorithm.update(batch)
+    teacher.model.config.max_position_embeddings = 8
+    with pytest.raises(UserError, match=r"algorithm\.teacher has a context of 8 tokens"):
+        algorithm.update(batch)
 
 
 def test_staleness_selects_the_asynchronous_source():

@@ -105,7 +105,7 @@ def test_invalid_prompt_is_refused_by_name(prompt, message):
         def episode(self, seed):
             return SingleTurn(prompt, float)
 
-    with pytest.raises(UserError, match=f"Prompt 5 of text/faulty {message}"):
+    with pytest.raises(UserError, match=rf"Prompt \d of text/faulty {message}"):
         TextSim(Odd(), SimOptions(num_envs=1)).reset(5)
 
 

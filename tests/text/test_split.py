@@ -12,6 +12,8 @@ from split_rules import check_problems_are_disjoint
 
 from robopolicy.cli.main import main
 from robopolicy.errors import UserError
+from robopolicy.evaluation.actors import RandomActor
+from robopolicy.evaluation.harness import evaluate
 from robopolicy.sim import registry
 from robopolicy.sim.registry import SimOptions, make_sim, task_names
 from robopolicy.text import evaluation
@@ -146,3 +148,36 @@ def test_collected_demonstrations_and_training_simulators_use_training_problems(
         held_out := eval_simulator(config), TextSim
     )
     assert not train.task.is_held_out(train._problem(3)) and held_out.task.is_held_out(held_out._problem(3))
+
+
+class Few(TextTask):
+    """40 problems, several of which are held out."""
+
+    name, prompt_bytes, completion_bytes = "text/few", 8, 4
+
+    def episode(self, seed):
+        return SingleTurn(str(seed % 40), lambda completion: 1.0)
+
+
+def test_an_evaluation_has_each_of_few_problems_once(monkeypatch):
+    task = Few()
+    assert task.held_out_problems == (0, 9, 10, 21, 32, 35) and not Arithmetic().held_out_problems
+    sim = TextSim(task, SimOptions(num_envs=4))
+    result = evaluate(RandomActor(), sim, episodes=100, seed=50_000)
+    assert len(result.returns) == 6
+    seen = {task.episode(task.held_out_seed(seed)).prompt for seed in range(50_000, 50_006)}
+    assert seen == {"0", "9", "10", "21", "32", "35"}
+    assert TextSim(task, SimOptions(num_envs=1, held_out=False)).spec.num_problems is None
+
+
+def test_eval_reports_how_many_problems_a_task_has(tmp_path, capsys):
+    assert main(["eval", "expert", "--task", "text/nim", "--video", "0", "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "text/nim, 23 episodes" in printed
+    assert "text/nim has 23 held-out problems; each is evaluated once." in printed
+
+
+def test_held_out_rows_of_a_file_are_evaluated_once(tmp_path):
+    rows = [{"prompt": f"{n // 2}?", "answer": "1", "split": "test" if n % 4 < 2 else "train"} for n in range(20)]
+    task = PromptTask(written(tmp_path / "prompts.jsonl", rows))
+    assert task.held_out_problems == (0, 4, 8, 12, 16) and task.held_out_seed(7) == 8

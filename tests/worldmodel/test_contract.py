@@ -48,6 +48,9 @@ def test_select_and_put_leave_the_old_state_unchanged():
     assert merged.seeds.tolist() == [100, 102, 102]
     assert merged.memory["latent"][:, 0].tolist() == [0.0, 2.0, 2.0]
     assert state.seeds.tolist() == [100, 101, 102]
+    placed = replace(state, slots=torch.tensor([5, 6, 7]))
+    assert placed.select(torch.tensor([2, 0])).slots.tolist() == [7, 5]  # type: ignore[union-attr]
+    assert placed.put(torch.tensor([1]), placed.select(torch.tensor([2])), active).slots.tolist() == [5, 7, 7]  # type: ignore[union-attr]
 
 
 def test_the_first_frame_fills_the_context():

@@ -13,6 +13,8 @@ from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.policies.noise import PerRowGenerator, Randomness, normal
 from robopolicy.worldmodel.contract import Judgement
 from robopolicy.worldmodel.imagined import FunctionDynamics, ImaginedPolicy, ShootingConfig, VideoDynamics
+from robopolicy.worldmodel.latent import EnsembleWorldModel, LatentWorldModel
+from robopolicy.worldmodel.videos import VideoDataset
 
 
 class Guessing(Policy):
@@ -47,6 +49,16 @@ def planner(function: Any = move, base: Policy | None = None, **settings: Any) -
 
 def states(rows: int) -> dict[str, Tensor]:
     return {"state": torch.linspace(-1, 1, rows).view(-1, 1, 1)}
+
+
+def random_world(videos: VideoDataset, seed: int = 0) -> LatentWorldModel:
+    """A world model with random weights, because an untrained one hardly distinguishes actions and noise."""
+    torch.manual_seed(seed)
+    world = small_world(videos)
+    for weights in world.parameters():
+        if weights.ndim > 1:
+            torch.nn.init.normal_(weights, std=0.15)
+    return world
 
 
 def seeded() -> torch.Generator:
@@ -125,9 +137,7 @@ def test_a_row_has_its_own_noise():
 
 def test_video_rollouts_are_imagined_and_scored_by_the_success_detector():
     videos = small_films()
-    world = small_world(videos)
-    for layer in (world.denoiser.out, world.outcome.judge[-1]):
-        torch.nn.init.normal_(layer.weight, std=0.3)  # an untrained model hardly distinguishes actions
+    world = random_world(videos)
     spec = world.spec
     shapes = {key: videos.episodes.arrays[key].shape[1:] for key in spec.proprio}
     dynamics = VideoDynamics(world, world.judge, shapes)
@@ -155,7 +165,8 @@ def test_video_reward_is_the_gain_in_success_and_progress():
 
     shapes = {key: videos.episodes.arrays[key].shape[1:] for key in world.spec.proprio}
     dynamics = VideoDynamics(world, judge, shapes)
-    state = dynamics.begin({key: torch.from_numpy(videos.episodes.arrays[key][:1]) for key in dynamics.observation})
+    obs = {key: torch.from_numpy(videos.episodes.arrays[key][:1]) for key in dynamics.observation}
+    state = dynamics.begin(obs, torch.zeros(1, dtype=torch.int64))
     paid = []
     for _ in range(3):
         state, _, rewards = dynamics.step(state, torch.zeros(1, 2, 2))
@@ -164,6 +175,60 @@ def test_video_reward_is_the_gain_in_success_and_progress():
     assert [row[0] for row in paid] == [0.0, 0.0, 0.0]
     assert [row[1] for row in paid] == pytest.approx([0.4, -0.4, 0.6])
     assert shown == [(1, 1), (1, 2), (1, 2), (1, 2)]
+
+
+def video_planner(model: Any, judge: Any, videos: VideoDataset, **settings: Any) -> ImaginedPolicy:
+    shapes = {key: videos.episodes.arrays[key].shape[1:] for key in model.spec.proprio}
+    dynamics = VideoDynamics(model, judge, shapes)
+    base = Guessing()
+    base.spec = PolicySpec(shapes, model.spec.action_dim, 2, 2)
+    return ImaginedPolicy(base, dynamics, ShootingConfig(**settings), dynamics.observation)
+
+
+def frames_of(videos: VideoDataset, frame: int, rows: int = 1) -> dict[str, Tensor]:
+    """The observation of a frame, in all rows."""
+    arrays = videos.episodes.arrays
+    return {key: torch.from_numpy(arrays[key][[frame] * rows])[:, None] for key in ("image.top", *videos.spec.proprio)}
+
+
+def test_equal_chunks_of_a_decision_have_equal_values_in_any_model():
+    videos = small_films(4)
+    members = [random_world(videos, seed) for seed in (0, 1)]
+    chunks = torch.ones(1, 6, 2, 2)
+    for model in (members[0], EnsembleWorldModel(members)):
+        policy = video_planner(model, members[0].judge, videos, depth=2)
+        values = policy.imagine(frames_of(videos, 3), chunks, torch.tensor([7]))
+        torch.testing.assert_close(values, values[:, :1].expand_as(values))
+        assert not torch.allclose(values, policy.imagine(frames_of(videos, 3), chunks, torch.tensor([8])), atol=1e-4)
+
+
+def test_chunks_with_the_same_noise_share_network_calls(monkeypatch: pytest.MonkeyPatch):
+    videos = small_films(4)
+    world, sizes = random_world(videos), []
+    call = world._call
+    monkeypatch.setattr(world, "_call", lambda state, chunk: sizes.append(len(chunk)) or call(state, chunk))
+    video_planner(world, world.judge, videos).imagine(frames_of(videos, 3), torch.zeros(1, 6, 2, 2))
+    assert sizes == [world.config.rows] * 2 * 2  # six videos of two frames, in calls of four rows
+
+
+def test_an_ensemble_has_the_mean_value_of_its_members():
+    videos = small_films(4)
+    members, chunks = [random_world(videos, seed) for seed in (0, 1)], torch.linspace(-1, 1, 16).view(1, 4, 2, 2)
+    both = video_planner(EnsembleWorldModel(members), members[0].judge, videos)
+    alone = [video_planner(member, members[0].judge, videos) for member in members]
+    found = [policy.imagine(frames_of(videos, 3), chunks) for policy in (both, *alone)]
+    torch.testing.assert_close(found[0], (found[1] + found[2]) / 2)
+    assert not torch.allclose(found[1], found[2], atol=1e-3)
+
+
+def test_the_value_of_a_chunk_does_not_depend_on_its_row():
+    videos = small_films(4)
+    world = random_world(videos)
+    policy = video_planner(world, world.judge, videos, candidates=3, depth=2, rounds=1)
+    alone = policy.propose(frames_of(videos, 3), generator=PerRowGenerator([5], [2]))
+    many = policy.propose(frames_of(videos, 3, rows=3), generator=PerRowGenerator([4, 6, 5], [2, 2, 2]))
+    torch.testing.assert_close(many.chunks[2:], alone.chunks)
+    torch.testing.assert_close(many.values[2:], alone.values)
 
 
 def test_unpredicted_observations_are_refused_beyond_depth_1():

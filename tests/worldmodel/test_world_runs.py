@@ -46,7 +46,7 @@ def test_checkpoint_records_the_gate_and_loads_strictly(tmp_path):
     assert not manifest.gate["passed"]
     with pytest.raises(UserError, match="must not evaluate policies: It ignores actions"):
         manifest.require(folder)
-    with pytest.raises(UserError, match="was not tested"):
+    with pytest.raises(UserError, match="was not tested; train it to the end: worldmodel train --resume RUN"):
         replace(manifest, gate={}).require(folder)
     with pytest.raises(UserError, match="contains a world model, not a policy"):
         load_policy(folder)

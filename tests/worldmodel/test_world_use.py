@@ -1,6 +1,7 @@
 """Tests of world models in use: judges by name, ensembles, searches and fine-tuning checked by the simulator."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from robopolicy.schema import from_dict, to_dict
 from robopolicy.sim.registry import SimOptions, WorldOptions, make_sim
 from robopolicy.training.build import resolve_config
 from robopolicy.training.config import BudgetConfig, TrainConfig
-from robopolicy.training.world_sims import load_worlds
+from robopolicy.training.world_sims import load_world, load_worlds, save_world
 from robopolicy.worldmodel.latent import EnsembleWorldModel, LatentWorldModel
 from robopolicy.worldmodel.success_detectors.classifier import StateProbe, SuccessClassifier
 
@@ -99,6 +100,28 @@ def test_short_rollouts_start_within_videos_and_end_on_disagreement(folder):
 def test_invalid_settings_are_refused(folder, settings, message):
     with pytest.raises(UserError, match=message):
         world(folder, **settings)
+
+
+def test_a_model_of_a_task_without_success_is_refused_but_tested(folder, capsys, refused):
+    model, manifest = load_world(folder / "world0")
+    cheetah, films = str(folder / "cheetah"), str(folder / "films")
+    save_world(folder / "cheetah", model, replace(manifest, task="locomotion/half_cheetah"))
+    task = ["--task", "half_cheetah", "--out", str(folder / "no")]
+    message = "half_cheetah has no success, only returns, and a world model predicts neither rewards nor returns"
+    assert message in refused("eval", "random", *task, "--backend", f"worldmodel:{cheetah}", "--video", "0")
+    assert message in refused("eval", str(folder / "policy0"), *task, "--plan-with", cheetah)
+    assert message in refused("worldmodel", "rank", cheetah, "random", "--out", folder / "no")
+    assert main(["worldmodel", "eval", cheetah, films, "--windows", "4", "--horizon", "3", "--json"]) == 0
+    assert "psnr" in json.loads(capsys.readouterr().out)
+
+
+def test_a_model_of_videos_without_success_needs_a_judge(folder, monkeypatch):
+    model, manifest = load_world(folder / "world0")
+    save_world(folder / "unlabelled", model, replace(manifest, training={"failures": None}))
+    with pytest.raises(UserError, match="record no success, so that it predicts neither success nor return"):
+        world(folder, "unlabelled")
+    monkeypatch.setattr("robopolicy.training.world_sims.ServedVLM", lambda url, model: lambda *request: NO)
+    assert world(folder, "unlabelled", judge="vlm:name@http://127.0.0.1:1/v1").spec.task == "toy/push"
 
 
 def test_a_judge_without_a_world_model_is_refused(folder, refused):

@@ -26,6 +26,7 @@ from robopolicy.nets.module_state import training_mode
 from robopolicy.policies.base import Info, Observation, Policy
 from robopolicy.policies.noise import uniform
 from robopolicy.policies.wrappers.best_of_n import BestOfNPolicy
+from robopolicy.policies.wrappers.zero_noise import without_zero_noise
 
 # Imitation.
 
@@ -38,9 +39,10 @@ class ImitationConfig(OffPolicyConfig):
 
 
 def require_imitation(policy: Policy, algorithm: str) -> Policy:
-    """Return the policy to train by imitation (the base of a best-of-N wrapper), or raise `UserError`."""
+    """Return the policy to train by imitation, without best-of-N selection and zero noise, or raise `UserError`."""
+    policy = without_zero_noise(policy)
     while isinstance(policy, BestOfNPolicy):
-        policy = policy.base
+        policy = without_zero_noise(policy.base)
     if type(policy).imitation_loss is Policy.imitation_loss:
         raise UserError(
             f"Algorithm '{algorithm}' trains by imitation_loss, which policy '{policy.name}' lacks; use a flow, "

@@ -13,7 +13,7 @@ from robopolicy.constraints import NonNegative, NonNegativeInt, Positive, Positi
 from robopolicy.contrib.text_catalogue.partitions import by_group_source
 from robopolicy.core.advantage import Scope, outcome, valid_entries
 from robopolicy.core.advantage_sources import UnitView
-from robopolicy.core.decisions import Decisions, by_group, by_trajectory, first_rows, pair
+from robopolicy.core.decisions import Decisions, by_group, by_trajectory, counted_rows, first_rows, pair
 from robopolicy.core.group_statistics import ROLLOUTS, dense_ids
 from robopolicy.core.segments import Segments
 
@@ -153,9 +153,9 @@ class ImprovementBaseline:
         self.rewards = [*self.rewards, self._mean_reward(decisions)][-self.window :]
 
     def _mean_reward(self, decisions: Decisions) -> float:
-        first = first_rows(decisions)
+        first = counted_rows(decisions)
         fresh = first[decisions.require("source")[first] != self.replayed]
-        return float(outcome(decisions)[fresh].double().mean())
+        return float(outcome(decisions)[fresh].double().mean()) if len(fresh) else 0.0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the mean rewards of the last batches."""

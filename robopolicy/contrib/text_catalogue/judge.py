@@ -72,5 +72,5 @@ class JudgeOption(ScoringOption):
                 "prompt (`TextTask.judge_prompt`); choose another recipe or task."
             )
         judge = env.policy if self.judge == "policy" else learner.teacher
-        assert judge is not None  # checked by `text_source`
+        assert judge is not None  # checked by `recipe_source`
         env.judge = PolicyJudge(judge, env.generator)

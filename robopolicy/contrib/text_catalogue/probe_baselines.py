@@ -10,7 +10,7 @@ from torch import Tensor
 
 from robopolicy.constraints import NonNegative, Positive, PositiveInt
 from robopolicy.core.advantage import outcome
-from robopolicy.core.decisions import Decisions, first_rows
+from robopolicy.core.decisions import Decisions, counted_rows
 from robopolicy.core.group_statistics import ROLLOUTS
 
 linalg: Any = torch.linalg  # untyped in torch
@@ -80,7 +80,7 @@ class ProbeBaseline:
 
     def observe(self, decisions: Decisions) -> None:
         """Fit the mean reward of the other rollouts, or the own reward of a single rollout, to its features."""
-        first = first_rows(decisions)
+        first = counted_rows(decisions)
         reward = outcome(decisions)
         segments = ROLLOUTS.segments(reward, decisions)
         single = segments.broadcast(segments.count) < 1.5
@@ -126,7 +126,7 @@ class ContextBaseline:
 
     def observe(self, decisions: Decisions) -> None:
         """Store prompts and outcomes."""
-        first = first_rows(decisions)
+        first = counted_rows(decisions)
         features = decisions.require_extra("prompt_features")[first].double().cpu()
         outcomes = outcome(decisions)[first, 0].double().cpu()
         if self.features is not None and self.outcomes is not None:

@@ -66,7 +66,7 @@ class TemperatureScores(ScoringOption):
 class AveragedReference(ScoringOption):
     """A reference that averages the initial policy and the teacher (SALSA, Chegini et al. 2024)."""
 
-    needs: ClassVar[Collection[str]] = ("teacher",)
+    needs: ClassVar[Collection[str]] = ("teacher", "tokens")
 
     @classmethod
     def parse(cls, value: Any) -> Self:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from robopolicy.data.episodes import Array
-from robopolicy.data.formats.lerobot.images import MAX_PIXELS, decode_image
+from robopolicy.data.formats.lerobot.images import MAX_PIXELS, decode_image, is_deep
 from robopolicy.errors import UserError
 from robopolicy.files import parse_json
 
@@ -22,6 +22,7 @@ _CHANNELS = {"rgb8": 3, "bgr8": 3, "rgba8": 4, "bgra8": 4, "mono8": 1, "8UC3": 3
 _DEPTH = {"16UC1": (np.uint16, 1e-3), "mono16": (np.uint16, 1e-3), "32FC1": (np.float32, 1.0)}  # type, metres per unit
 _FIELDS = {"sensor_msgs/msg/JointState": "position", "trajectory_msgs/msg/JointTrajectory": "points.0.positions"}
 _NO_MEASUREMENTS = ("header", "layout", "covariance", "pose_covariance", "twist_covariance")
+_PNG = b"\x89PNG"
 _DEPTH_HEADER = 12  # bytes before the PNG of a compressed depth image
 
 
@@ -100,10 +101,18 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def encoded_image(message: Any, kind: str) -> bytes | None:
-    """PNG or JPEG bytes of a CompressedImage; None for other messages."""
-    if kind != IMAGE_TYPES[1] or "compressedDepth" in message.format:
-        return None
-    return bytes(message.data)
+    """PNG or JPEG bytes of a CompressedImage of colours; None for other messages."""
+    return None if kind != IMAGE_TYPES[1] or _compressed_depth(message) else bytes(message.data)
+
+
+def _compressed_depth(message: Any) -> bytes:
+    """PNG bytes of a CompressedImage of depth; empty for colours."""
+    data, encoding = bytes(message.data), message.format.partition(";")[0].strip()
+    if "compressedDepth" in message.format:
+        if encoding == "32FC1":
+            raise UserError("Depth in 32FC1 is not read from compressedDepth, which rounds it; record 16UC1.")
+        return data[_DEPTH_HEADER:]
+    return data if encoding in ("16UC1", "mono16") and data.startswith(_PNG) else b""
 
 
 def image(message: Any, kind: str, size: Sequence[int]) -> NDArray[Any]:
@@ -118,9 +127,8 @@ def image(message: Any, kind: str, size: Sequence[int]) -> NDArray[Any]:
         UserError: The encoding is not read, or the data do not fit it.
     """
     if kind == IMAGE_TYPES[1]:
-        if "compressedDepth" in message.format:
-            depth = np.asarray(Image.open(io.BytesIO(bytes(message.data)[_DEPTH_HEADER:]), formats=("PNG",)))
-            return (depth * 1e-3).astype(np.float32)
+        if depth := _compressed_depth(message):
+            return _decoded_depth(depth)
         pixels = decode_image(bytes(message.data)).transpose(1, 2, 0)
     elif message.encoding in _DEPTH:
         return _depth(message)
@@ -130,6 +138,14 @@ def image(message: Any, kind: str, size: Sequence[int]) -> NDArray[Any]:
         height, width = size
         pixels = np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BOX))
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _decoded_depth(data: bytes) -> NDArray[np.float32]:
+    """Depth `(height, width)` [m] of a PNG image with 16 bits, in millimetres."""
+    picture = Image.open(io.BytesIO(data), formats=("PNG",))
+    if picture.width * picture.height > MAX_PIXELS or not is_deep(picture):
+        raise UserError(f"A depth image of {picture.width} x {picture.height} pixels has mode {picture.mode}.")
+    return (np.asarray(picture) * 1e-3).astype(np.float32)
 
 
 def _rows(message: Any, row_bytes: int) -> NDArray[np.uint8]:

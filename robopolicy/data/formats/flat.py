@@ -7,7 +7,7 @@ buffers of Diffusion Policy (Chi et al. 2023), store `episode_ends` `(E,)`, one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class FlatReader(DatasetReader):
         self.others = tuple(others)
         self.keys = {name: self._key(name) for name in arrays if name not in self.others}
         stored = StoredFacts.from_dict(facts or {}, len(ends))
-        self.names = stored.names
+        self.names, self.action_type = stored.names, stored.action_type
         if stored.control_dt:
             self.rate, self.rate_origin = 1 / stored.control_dt, f"entry {NAME}"
         lengths = self._ends - self._starts - closing
@@ -129,9 +129,9 @@ def open_npz(path: Path, mapping: DatasetMapping) -> FlatReader:
         return _d4rl("npz", arrays, mapping)
 
 
-def write_npz(path: Path, episodes: Iterable[Episode], control_dt: float, names: Mapping[str, Sequence[str]]) -> None:
+def write_npz(path: Path, episodes: Iterable[Episode], facts: FactsOfEpisodes) -> None:
     """Write episodes as one npz file without compression, so that its arrays can be mapped into memory."""
-    facts, ends, parts = FactsOfEpisodes(control_dt, names), [0], {}
+    ends, parts = [0], dict[str, list[Array]]()
     for episode in episodes:
         for key, array in episode.arrays.items():
             parts.setdefault(key.removeprefix(IMAGE_PREFIX), []).append(stored_images(key, array))

@@ -15,6 +15,7 @@ from robopolicy.errors import UserError
 from robopolicy.optional import require
 
 SUFFIXES = (".hdf5", ".h5", ".hdf")
+_MAX_LINKS = 16  # soft links on the way to a member
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG"
 
 
@@ -43,15 +44,23 @@ class Hdf5File:
         """Return the member `name` of a group, or None; names may be paths.
 
         Raises:
-            UserError: It is a link to another file.
+            UserError: It is a link to another file, also by way of soft links.
         """
-        for part in name.split("/"):
-            if not isinstance(group, self._h5py.Group):
-                return None
-            if isinstance(group.get(part, getlink=True), self._h5py.ExternalLink):
+        parts, links = _parts(name), 0
+        while parts and isinstance(group, self._h5py.Group):
+            part = parts.pop(0)
+            link = group.get(part, getlink=True)
+            if isinstance(link, self._h5py.ExternalLink):
                 raise UserError(f"'{part}' of {group.name} links to another file; copy its content into this one.")
-            group = group.get(part)
-        return group
+            if isinstance(link, self._h5py.SoftLink):
+                links += 1
+                if links > _MAX_LINKS:
+                    raise UserError(f"The way to '{name}' has more than {_MAX_LINKS} soft links, or a circle of them.")
+                parts = _parts(link.path) + parts
+                group = self.root if link.path.startswith("/") else group
+            else:
+                group = group.get(part)
+        return None if parts else group
 
     def group(self, parent: Any, name: str) -> Any:
         """Return the subgroup `name`; raises a `UserError` if it is missing or an array."""
@@ -85,7 +94,7 @@ class Hdf5File:
         """
         if not self.is_array(array):
             raise UserError(f"{array.name} must be an array, found a group.")
-        self._check_storage(array)
+        self.check_storage(array)
         check_real(array.name, array.dtype)
         return array
 
@@ -94,7 +103,7 @@ class Hdf5File:
         if not self.is_array(array):
             raise UserError(f"{array.name} must be an array, found a group.")
         if self._h5py.check_vlen_dtype(array.dtype) == np.uint8 and array.ndim == 1:
-            self._check_storage(array)
+            self.check_storage(array)
             return _images(array.name, [row.tobytes() for row in array[()]])
         values = np.asarray(self.checked(array)[()])
         if values.dtype == np.uint8 and values.ndim == 2 and values[:1].tobytes().startswith((_JPEG, _PNG)):
@@ -110,7 +119,8 @@ class Hdf5File:
             raise UserError(f"Attribute '{name}' of {owner.name} has {len(value)} characters.")
         return value if isinstance(value, str) else ""
 
-    def _check_storage(self, array: Any) -> None:
+    def check_storage(self, array: Any) -> None:
+        """Raise a `UserError` if an array lies in another file, or declares more than this one can hold."""
         if array.external or array.is_virtual:
             raise UserError(f"{array.name} lies in another file; copy its content into this one.")
         if array.shape is None:
@@ -118,6 +128,10 @@ class Hdf5File:
         check_size(array.name, array.size * array.dtype.itemsize, self._size)
         chunk = math.prod(array.chunks or (0,)) * array.dtype.itemsize
         check_size(f"a chunk of {array.name}", chunk, self._size)
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]
 
 
 def _images(name: str, rows: list[bytes]) -> list[bytes]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ class MinariReader(DatasetReader):
         self.others = tuple(name for name in arrays if name not in self.keys)
         own = facts.get(NAME)
         stored = StoredFacts.from_dict(json_object(own, NAME) if isinstance(own, str) else {}, storage.count)
-        self.names = stored.names
+        self.names, self.action_type = stored.names, stored.action_type
         if stored.control_dt:
             self.rate, self.rate_origin = 1 / stored.control_dt, f"entry {NAME} of {METADATA}"
         spec = facts.get("env_spec")
@@ -105,9 +105,7 @@ class MinariReader(DatasetReader):
         return "state" if key == "observations" else key
 
 
-def write_minari(
-    path: Path, episodes: Iterable[Episode], control_dt: float, names: Mapping[str, Sequence[str]]
-) -> None:
+def write_minari(path: Path, episodes: Iterable[Episode], facts: FactsOfEpisodes) -> None:
     """Write episodes with closing frames and rewards as a dataset in HDF5, images without compression.
 
     Raises:
@@ -116,7 +114,7 @@ def write_minari(
     h5py = require("h5py", "hdf5")
     if not _DATASET_NAME.fullmatch(path.name):
         raise UserError(f"A Minari dataset needs a name with a version, such as {path.name or 'data'}-v0, got {path}.")
-    facts, steps, spaces = FactsOfEpisodes(control_dt, names), 0, {}
+    steps, spaces = 0, {}
     with atomic_folder(path) as folder:
         (folder / "data").mkdir()
         with h5py.File(folder / "data" / MAIN, "w", track_order=True) as file:

@@ -177,7 +177,7 @@ class OpenDataset:
             found = self.reader.read(index, name, feature)
             if isinstance(found, list):
                 pictures = found
-                found = np.stack([decode_image(data) for data in found])
+                found = np.stack([decode_image(data, f"'{name}'") for data in found])
             check_real(name, found.dtype)
             longest = info.length + (key not in STEP_KEYS)
             if found.ndim < 1 or not info.length <= len(found) <= longest:

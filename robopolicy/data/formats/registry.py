@@ -26,7 +26,7 @@ class DatasetFormat:
     files: str  # description of its files
     matches: Callable[[Path], bool]  # whether an existing path looks like one
     reader: str  # "module:function", called with a path and a mapping
-    writer: str = ""  # "module:function", called with a path, episodes, control step [s] and names; empty: none
+    writer: str = ""  # "module:function", called with a path, episodes and their facts to collect; empty: none
     suffixes: tuple[str, ...] = ()  # endings of the names of its files
 
 
@@ -156,14 +156,30 @@ def resolve_source(path: Path, mapping_file: Path | None = None) -> tuple[Path, 
 
 
 def write_dataset(
-    path: Path, format: str, episodes: Iterable[Episode], control_dt: float, names: Mapping[str, Sequence[str]]
+    path: Path,
+    format: str,
+    episodes: Iterable[Episode],
+    control_dt: float,
+    names: Mapping[str, Sequence[str]],
+    action_type: str = "",
 ) -> None:
     """Write episodes in a format other than LeRobot's; the path must be free.
 
+    Args:
+        path: File or folder to write.
+        format: Name of a format with a writer.
+        episodes: Episodes with the same keys.
+        control_dt: Control step [s].
+        names: Names of the entries of vectors, by key.
+        action_type: Whether actions are `absolute` or `delta`; empty if unknown.
+
     Raises:
-        UserError: The format is only read, or cannot hold the episodes.
+        UserError: Two keys have the same name in the format, or the format cannot hold the episodes.
     """
-    load(FORMATS[format].writer)(path, episodes, control_dt, names)
+    from robopolicy.data.formats.stored_facts import FactsOfEpisodes, with_distinct_names
+
+    facts = FactsOfEpisodes(control_dt, names, action_type)
+    load(FORMATS[format].writer)(path, with_distinct_names(episodes), facts)
 
 
 def detect_format(path: Path) -> str:

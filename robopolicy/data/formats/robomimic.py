@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ class RobomimicReader(DatasetReader):
         stored = StoredFacts.from_dict(facts, len(self._demos))
         self.names = stored.names
         self._set_rate(stored, env)
-        self.action_type = _action_type(mapping, env)
+        self.action_type = _action_type(mapping, env) or stored.action_type
         task = find_text(json_object(file.text(data, "problem_info") or "{}", "problem_info"), "language_instruction")
         task = task or find_text(env, "env_name")
         self.episodes = [
@@ -90,7 +90,7 @@ class RobomimicReader(DatasetReader):
         demo = self._demos[episode]
         if name == _SUCCESS:
             if "success" not in demo.attrs:
-                return np.asarray(self._file.read(demo["rewards"])) > 0
+                return np.asarray(self._file.read(self._file.child(demo, "rewards"))) > 0
             count = self.episodes[episode].length
             return (np.arange(count) == count - 1) & bool(demo.attrs["success"])
         member = self._file.child(demo, name)
@@ -164,19 +164,24 @@ class RobomimicReader(DatasetReader):
         masks = file.group(file.root, "mask")
         if split not in masks:
             raise UserError(f"There is no split '{split}'; there are {', '.join(masks)}.")
-        members = {name: {_text(entry) for entry in file.child(masks, name)[()]} for name in masks}
+        members = {name: self._names(file.child(masks, name)) for name in masks}
         both = members.get("train", set()) & members.get("valid", set())
         if both:
             raise UserError(f"Demonstration {min(both)} is in both splits, train and valid.")
         return members[split]
 
+    def _names(self, member: Any) -> set[str]:
+        """Names of demonstrations in an array."""
+        if not self._file.is_array(member):
+            raise UserError("'mask' must hold arrays of names.")
+        self._file.check_storage(member)
+        return {_text(entry) for entry in member[()]}
 
-def write_robomimic(
-    path: Path, episodes: Iterable[Episode], control_dt: float, names: Mapping[str, Sequence[str]]
-) -> None:
+
+def write_robomimic(path: Path, episodes: Iterable[Episode], facts: FactsOfEpisodes) -> None:
     """Write episodes as a file of robomimic, one demonstration each; closing frames become the end of `next_obs`."""
     h5py = require("h5py", "hdf5")
-    facts, total, task = FactsOfEpisodes(control_dt, names), 0, ""
+    total, task = 0, ""
     with atomic_file(path) as temporary, h5py.File(temporary, "w") as file:
         data = file.create_group("data")
         for index, episode in enumerate(episodes):
@@ -184,7 +189,7 @@ def write_robomimic(
             facts.add(episode)
             task = task or episode.task
         data.attrs["total"] = total
-        env = {"env_name": task, "type": 2, "env_kwargs": {"control_freq": 1 / control_dt}}
+        env = {"env_name": task, "type": 2, "env_kwargs": {"control_freq": 1 / facts.control_dt}}
         data.attrs["env_args"] = json.dumps(env)
         data.attrs[NAME] = facts.to_json()
 

@@ -4,7 +4,8 @@
     data/<key> (F, ...)     images as (F, height, width, 3), one chunk per frame
 
 Stores of formats 2 and 3 are read, and format 2 is written, which the zarr 2 of Diffusion Policy reads. Codecs are
-compared with a list before anything is decoded, since one of numcodecs unpickles.
+compared with a list before anything is decoded, since one of numcodecs unpickles. Consolidated metadata are ignored,
+since they may describe an array differently.
 """
 
 from __future__ import annotations
@@ -12,15 +13,14 @@ from __future__ import annotations
 import math
 import os
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from robopolicy.archives import DATASET_BYTES, DEFLATE_RATIO, open_zip
-from robopolicy.atomic import atomic_file, atomic_folder
+from robopolicy.atomic import atomic_file, atomic_folder, scratch_folder
 from robopolicy.data.episodes import Episode
 from robopolicy.data.formats.flat import ENDS, FlatReader
 from robopolicy.data.formats.foreign import MAX_TEXT, check_real, check_size, foreign_errors, json_object
@@ -37,7 +37,7 @@ CODECS = {
 IMAGE_CODECS = {
     f"imagecodecs_{name}" for name in ("jpegxl", "jpeg2k", "jpegxr", "jpegls", "png", "jpeg", "webp", "avif")
 }
-_METADATA = (".zarray", ".zattrs", ".zgroup", "zarr.json")
+_METADATA = {".zarray": 2, ".zattrs": 2, ".zgroup": 2, "zarr.json": 3}  # file: format
 _CHUNK_BYTES = 2**20  # of vectors in one chunk
 
 
@@ -71,8 +71,12 @@ class _Files:
             return json_object(archive.read(name), f"'{name}'")
 
     def arrays(self) -> dict[str, dict[str, Any]]:
-        """Descriptions of all arrays by their names."""
+        """Descriptions of all arrays by their names; raises a `UserError` for metadata of two formats."""
         found: dict[str, dict[str, Any]] = {}
+        if len(formats := self.formats()) > 1:
+            raise UserError(
+                f"It has metadata of formats 2 and 3, '{formats[2]}' and '{formats[3]}'; remove one format."
+            )
         for name in self.sizes:
             folder, _, file = name.rpartition("/")
             if file in _METADATA:
@@ -81,9 +85,14 @@ class _Files:
                     found[folder] = entry
         return found
 
+    def formats(self) -> dict[int, str]:
+        """One file of the metadata of each format that occurs."""
+        names = {name.rpartition("/")[2]: name for name in self.sizes}
+        return {format: names[file] for file, format in _METADATA.items() if file in names}
+
     def chunks(self, name: str) -> int:
         """Number of chunks that an array has on disk."""
-        return sum(file.startswith(f"{name}/") and not file.endswith(_METADATA) for file in self.sizes)
+        return sum(file.startswith(f"{name}/") and not file.endswith(tuple(_METADATA)) for file in self.sizes)
 
 
 def open_zarr(path: Path, mapping: DatasetMapping) -> FlatReader:
@@ -99,13 +108,14 @@ def open_zarr(path: Path, mapping: DatasetMapping) -> FlatReader:
         if f"meta/{ENDS}" not in described:
             raise UserError(f"It has no array 'meta/{ENDS}'; it has {', '.join(described) or 'no arrays'}.")
         store = zarr.storage.ZipStore(path, mode="r") if path.is_file() else path
-        root = zarr.open_group(store, mode="r")
+        root = zarr.open_group(store, mode="r", zarr_format=min(files.formats()), use_consolidated=False)
         names = [name.removeprefix("data/") for name in described if name.startswith("data/")]
         if not names:
             raise UserError("It has no arrays in 'data'.")
         arrays = {name: root[f"data/{name}"] for name in sorted(names)}
         for name, array in arrays.items():
             check_real(name, array.dtype)
+        check_real(ENDS, root[f"meta/{ENDS}"].dtype)
         ends = np.asarray(root[f"meta/{ENDS}"][:])
         facts = root.attrs.get(NAME)
         facts = json_object(facts, NAME) if isinstance(facts, str) else {}
@@ -115,24 +125,23 @@ def open_zarr(path: Path, mapping: DatasetMapping) -> FlatReader:
     return reader
 
 
-def write_zarr(path: Path, episodes: Iterable[Episode], control_dt: float, names: Mapping[str, Sequence[str]]) -> None:
+def write_zarr(path: Path, episodes: Iterable[Episode], facts: FactsOfEpisodes) -> None:
     """Write episodes as a replay buffer: a folder, or a zip file if the name ends in `.zip`."""
     if path.suffix != ".zip":
         with atomic_folder(path) as folder:
-            _fill(folder, episodes, control_dt, names)
+            _fill(folder, episodes, facts)
         return
-    with atomic_file(path) as packed, TemporaryDirectory(prefix=".zarr-", dir=packed.parent) as name:
-        folder = Path(name)
-        _fill(folder, episodes, control_dt, names)
+    with atomic_file(path) as packed, scratch_folder(path) as folder:
+        _fill(folder, episodes, facts)
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
             for file in sorted(each for each in folder.rglob("*") if each.is_file()):
                 archive.write(file, file.relative_to(folder))
 
 
-def _fill(folder: Path, episodes: Iterable[Episode], control_dt: float, names: Mapping[str, Sequence[str]]) -> None:
+def _fill(folder: Path, episodes: Iterable[Episode], facts: FactsOfEpisodes) -> None:
     zarr, numcodecs = require("zarr", "zarr"), require("numcodecs", "zarr")
     root = zarr.open_group(folder, mode="w", zarr_format=2)
-    facts, ends, arrays = FactsOfEpisodes(control_dt, names), list[int](), dict[str, Any]()
+    ends, arrays = list[int](), dict[str, Any]()
     for episode in episodes:
         for key, values in episode.arrays.items():
             name, rows = key.removeprefix(IMAGE_PREFIX), stored_images(key, values)

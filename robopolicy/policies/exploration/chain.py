@@ -17,9 +17,9 @@ from robopolicy.nets.normalizer import Statistics
 from robopolicy.policies.base import DecisionOutput, Info, Observation, Policy, Record, Sample
 from robopolicy.policies.density import normal_entropy, normal_log_density
 from robopolicy.policies.heads.generative import GenerativePolicy
-from robopolicy.policies.noise import PerRowGenerator, Randomness, normal
+from robopolicy.policies.noise import PerRowGenerator, Randomness, draw_seeds, normal
 from robopolicy.policies.path import step_index
-from robopolicy.policies.wrappers.zero_noise import ZeroNoisePolicy
+from robopolicy.policies.wrappers.zero_noise import without_zero_noise
 
 
 class HeadWrapper(Policy):
@@ -149,8 +149,7 @@ def require_family(policy: Policy, families: tuple[str, ...], algorithm: str, in
     Raises:
         UserError: It is another policy; the message states the required kinds and the alternative `instead`.
     """
-    if isinstance(policy, ZeroNoisePolicy):
-        policy = policy.base
+    policy = without_zero_noise(policy)
     if not isinstance(policy, GenerativePolicy) or policy.family not in families:
         kinds, hint = " or ".join(families), policy.fallback_hint or instead
         raise UserError(f"{algorithm} fine-tunes policies of the kind {kinds}, got '{policy.name}'; {hint}.")
@@ -178,8 +177,7 @@ class RecomputedChain:
     def sample(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Sample as `StochasticSampler.sample`; the record is `seed` `(B,)` int64."""
         first = next(iter(obs.values()))
-        # The bits of two normal numbers form the seed, so that any source of randomness can be used.
-        seed = normal((len(first), 2), generator, first.device).view(torch.int64).squeeze(1)
+        seed = draw_seeds(len(first), generator, first.device)
         sample = self.chain.sample(obs, generator=_row_generator(seed))
         return Sample(sample.chunk, {"seed": seed}, sample.logp)
 

@@ -60,6 +60,12 @@ class ZeroNoisePolicy(WrappingPolicy):
         with torch.no_grad():
             return self.base.decode(obs, noise)
 
+    def sample_many(self, obs: Observation, count: int, *, generator: Randomness = None) -> Tensor:
+        """Chunks of the wrapped policy from random noise, because zero noise has one chunk per observation."""
+        if count == 1:
+            return super().sample_many(obs, count, generator=generator)
+        return self.base.sample_many(obs, count, generator=generator)
+
     def decode(self, obs: Observation, noise: Tensor) -> Tensor:
         """Chunk of the wrapped policy for any noise."""
         return self.base.decode(obs, noise)
@@ -71,3 +77,8 @@ class ZeroNoisePolicy(WrappingPolicy):
     def fit_normalizer(self, statistics: Statistics) -> None:
         """Fit the normalisers of the wrapped policy."""
         self.base.fit_normalizer(statistics)
+
+
+def without_zero_noise(policy: Policy) -> Policy:
+    """Return the policy inside a `ZeroNoisePolicy`, which samples noise, or else `policy`."""
+    return policy.base if isinstance(policy, ZeroNoisePolicy) else policy

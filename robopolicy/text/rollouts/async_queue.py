@@ -48,23 +48,31 @@ class VersionedWeights:
     weights: Any
 
 
+class NoUsableGroupsError(RuntimeError):
+    """Too many groups in succession were dropped."""
+
+
 class RolloutQueue:
     """FIFO queue between threads: the learner publishes weights, the workers load them and put groups."""
 
-    def __init__(self, staleness: Staleness, batch: int, weights: Any = None) -> None:
+    def __init__(
+        self, staleness: Staleness, batch: int, weights: Any = None, *, max_dropped: int | None = None
+    ) -> None:
         """Create the queue at version 0.
 
         Args:
             staleness: Bound on the age of weights.
             batch: Groups per update.
             weights: Weights that workers load, e.g. a state dict; never changed in place.
+            max_dropped: Groups dropped in succession at which the queue closes; None: it never does.
         """
-        self.staleness, self.batch = staleness, batch
+        self.staleness, self.batch, self.max_dropped = staleness, batch, max_dropped
         self.version, self.weights = 0, weights
         self.stale = 0  # number of groups dropped because of their age
         self._waiting: deque[Group] = deque()
         self._in_flight = 0  # reserved and not yet used by the learner
         self._taken = 0  # groups in flight that the learner has received
+        self._dropped = 0  # groups dropped since the last one that was put
         self._closed = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
@@ -84,6 +92,9 @@ class RolloutQueue:
         tagged = [[replace(trajectory, version=reserved.version) for trajectory in group] for group in groups]
         with self._changed:
             self._in_flight -= count - len(groups)
+            self._dropped = 0 if groups else self._dropped + count
+            if self.max_dropped is not None and self._dropped >= self.max_dropped:
+                self.close(NoUsableGroupsError(f"{self._dropped} groups in succession were dropped."))
             self._waiting.extend(tagged)
             self._changed.notify_all()
 

@@ -58,15 +58,15 @@ class RobotCommand:
         return self.verb if self.place is None else f"{self.verb} {self.place}"
 
 
-def parse(program: str) -> list[RobotCommand]:
+def parse(program: str, limit: int = MAX_COMMANDS) -> list[RobotCommand]:
     """Parse the commands of a program.
 
     Raises:
-        ProgramError: The program is invalid or longer than `MAX_COMMANDS`.
+        ProgramError: The program is invalid or has more than `limit` commands.
     """
     commands = [part.strip() for part in program.split(";")]
-    if len(commands) > MAX_COMMANDS:
-        raise ProgramError(f"{len(commands)} commands, at most {MAX_COMMANDS}")
+    if len(commands) > limit:
+        raise ProgramError(f"{len(commands)} commands, at most {limit}")
     return [_command(text) for text in commands]
 
 

@@ -17,7 +17,16 @@ import numpy as np
 
 from robopolicy.sim.backends.mujoco.task import Array
 from robopolicy.text.task import TextEpisode, TextTask, Turn
-from robopolicy_tasks.text.commands import COMMAND, DIRECTIONS, PROGRAM, Place, ProgramError, RobotCommand, parse
+from robopolicy_tasks.text.commands import (
+    COMMAND,
+    DIRECTIONS,
+    MAX_COMMANDS,
+    PROGRAM,
+    Place,
+    ProgramError,
+    RobotCommand,
+    parse,
+)
 from robopolicy_tasks.text.workcell import CommandRequest, Snapshot, Workcell
 
 NEAREST, FARTHEST = 5, 9  # [cm] distances in instructions
@@ -74,6 +83,7 @@ class Panda(TextTask):
     prompt_bytes, completion_bytes = 48, 48
     response_pattern = PROGRAM
     reward_timeout = 10.0
+    hidden_state: ClassVar[bool] = True  # the scene: problems with equal instructions differ
     grasp_failure_rate: ClassVar[float] = 0.0  # probability that the first grasp fails
 
     def __init__(self) -> None:
@@ -91,7 +101,7 @@ class Panda(TextTask):
         for episode, completion in zip(episodes, completions, strict=True):
             assert isinstance(episode, PandaEpisode)
             try:
-                requests.append((episode.seed, (*episode.done, *parse(completion))))
+                requests.append((episode.seed, (*episode.done, *parse(completion, episode.max_commands))))
             except ProgramError:
                 continue
         self.after(requests)
@@ -149,6 +159,8 @@ class Panda(TextTask):
 class PandaEpisode(TextEpisode):
     """Episode of one instruction."""
 
+    max_commands: ClassVar[int] = MAX_COMMANDS  # of a message
+
     def __init__(self, task: Panda, seed: int) -> None:
         self.task, self.seed = task, seed
         self.instruction = Instruction.draw(seed, task.grasp_failure_rate)
@@ -158,7 +170,7 @@ class PandaEpisode(TextEpisode):
     def step(self, completion: str) -> Turn:
         """Execute the program."""
         try:
-            self.done = (*self.done, *parse(completion))
+            self.done = (*self.done, *parse(completion, self.max_commands))
         except ProgramError as error:
             return Turn(0.0, reply=f"{error}.")
         (snapshot,) = self.task.after([(self.seed, self.done)])
@@ -181,6 +193,8 @@ class PandaEpisode(TextEpisode):
 
 class StepwiseEpisode(PandaEpisode):
     """Episode with one command per turn."""
+
+    max_commands = 1
 
     def outcome(self, snapshot: Snapshot) -> Turn:
         """Return the state of the hand unless the instruction is fulfilled."""

@@ -15,6 +15,7 @@ from mixed_bandit import batches, mixed, regret
 from td3_learners import (
     COMMON,
     SHOWN,
+    check_a_policy_tau_of_one_removes_the_target_policy,
     check_accepts_only_a_squashed_gaussian_and_sane_settings,
     check_critic_targets_move_only_with_the_actor,
     drawn,
@@ -64,6 +65,11 @@ def test_only_a_squashed_gaussian_and_valid_settings_are_accepted(name: str) -> 
 def test_critic_targets_move_only_with_the_actor(name: str) -> None:
     algorithm = MAKERS[name]()
     check_critic_targets_move_only_with_the_actor(algorithm, drawn(algorithm))
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_policy_tau_of_one_removes_the_target_policy(name: str) -> None:
+    check_a_policy_tau_of_one_removes_the_target_policy(MAKERS[name])
 
 
 # PRDC.

@@ -76,6 +76,13 @@ def test_tasks_and_settings_without_a_judge_are_refused():
     assert Arithmetic().judge_prompt(0, ["1"]) is None
 
 
+def test_a_judge_reads_text_and_may_have_other_tokens():
+    algorithm, teacher = TextRecipe(TextRecipeConfig(recipe="craft_gui"), small(), total_updates=4), small(1)
+    teacher.model.resize_token_embeddings(teacher.vocabulary - 1)
+    algorithm.set_teacher(teacher)
+    assert algorithm.teacher is teacher
+
+
 @pytest.mark.parametrize("recipe", ASKING)
 def test_recipes_train_on_the_task_with_their_required_grades(recipe):
     policy, teacher = small(), small(1)

@@ -132,6 +132,14 @@ def test_salsa_reference_is_the_weight_average_and_is_restored_on_resume(other):
     assert torch.equal(again.reference_policy.state_dict()[key], algorithm.reference_policy.state_dict()[key])
 
 
+def test_salsa_needs_a_teacher_with_the_tokens_of_the_policy():
+    algorithm, _ = learner("salsa")
+    teacher = policy(seed=1)
+    teacher.tokenizer.eos = 0
+    with pytest.raises(UserError, match=r"algorithm\.teacher must score the tokens .* has another tokenizer"):
+        algorithm.set_teacher(teacher)
+
+
 def test_asyncflow_uses_the_async_source_unless_staleness_is_zero():
     for settings, kind in (({}, AsyncTextRolloutSource), ({"staleness": 0}, TextRolloutSource)):
         algorithm, sim = learner("asyncflow", group_size=2, **settings)

@@ -15,6 +15,7 @@ from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.sim.registry import SimOptions
 from robopolicy.spec import PolicySpec
 from robopolicy.text.annotators import with_features
+from robopolicy.text.policy import TextConfig, TextPolicy
 from robopolicy.text.recipe_trainer import TextRecipe, TextRecipeConfig
 from robopolicy.text.rollouts.protocols import Task
 from robopolicy.text.rollouts.strategies import Independent
@@ -213,6 +214,13 @@ def test_diffusion_recipes_learn_the_letter_task(recipe, likelihood):
         assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())
     feed.close()
     assert rates[-1] > 0.8 > rates[0] + 0.3
+
+
+def test_a_diffusion_policy_cannot_be_the_teacher_of_a_causal_policy():
+    teacher = policy_of()
+    algorithm = TextRecipe(TextRecipeConfig(recipe="kdrl"), TextPolicy(TextConfig(), teacher.spec), total_updates=2)
+    with pytest.raises(UserError, match="it is a policy of type 'text_diffusion', not 'text'"):
+        algorithm.set_teacher(teacher)
 
 
 def test_command_line_trains_evaluates_and_verifies_a_diffusion_policy(tmp_path):

@@ -260,9 +260,10 @@ class EpisodeCopier:
         if (feature, file) not in self._files:
             places = [place for (name, _), place in self._files.items() if name == feature]
             place = layout.next_file(*places[-1]) if places else (0, 0)
-            target = self._folder.folder / layout.VIDEO.format(
-                video_key=feature, chunk_index=place[0], file_index=place[1]
-            )
+            root = self._folder.folder
+            target = root / layout.VIDEO.format(video_key=feature, chunk_index=place[0], file_index=place[1])
+            if not target.resolve().is_relative_to(root.resolve()):
+                raise UserError(f"The videos of '{feature}' would lie outside of {self.path}.")
             target.parent.mkdir(parents=True, exist_ok=True)
             with reading(file):
                 shutil.copyfile(file, target)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from robopolicy.data.formats.lerobot.layout import VIDEO, next_file, plain_rate, to_frames
+from robopolicy.errors import UserError
 
 _ENCODERS = {  # encoder: (codec, options); a key frame every second frame keeps random access fast
     "libx264": ("h264", {"crf": "18", "g": "2", "bf": "0", "preset": "fast"}),
@@ -40,12 +41,19 @@ def image_column(encoded: Sequence[bytes]) -> list[dict[str, Any]]:
     return [{"bytes": data, "path": f"frame-{index:06d}.{suffix}"} for index, data in enumerate(encoded)]
 
 
-def decode_image(data: bytes) -> NDArray[np.uint8]:
-    """Decode one image `(3, height, width)` from PNG or JPEG bytes."""
+def decode_image(data: bytes, what: str = "An image") -> NDArray[np.uint8]:
+    """Decode one image `(3, height, width)` from PNG or JPEG bytes; raises a `UserError` for depth, naming `what`."""
     image = Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))
     if image.width * image.height > MAX_PIXELS:
         raise ValueError(f"an image declares {image.width} x {image.height} pixels")
+    if is_deep(image):
+        raise UserError(f"{what} has 16 bits of grey, such as depth, where colours of 8 bits are expected.")
     return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+
+
+def is_deep(image: Image.Image) -> bool:
+    """Whether an image has one channel of more than 8 bits."""
+    return image.mode.split(";")[0] in ("I", "F")
 
 
 def video_encoder() -> str | None:

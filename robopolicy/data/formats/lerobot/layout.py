@@ -92,6 +92,8 @@ def integer_entry(entry: Mapping[str, Any], name: str, minimum: int = 0) -> int:
 
 
 def _check_feature(name: str, feature: Any) -> None:
+    if name in ("", ".", "..") or _separators(name):
+        raise ValueError(f"a feature has the name {json.dumps(name)}, which is no name of a folder")
     if not isinstance(feature, dict):
         raise ValueError(f"feature '{name}' must be an object, found {_abbreviated(feature)}")
     check_entries(feature, ("dtype", "shape"), f"feature '{name}': entry")
@@ -108,6 +110,11 @@ def _check_feature(name: str, feature: Any) -> None:
         json.dumps(feature, allow_nan=False)
     except ValueError as error:
         raise ValueError(f"feature '{name}' has a number that is not finite") from error
+
+
+def _separators(name: str) -> str:
+    """Characters of a name that separate or end paths."""
+    return "".join(character for character in "/\\\0" if character in name)
 
 
 def _check_template(key: str, template: Any) -> None:
@@ -167,8 +174,9 @@ IMAGES, _OBSERVATION = "observation.images.", "observation."
 
 def feature_of(key: str) -> str:
     """LeRobot feature of `key`, except for `terminated`, which becomes `next.done` and `next.truncated`."""
-    if "/" in key:
-        raise UserError(f"LeRobot feature names must not contain '/', found '{key}'; rename the observation or camera.")
+    if found := _separators(key):
+        text = f"LeRobot feature names must not contain {found[0]!r}, found {key!r}"
+        raise UserError(f"{text}; rename the observation or camera.")
     if is_image(key):
         return IMAGES + key.removeprefix(IMAGE_PREFIX)
     return _STEP_FEATURES.get(key, _OBSERVATION + key)

@@ -80,7 +80,7 @@ def _read(source: DatasetFiles, episodes: Sequence[int] | None, images: bool) ->
     if layout.DONE in columns:
         arrays["terminated"] = _terminated(columns, ends)
     for name in cameras:
-        frames = _embedded_images(table[name]) if name in embedded else _video_images(rows, name, source.rate)
+        frames = _embedded_images(name, table[name]) if name in embedded else _video_images(rows, name, source.rate)
         arrays[str(layout.key_of(name, camera=True))] = frames
     first = column_numbers("task_index", table["task_index"], [1]).reshape(-1)[ends - lengths]
     tasks = source.tasks()
@@ -335,11 +335,11 @@ def _statistics(entry: Mapping[str, Any], prefix: str) -> Statistics:
     return {**{name: values.reshape(3, 1, 1) for name, values in found.items()}, "count": count}
 
 
-def _embedded_images(column: pa.ChunkedArray) -> NDArray[np.uint8]:
+def _embedded_images(name: str, column: pa.ChunkedArray) -> NDArray[np.uint8]:
     encoded = [entry["bytes"] for entry in column.to_pylist()]
     if any(data is None for data in encoded):
         raise ValueError("images are not embedded in the parquet files")
-    return np.stack([decode_image(data) for data in encoded])
+    return np.stack([decode_image(data, f"'{name}'") for data in encoded])
 
 
 def _video_images(rows: Sequence[EpisodeFiles], name: str, rate: Fraction) -> NDArray[np.uint8]:
