@@ -360,6 +360,14 @@ def test_keys_that_become_one_name_are_refused(format: str, tmp_path: Path) -> N
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize("key", ["file", "episode_ends", "robopolicy", "image.file"])
+def test_npz_files_have_no_arrays_of_reserved_names(key: str, tmp_path: Path) -> None:
+    arrays = {key: np.zeros((3, 3, 4, 4), np.uint8), "action": np.zeros((3, 1))}
+    with pytest.raises(UserError, match=f"cannot store an array named '{key.removeprefix('image.')}'"):
+        write_dataset(tmp_path / "x.npz", "npz", [Episode(arrays)], 0.1, {})
+    assert not [*tmp_path.iterdir()]
+
+
 def test_our_facts_survive_formats_without_a_place_for_them(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     parts = [

@@ -28,6 +28,7 @@ from robopolicy.spec import IMAGE_PREFIX, STEP_KEYS
 ENDS = "episode_ends"
 _KEYS = {"actions": "action", "rewards": "reward", "observations": "state"}
 _FRAMES = ("observations", "rewards", "terminals", "timeouts")  # beginnings of names of arrays with a row per frame
+_RESERVED = {NAME, ENDS, "file", "allow_pickle"}  # the last two are parameters of np.savez
 _NO_OBSERVATIONS = ("next_observations", "timeouts", "infos/", "metadata/")  # beginnings of names in D4RL files
 
 
@@ -130,13 +131,19 @@ def open_npz(path: Path, mapping: DatasetMapping) -> FlatReader:
 
 
 def write_npz(path: Path, episodes: Iterable[Episode], facts: FactsOfEpisodes) -> None:
-    """Write episodes as one npz file without compression, so that its arrays can be mapped into memory."""
+    """Write episodes as one npz file without compression, so that its arrays can be mapped into memory.
+
+    Raises:
+        UserError: A key has a name that the file needs for something else.
+    """
     ends, parts = [0], dict[str, list[Array]]()
     for episode in episodes:
         for key, array in episode.arrays.items():
             parts.setdefault(key.removeprefix(IMAGE_PREFIX), []).append(stored_images(key, array))
         ends.append(ends[-1] + len(episode))
         facts.add(episode)
+    if taken := sorted(_RESERVED & parts.keys()):
+        raise UserError(f"An npz file cannot store an array named '{taken[0]}'; rename the observation or camera.")
     arrays: dict[str, Any] = {name: np.concatenate(rows) for name, rows in parts.items()}
     arrays[NAME] = np.frombuffer(facts.to_json().encode(), np.uint8)
     with atomic_file(path) as temporary, temporary.open("wb") as file:
