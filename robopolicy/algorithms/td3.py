@@ -68,6 +68,11 @@ class TD3Config(OffPolicyConfig):
         if self.value_reduction not in VALUE_REDUCTIONS:
             raise unknown_name("value_reduction", self.value_reduction, VALUE_REDUCTIONS)
 
+    @property
+    def target_policy_tau(self) -> float:
+        """Weight of the policy in the update of its target."""
+        return self.policy_tau or self.tau
+
 
 def add_noise(policy: GaussianPolicy, chunk: Tensor, noise: Tensor) -> Tensor:
     """Add normalised `noise` to `chunk` `(B, H, A)`, within the action bounds."""
@@ -155,7 +160,7 @@ class TD3(OffPolicy):
             if self.policy_due():
                 loss, info = self.actor_loss(part)
                 optimizer_step(self.optimizer, loss)
-                self._policy_update.step(self.config.policy_tau or self.config.tau)
+                self._policy_update.step(self.config.target_policy_tau)
                 self._policy_update.copy_buffers()
                 stats.actor(loss=loss, **info)
         return self.finish(batch, stats)  # TD errors, normalisers, counter

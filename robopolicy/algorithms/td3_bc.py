@@ -111,7 +111,7 @@ class TD3BC(OffPolicy):
             if self.policy_due():
                 loss, info = self.actor_loss(part)
                 optimizer_step(self.optimizer, loss)
-                self._policy_update.step(self.config.policy_tau or self.config.tau)
+                self._policy_update.step(self.config.target_policy_tau)
                 self._policy_update.copy_buffers()
                 stats.actor(loss=loss, **info)
         return self.finish(batch, stats)

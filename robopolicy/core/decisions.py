@@ -125,10 +125,8 @@ def first_rows(decisions: Decisions) -> Tensor:
 
 def counted_rows(decisions: Decisions) -> Tensor:
     """Index (S,) of the first row of each trajectory with a valid decision: masked trajectories have no outcome."""
-    first, valid = first_rows(decisions), decisions.valid().any(1)
-    if decisions.trajectory is None:
-        return first[valid[first]]
-    return first[torch.isin(decisions.trajectory[first], decisions.trajectory[valid])]
+    first, trajectory = first_rows(decisions), by_trajectory(decisions).squeeze(1)
+    return first[torch.isin(trajectory[first], trajectory[decisions.valid().any(1)])]
 
 
 def unit_numbers(decisions: Decisions) -> Tensor:
