@@ -23,12 +23,12 @@ from torch import Tensor
 from robopolicy.atomic import write_text
 from robopolicy.evaluation.comparison import cluster_bootstrap
 from robopolicy.evaluation.intervals import Interval, iqm
+from robopolicy.sim.contract import Observation, VectorSim
 from robopolicy.sim.vector_env import core_count
 from robopolicy.versions import versions
 
 if TYPE_CHECKING:
     from robopolicy.evaluation.result import EvalResult
-    from robopolicy.sim.contract import Observation, VectorSim
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = (
@@ -47,6 +47,7 @@ PACKAGES = (
 )
 
 Row = Mapping[str, object]
+Act = Callable[[Observation], Tensor]  # observations of N environments -> actions (N, A)
 
 
 def brackets(of: str = "turns") -> str:
@@ -60,8 +61,8 @@ def runs_iqm(scores: Sequence[float]) -> Interval:
 
 
 @torch.no_grad()
-def mean_return(act: Callable[[Observation], Tensor], sim: VectorSim) -> float:
-    """Mean return of the first episode in each of the simulator's N environments; `act` returns actions `(N, A)`.
+def mean_return(act: Act, sim: VectorSim) -> float:
+    """Mean return of the first episode in each environment of the simulator.
 
     For learners of other libraries, which are no actors of `evaluate`.
     """

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import load_cell, mean_return, print_result, runs_iqm, save_cell, write_result
+from benchmarks.common import Act, load_cell, mean_return, print_result, runs_iqm, save_cell, write_result
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.critics.value import ValueConfig
 from robopolicy.policies.base import PolicySpec
@@ -37,7 +36,6 @@ NOTES = [
     "steps in a pool of threads, Stable-Baselines3's in one thread. Their ratio is paired by seed; its brackets are "
     "the smallest and the largest of the seeds."
 ]
-Act = Callable[[Observation], Tensor]  # observations -> actions (N, A)
 TASKS = {"HalfCheetah-v5": "locomotion/half_cheetah", "Hopper-v5": "locomotion/hopper"}
 
 

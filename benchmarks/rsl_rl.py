@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.common import load_cell, mean_return, print_result, runs_iqm, save_cell, write_result
+from benchmarks.common import Act, load_cell, mean_return, print_result, runs_iqm, save_cell, write_result
 from robopolicy.algorithms.ppo import PPO, PPOConfig
 from robopolicy.critics.value import ValueConfig
 from robopolicy.policies.base import PolicySpec
@@ -48,8 +48,6 @@ NOTES = [
 ]
 EPISODES = 32  # of an evaluation
 BOUND = 1e6  # of actions; rsl_rl leaves them unbounded
-
-Act = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class Stopwatch:
 class Trained:
     """Result of a training run."""
 
-    act: Act  # observations by group -> mean actions (N, A)
+    act: Act  # mean actions
     simulating: float  # [s] per iteration
     updating: float  # [s] per iteration, gradient steps and advantages
     wall: float  # [s] per iteration

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from benchmarks.common import (
+    Act,
     cells_named,
     finished_cells,
     load_cell,
@@ -38,7 +39,6 @@ from benchmarks.common import (
     write_result,
 )
 from benchmarks.parallel import run_cells
-from benchmarks.ppo_vs_sb3 import Act
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.replay import Replay

@@ -63,8 +63,7 @@ class FineTuning(Study):
 
     def planned(self, method: str, task: str) -> int:
         """Every cell of a method that fine-tunes a base has this base."""
-        base = {name: found.base.name for name, found in METHODS.items() if found.base}
-        names = {method, *(name for name in base if base[name] == method)}
+        names = {method, *(name for name, found in METHODS.items() if found.base and found.base.name == method)}
         return len({key[2] for key in self.cell_keys() if key[0] in names and key[1] == task})
 
     def run(self, key: Key, folder: Path) -> Cell:
