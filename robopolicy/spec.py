@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from robopolicy.errors import UserError
+
 IMAGE_PREFIX = "image."  # of image observations (3, h, w), uint8
 STEP_KEYS = (
     "action",
@@ -88,6 +90,41 @@ class TaskMetadata:
     action_high: tuple[float, ...] = ()
     observation_names: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     instructions: tuple[str, ...] = ()  # texts of the demonstrations, e.g. "pick the block"
+
+
+_AGREED = {
+    "task": "tasks",
+    "action_names": "names of actions",
+    "action_low": "bounds of actions",
+    "action_high": "bounds of actions",
+}
+RATE_TOLERANCE = 0.05  # whole-number frame rates round the control step a little
+
+
+def common_metadata(found: Mapping[str, TaskMetadata]) -> TaskMetadata:
+    """Metadata of policies `{name: metadata}` that act together: what they agree on, and the instructions of all.
+
+    Raises:
+        UserError: Rates or names differ.
+    """
+    (first, one), *others = found.items()
+    common = asdict(one)
+    for name, other in others:
+        ours, theirs = common["control_dt"] or other.control_dt, other.control_dt
+        if ours and theirs and not math.isclose(ours, theirs, rel_tol=RATE_TOLERANCE):
+            raise UserError(f"{first} acts every {ours:g} s and {name} every {theirs:g} s; pass policies of one rate.")
+        common["control_dt"] = ours
+        for field_name, label in _AGREED.items():
+            ours, theirs = common[field_name], getattr(other, field_name)
+            if ours and theirs and ours != theirs:
+                raise UserError(f"{first} and {name} have different {label}; pass policies of one robot.")
+            common[field_name] = ours or theirs
+        names, known = other.observation_names, common["observation_names"]
+        if changed := [key for key, value in names.items() if known.get(key, value) != value]:
+            raise UserError(f"{first} and {name} have other names of '{changed[0]}'; pass policies of one robot.")
+        common["observation_names"] = names | known
+        common["instructions"] = tuple(dict.fromkeys([*common["instructions"], *other.instructions]))
+    return TaskMetadata(**common)
 
 
 def _is_shape(value: Any) -> bool:

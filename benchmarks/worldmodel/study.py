@@ -123,15 +123,18 @@ class WorldModel(Study):
 
     def notes(self, scores: Sequence[Score]) -> list[str]:
         """Meaning of the further columns."""
-        return [
+        found = [
             "`mmrv` is the mean maximum violation of the order, 0 for none; `pairs` is the share of pairs in the true "
             "order; `regret` is the success lost by the policy that the model prefers. `bias` is predicted minus true "
             "success, mean over the policies; `best policy` is the same of the truly best one. `gap` is the loss of "
             "PSNR, one frame ahead, if actions are shuffled.",
+        ]
+        ablations = [
             "`lift-*` are ablations: fewer recordings (`few`), none of clones or replays, none after success "
             "(`to-success`), no noise on the past (`exact-past`), a state network of one step (`one-step`), and a "
             "success head without calibration (`uncalibrated`). They are to be compared on common seeds.",
         ]
+        return found + ablations if any("-" in score.task for score in scores) else found
 
     def tables(self, cells: Sequence[Cell]) -> Mapping[str, Sequence[Row]]:
         """One row per policy."""

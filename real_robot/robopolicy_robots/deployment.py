@@ -320,7 +320,8 @@ def _run_episode(
             status = simulation.status
             record.success, record.steps, record.done = status.success, status.steps, status.done
         if isinstance(source, HumanChunkPolicy):
-            source.finish(success=bool(record.success))
+            with shared.idle():  # the last demonstration may still be written
+                source.finish(success=bool(record.success))
         record.state = record.state or str(loop.state)
         record.ticks, record.misses = len(record.tick_times), loop.overruns - missed
         record.interventions, record.inference_ms = dict(loop.log.counts), 1e3 * runner.latency
@@ -373,7 +374,7 @@ def summary(args: argparse.Namespace, robot: RobotSpec, episodes: list[EpisodeRe
         "holds": sum(each.holds for each in episodes),
         "interventions": {kind: sum(each.interventions.get(kind, 0) for each in episodes) for kind in kinds},
         "episodes": [
-            {key: value for key, value in vars(each).items() if key not in ("moments", "inference_ms")}
+            {key: value for key, value in vars(each).items() if key not in ("tick_times", "inference_ms")}
             for each in episodes
         ],
     }

@@ -47,6 +47,7 @@ def open_human(
     sink = None
     if args.demonstrations is not None:
         options = {"names": setup.names, "action_type": setup.action_type, "overwrite": args.overwrite}
+        options["keep_on_error"] = True
         sink = stack.enter_context(LeRobotWriter(args.demonstrations, control_dt=requirements.control_dt, **options))
     observation: Mapping[str, tuple[int, ...]] = requirements.observation
     if base is None and (sink is not None or device.shows_images):

@@ -82,8 +82,9 @@ class ControlLoop:
         self.transport = transport  # must live as long as its publishers
         self.inputs = SensorInputs(robot, transport, embodiment.sources)
         self.output = open_output(robot, transport, self.safety, self.executor)
-        if self.options.fallback is not hold and not self.output.streaming:
-            raise UserError(f"A fallback needs commands on a topic, and {robot.name} has an action.")
+        if self.options.fallback is not hold and not (self.output.streaming and robot.mode == "absolute"):
+            found = f"mode: {robot.mode}" if self.output.streaming else "an action"
+            raise UserError(f"A fallback needs position commands on a topic, and {robot.name} has {found}.")
         self._status = transport.advertise(robot.status.topic, String, QOS_PROFILES[robot.status.qos])
         self._estop_topic = transport.subscribe(robot.estop.topic, Bool, QOS_PROFILES[robot.estop.qos])
         self._heartbeat = transport.subscribe(robot.heartbeat.topic, Bool, QOS_PROFILES[robot.heartbeat.qos])
@@ -191,9 +192,11 @@ class ControlLoop:
             return f"no operator on {self.robot.heartbeat.topic}"
         if self._filter_state is not None and not self._filter_state.motion.at_rest:
             return "the last stop has not ended"
-        outside = ~self.robot.limits.inside(self._measured.position, slack=1e-3)
-        if outside.any():
-            return f"{self.robot.names[int(np.argmax(outside))]} is outside its limits"
+        for end in (self._estop_topic, self._heartbeat):
+            if unmet := end.describe().unmet:
+                return f"a publisher of {end.topic} has another {' and '.join(unmet)}; change its qos or the robot's"
+        if not (inside := self.robot.limits.inside(self._measured.position, slack=1e-3)).all():
+            return f"{self.robot.names[int(np.argmin(inside))]} is outside its limits"
         return "" if self._warm >= WARM_UPS else NOT_WARM
 
     def _poll_inputs(self, now: float) -> None:

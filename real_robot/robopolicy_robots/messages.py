@@ -274,10 +274,12 @@ class Image(Message):
         """Pixels `(H, W, C)`, channels in the order of `encoding`.
 
         Raises:
-            ValueError: The encoding does not have one byte per channel, or `data` does not match the image size.
+            ValueError: The image is empty, the encoding does not have one byte per channel, or `data` does not match
+                the image size.
         """
         channels = CHANNELS.get(self.encoding)
-        if channels is None or self.step < self.width * channels or len(self.data) != self.step * self.height:
+        filled = self.height > 0 and self.width > 0 and len(self.data) == self.step * self.height
+        if channels is None or not filled or self.step < self.width * channels:
             found = f"{self.width} x {self.height} '{self.encoding}', step {self.step}, {len(self.data)} bytes"
             raise ValueError(f"Expected an image in one of {', '.join(CHANNELS)}, found {found}.")
         rows = self.data.reshape(self.height, self.step)[:, : self.width * channels]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from numpy.typing import NDArray
 from robopolicy.deploy.bundle import MANIFEST, open_bundle
 from robopolicy.deploy.contract import ChunkPolicy, Observed
 from robopolicy.errors import UserError
+from robopolicy.sim.registry import NO_TASK, get_task
 from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX, TaskMetadata
 from robopolicy_robots.policy_runner import InferenceResult, infer
+
+ABANDONED_TIMEOUT = 120.0  # [s] longest request at the end of a run, such as the encoding of a demonstration
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ def compatibility_errors(source: ChunkPolicy, requirements: PolicyRequirements) 
     metadata = metadata_of(source)
     if metadata is None:
         return errors
-    if metadata.task != requirements.task:
+    if _nominal(metadata.task) != _nominal(requirements.task):
         errors.append(f"it was trained on {metadata.task}")
     if metadata.control_dt is not None and abs(metadata.control_dt - requirements.control_dt) > 1e-9:
         errors.append(
@@ -53,6 +57,14 @@ def compatibility_errors(source: ChunkPolicy, requirements: PolicyRequirements) 
     if any(len(theirs) and not (len(theirs) == len(ours) and np.allclose(theirs, ours)) for theirs, ours in bounds):
         errors.append("its actions have other bounds")
     return errors
+
+
+def _nominal(task: str) -> str:
+    """Name of a task without the randomization of its training."""
+    try:
+        return get_task(task).nominal or task
+    except UserError:  # a task that is not installed here
+        return task
 
 
 def metadata_of(source: ChunkPolicy) -> TaskMetadata | None:
@@ -80,7 +92,8 @@ def open_source(name: str, device: str = "cpu") -> ChunkPolicy:
     from robopolicy.training.checkpoint import load_policy
 
     policy, manifest = load_policy(name, device)
-    return CheckpointChunkPolicy(policy, task_metadata=manifest.task_metadata)
+    metadata = manifest.task_metadata or (TaskMetadata(manifest.task) if manifest.task not in ("", NO_TASK) else None)
+    return CheckpointChunkPolicy(policy, task_metadata=metadata)
 
 
 class SharedChunkPolicy:
@@ -97,6 +110,16 @@ class SharedChunkPolicy:
         """Call the policy."""
         with self._lock:
             return self.source.chunk(obs) if prefix is None else self.source.chunk(obs, prefix)
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Wait for the end of an abandoned request, at most `ABANDONED_TIMEOUT`, and let no other start."""
+        acquired = self._lock.acquire(timeout=ABANDONED_TIMEOUT)
+        try:
+            yield
+        finally:
+            if acquired:
+                self._lock.release()
 
     def close(self) -> None:
         """Do nothing: the owner closes the policy."""

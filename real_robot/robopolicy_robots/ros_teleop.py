@@ -7,12 +7,20 @@ from typing import ClassVar, Self
 import numpy as np
 
 from robopolicy.errors import UserError
-from robopolicy.teleop.bindings import BUTTONS, ENABLE_BUTTON, EVENT_BUTTONS, STICKS
+from robopolicy.teleop.bindings import (
+    BUTTONS,
+    ENABLE_BUTTON,
+    EVENT_BUTTONS,
+    PRESSED,
+    SDL_BUTTONS,
+    SDL_TRIGGERS,
+    STICKS,
+)
 from robopolicy.teleop.contract import AXES, DEAD_ZONE, Teleop, TeleopCommand
 from robopolicy_robots.messages import Joy, Twist
 from robopolicy_robots.transports.base import AUTO, SENSOR, Transport, open_transport
 
-NUM_AXES, NUM_BUTTONS = 4, 1 + max(ENABLE_BUTTON, *EVENT_BUTTONS.values(), *sum(BUTTONS.values(), ()))
+NUM_AXES, NUM_BUTTONS = 1 + max(SDL_TRIGGERS.values()), 1 + max(SDL_BUTTONS.values())
 
 
 def _open(argument: str) -> tuple[Transport, str]:
@@ -24,7 +32,11 @@ def _open(argument: str) -> tuple[Transport, str]:
 
 
 class JoyTeleop(Teleop):
-    """Topic of `sensor_msgs/Joy`, `joy:[TRANSPORT:]/TOPIC`, with axes and buttons in the layout of the Gamepad API."""
+    """Topic of `sensor_msgs/Joy`, `joy:[TRANSPORT:]/TOPIC`, of the node `game_controller_node` of the package `joy`.
+
+    It has the numbers of SDL for every known gamepad, with left and forward positive. The numbers of `joy_node` differ
+    between gamepads.
+    """
 
     module = "rosbags"
     extra = "ros"
@@ -41,22 +53,22 @@ class JoyTeleop(Teleop):
         return cls(*_open(argument))
 
     def read(self, now: float) -> TeleopCommand:
-        """Return the newest message, with the time of its arrival."""
+        """Return the newest message, with the time of its arrival, at most `now`."""
         if (received := self._joy.latest()) is None:
             return TeleopCommand()
         joy = received.message
         if len(joy.axes) < NUM_AXES or len(joy.buttons) < NUM_BUTTONS:
             self.malformed += 1
             return TeleopCommand()
-        values = {axis: sign * float(joy.axes[number]) for axis, (number, sign) in STICKS.items()}
-        held = [float(button > 0) for button in joy.buttons]
+        values = {axis: -sign * float(joy.axes[number]) for axis, (number, sign) in STICKS.items()}
+        held = {button: float(joy.buttons[number] > 0) for button, number in SDL_BUTTONS.items()}
+        held |= {trigger: float(abs(joy.axes[number]) > PRESSED) for trigger, number in SDL_TRIGGERS.items()}
         values |= {name: held[up] - held[down] for name, (up, down) in BUTTONS.items()}
         pressed = {event for event, button in EVENT_BUTTONS.items() if held[button]}
         events, self._pressed = pressed - self._pressed, pressed
         twist = np.array([values[axis] for axis in AXES])
-        return TeleopCommand(
-            bool(held[ENABLE_BUTTON]), twist, values["gripper"], None, tuple(sorted(events)), received.received
-        )
+        enabled, stamp = bool(held[ENABLE_BUTTON]), min(received.received, now)
+        return TeleopCommand(enabled, twist, values["gripper"], None, tuple(sorted(events)), stamp)
 
     def close(self) -> None:
         """Close the transport."""
@@ -80,12 +92,12 @@ class TwistTeleop(Teleop):
         return cls(*_open(argument))
 
     def read(self, now: float) -> TeleopCommand:
-        """Return the newest message, with the time of its arrival."""
+        """Return the newest message, with the time of its arrival, at most `now`."""
         if (received := self._twist.latest()) is None:
             return TeleopCommand()
         parts = received.message.linear, received.message.angular
         twist = np.array([getattr(part, axis) for part in parts for axis in "xyz"])
-        return TeleopCommand(bool((np.abs(twist) > DEAD_ZONE).any()), twist, stamp=received.received)
+        return TeleopCommand(bool((np.abs(twist) > DEAD_ZONE).any()), twist, stamp=min(received.received, now))
 
     def close(self) -> None:
         """Close the transport."""

@@ -32,8 +32,9 @@ from robopolicy.policies.base import Policy
 from robopolicy.schema import to_dict
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import get_task
+from robopolicy.spec import TaskMetadata, common_metadata
 from robopolicy.training.checkpoint import golden_observations, save_checkpoint
-from robopolicy.training.manifest import Parent, parent_path, shared_observations
+from robopolicy.training.manifest import Parent, parent_path, read_manifest, shared_observations
 from robopolicy.training.world_sims import is_world
 from robopolicy.versions import versions
 
@@ -127,6 +128,7 @@ class CompositionResult:
 
 def load_parts(out: Path, request: CompositionRequest) -> CompositionParts:
     """Load the components of the composition; missing or incompatible ones raise a UserError."""
+    composed_metadata(request, out)  # before anything is loaded
     paths = [parent_path(parent, out) for parent in request.parents]
     critic = None if request.critic is None else parent_path(request.critic, out)
     then = {name: parent_path(part, out) for name, part in request.then.items()}
@@ -202,6 +204,18 @@ def search_and_evaluate(
     return CompositionResult(policy, weights, found, results, predicted)
 
 
+def composed_metadata(request: CompositionRequest, out: Path) -> TaskMetadata | None:
+    """Metadata of the parents' task without a simulator, if they have them.
+
+    Raises:
+        UserError: Rates or names of the parents differ.
+    """
+    paths = [parent_path(parent, out) for parent in request.parents]
+    found = {str(path): read_manifest(path).task_metadata for path in paths}
+    known = {path: metadata for path, metadata in found.items() if metadata is not None}
+    return common_metadata(known) if known else None
+
+
 def write(out: Path, request: CompositionRequest, outcome: CompositionResult) -> None:
     """Write the checkpoint with its search log and report atomically."""
     policy, found, own = outcome.policy.cpu(), outcome.found, request.names[-1]
@@ -219,6 +233,7 @@ def write(out: Path, request: CompositionRequest, outcome: CompositionResult) ->
             obs_sample=shared_observations(samples, policy.spec),
             training=training,
             parents=request.sources,
+            task_metadata=composed_metadata(request, out),
         )
         if request.needs_rollouts:
             shutil.copyfile(out / SEARCH_LOG, folder / SEARCH_LOG)

@@ -47,6 +47,9 @@ def run(args: argparse.Namespace) -> int:
     from robopolicy.data.selection import EpisodeFilter
 
     check_numbers(args, positive=(), non_negative=("min_length",))
+    for name in ("min_return", "min_quality", "max_idle", "random", "best"):
+        if math.isnan(getattr(args, name) or 0.0):
+            raise UserError(f"--{name.replace('_', '-')} must be a number, got nan.")
     references = None if args.random is None or args.best is None else (args.random, args.best)
     measured = args.min_quality > -math.inf or args.random is not None or args.best is not None
     if measured and references is None:

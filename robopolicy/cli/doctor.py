@@ -25,7 +25,7 @@ CORE = ("robopolicy", "torch", "numpy", "mujoco", "gymnasium", "safetensors", "h
 
 # distribution, module, feature, installation; backends and commands add their packages
 OPTIONAL = (
-    ("metaworld", "metaworld", "Meta-World tasks and their scripted experts", "pip install 'robopolicy[metaworld]'"),
+    ("metaworld", "metaworld", "Meta-World", "pip install scipy; pip install --no-deps metaworld==3.1.1"),
     ("ogbench", "ogbench", "OGBench tasks and their oracles", "pip install 'robopolicy[ogbench]'"),
     ("gym-pusht", "gym_pusht", "the PushT task and its planner", "pip install 'robopolicy[pusht]'"),
     ("stable-baselines3", "stable_baselines3", "baselines and SB3's checker", "pip install 'robopolicy[sb3]'"),

@@ -97,8 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _eval(args: argparse.Namespace, display: Display | None) -> int:
     from robopolicy.atomic import atomic_folder
-    from robopolicy.cli.policy_args import load_policy_entries, with_planning
-    from robopolicy.errors import UserError
+    from robopolicy.cli.policy_args import check_different, load_policy_entries, with_planning
     from robopolicy.evaluation.frequency import check_action_repeats, frequency_facts, frequency_table
     from robopolicy.evaluation.latency import check_latencies, latency_facts, latency_table, require_continuation
     from robopolicy.evaluation.report import Report, aligned, all_notes, table, to_dict, write_report
@@ -107,8 +106,7 @@ def _eval(args: argparse.Namespace, display: Display | None) -> int:
     from robopolicy.text.evaluation import pass_at_k_facts, pass_at_k_table
 
     check_numbers(args, positive=("episodes", "num_envs", "jobs"), non_negative=("seed", "video", "samples"))
-    if len(set(args.policies)) < len(args.policies):
-        raise UserError(f"Pass different policies, got {' '.join(args.policies)}.")
+    check_different(args.policies)
     if args.action_repeats:
         check_action_repeats(args.action_repeats)
     latencies = [latency / 1e3 for latency in args.latency]

@@ -13,7 +13,7 @@ ALLOWED = {"--dataset", "--device", "--json", "--allow-code"}
 def eval_dataset(args: argparse.Namespace) -> int:
     """Print the action errors of every policy; return 0."""
     from robopolicy.cli.options import reject_unused
-    from robopolicy.cli.policy_args import short_names
+    from robopolicy.cli.policy_args import check_different, short_names
     from robopolicy.data.compatibility import check_dataset_for_metadata
     from robopolicy.data.formats import read_dataset
     from robopolicy.errors import UserError
@@ -24,6 +24,7 @@ def eval_dataset(args: argparse.Namespace) -> int:
     reject_unused(args, "with --dataset", *sorted(args.given - ALLOWED))
     if {"expert", "random"} & set(args.policies):
         raise UserError("--dataset compares checkpoints with recorded actions; pass checkpoint folders.")
+    check_different(args.policies)
     loaded = [load_policy(name, args.device) for name in args.policies]
     episodes = read_dataset(args.dataset, task=loaded[0][1].task).without_closing_frames()
     for _, manifest in loaded:

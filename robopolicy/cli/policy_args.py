@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -152,6 +153,12 @@ def _noisy(policy_entry: PolicyEntry, noise: float) -> PolicyEntry:
         return NoisyActor(PolicyActor(base) if isinstance(base, Policy) else base, noise)
 
     return replace(policy_entry, label=f"{policy_entry.label}+{noise:g}", make=make)
+
+
+def check_different(names: Sequence[str]) -> None:
+    """Raise a UserError if a policy is named twice, also by another spelling of its path."""
+    if len({os.path.realpath(name) for name in names}) < len(names):
+        raise UserError(f"Pass different policies, got {' '.join(names)}.")
 
 
 def short_names(names: Sequence[str]) -> list[str]:

@@ -98,7 +98,7 @@ def record_session(args: argparse.Namespace, options: SimOptions, device: str, p
             names = {key: observation.names for key, observation in spec.observation.items()}
             names["action"] = names["policy_action"] = spec.action_names
             settings: dict[str, Any] = {"video": args.images == "video", "overwrite": args.overwrite, "names": names}
-            settings["action_type"] = spec.action_type
+            settings |= {"action_type": spec.action_type, "keep_on_error": True}
             sink = stack.enter_context(LeRobotWriter(args.out, control_dt=spec.control_dt, **settings))
         teleop = stack.enter_context(closing(open_device(device)))
         person = HumanOperator.of_sim(teleop, spec, tuple(args.map), args.scale)

@@ -35,11 +35,26 @@ def history_index(episodes: Episodes, length: int) -> NDArray[np.int64]:
     return np.maximum(np.arange(len(episodes))[:, None] + np.arange(1 - length, 1), first)
 
 
-def chunk_index(episodes: Episodes, horizon: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Indices `(F, H)` of the actions of the chunk of every frame, and their mask, 0 after the end of the episode."""
+def chunk_index(
+    episodes: Episodes, horizon: int, learned: NDArray[np.bool_] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Indices `(F, H)` of the actions of the chunk of every frame, and their mask, 0 after the end of the episode.
+
+    With `learned` `(F,)`, chunks also end before the first frame that is not learned.
+    """
     ahead = np.arange(len(episodes))[:, None] + np.arange(horizon)
-    last = np.repeat(episodes.ends - 1, episodes.lengths)[:, None]
+    last = _last_frames(episodes, learned)[:, None]
     return np.minimum(ahead, last), (ahead <= last).astype(np.float32)
+
+
+def _last_frames(episodes: Episodes, learned: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+    """Last frame `(F,)` of the episode of every frame, or of its part in which all frames are learned."""
+    last = np.repeat(episodes.ends - 1, episodes.lengths)
+    if learned is None:
+        return last
+    frame = np.arange(len(episodes))
+    ends = np.flatnonzero((frame == last) | ~np.append(learned[1:], False))  # of the parts
+    return ends[np.searchsorted(ends, frame)]
 
 
 class ChunkSampler:
@@ -60,14 +75,16 @@ class ChunkSampler:
         weight: np.ndarray | None = None,
         lookahead_steps: int = 0,
         part: slice = slice(None),
+        learned: NDArray[np.bool_] | None = None,
         device: torch.device = CPU,
     ) -> None:
         """Precompute the index tables; on the CPU the arrays of `episodes` are shared, not copied.
 
         `horizon` is H, `obs_horizon` is To. `weight` `(F,)` is an optional importance of each frame, copied to the
         batches. With `lookahead_steps` > 0, batches contain `next_obs`, that many steps after each observation. `part`
-        selects the rows of each minibatch, for distributed training. The dataset is copied to `device` if it fits, and
-        batches are then gathered there without a wait.
+        selects the rows of each minibatch, for distributed training. Chunks consist of the frames `learned` `(F,)`;
+        histories also contain others. The dataset is copied to `device` if it fits, and batches are then gathered there
+        without a wait.
         """
         if min(horizon, obs_horizon, batch_size) < 1:
             raise UserError(
@@ -78,8 +95,8 @@ class ChunkSampler:
         self.batch_size, self._part = batch_size, part
         self.seed = seed
         frame = np.arange(len(episodes))[:, None]
-        last = np.repeat(episodes.ends - 1, episodes.lengths)[:, None]
-        future, mask = chunk_index(episodes, horizon)
+        last = _last_frames(episodes, learned)[:, None]
+        future, mask = chunk_index(episodes, horizon, learned)
         size = sum(array.nbytes for array in episodes.arrays.values()) + future.nbytes * 2 + frame.nbytes * obs_horizon
         self._device = device if has_memory(device, size) else CPU
         self._obs = {key: self._tensor(episodes.arrays[key]) for key in episodes.observation_keys}
@@ -92,6 +109,7 @@ class ChunkSampler:
         if lookahead_steps:
             self._after = self._tensor(np.minimum(frame + lookahead_steps, last)[:, 0])  # (F,)
             self._reached = self._tensor((frame + lookahead_steps <= last)[:, 0].astype(np.float32))  # (F,)
+        self.frames = np.arange(len(episodes)) if learned is None else np.flatnonzero(learned)  # that start chunks
         self._epoch, self._position = 0, 0
         self._order = self._permutation(0)
 
@@ -113,7 +131,7 @@ class ChunkSampler:
         return self.take(torch.cat(parts)[self._part])
 
     def __len__(self) -> int:
-        """Chunks per epoch (= frames)."""
+        """Chunks per epoch (= frames that start them)."""
         return len(self._order)
 
     @property
@@ -154,7 +172,7 @@ class ChunkSampler:
         self._order = self._permutation(self._epoch)
 
     def _permutation(self, epoch: int) -> Tensor:
-        order = torch.from_numpy(np.random.default_rng([self.seed, epoch]).permutation(len(self._mask)))
+        order = torch.from_numpy(np.random.default_rng([self.seed, epoch]).permutation(self.frames))
         return copy_to(order, self._device)
 
     def _tensor(self, array: np.ndarray) -> Tensor:

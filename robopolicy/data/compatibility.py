@@ -14,7 +14,7 @@ from robopolicy.data.quality import outlying_entries
 from robopolicy.errors import UserError
 from robopolicy.sim.contract import SimSpec, TensorSpec
 from robopolicy.sim.registry import NO_TASK, task_names
-from robopolicy.spec import HIDDEN_STATE, PolicySpec, TaskMetadata
+from robopolicy.spec import HIDDEN_STATE, RATE_TOLERANCE, PolicySpec, TaskMetadata
 
 OUT_OF_BOUNDS_WARN = 0.05  # fraction of actions outside the bounds above which a dataset causes a warning
 ADVICE = f"choose the task it was recorded on, or task={NO_TASK}"
@@ -122,8 +122,7 @@ def _check_names(episodes: Episodes, names: Mapping[str, Sequence[str]], path: s
 
 
 def _check_rate(episodes: Episodes, control_dt: float, path: str, other: str, advice: str) -> None:
-    # Whole-number frame rates round the control step a little.
-    if not math.isclose(episodes.control_dt, control_dt, rel_tol=0.05):
+    if not math.isclose(episodes.control_dt, control_dt, rel_tol=RATE_TOLERANCE):
         raise UserError(
             f"Dataset {path} was recorded every {episodes.control_dt:g} s, but {other} acts every {control_dt:g} s; "
             f"{advice}."

@@ -142,8 +142,23 @@ class Episodes:
             return self
         return replace(self, arrays=_without(self.arrays, "executed") | {"action": self.arrays["executed"]})
 
+    def demonstrated_frames(self) -> NDArray[np.bool_] | None:
+        """Frames `(F,)` on which a person acted; None without `intervention`, where all frames are demonstrations.
+
+        Raises:
+            UserError: No one has intervened.
+        """
+        if "intervention" not in self.arrays:
+            return None
+        acted = self.arrays["intervention"].astype(np.bool_)
+        if not acted.any():
+            raise UserError("No frame of the dataset is an intervention; collect with --takeover and take over.")
+        return acted
+
     def demonstrated(self) -> Episodes:
         """Keep only the frames on which a person acted, one episode per intervention, for learning from the person.
+
+        `ChunkSampler(learned=...)` also shows the frames before an intervention to policies that observe several.
 
         The parts of an episode end as if truncated, except for the last one. Without `intervention`, all frames are
         demonstrations, and `self` is returned.
@@ -151,11 +166,8 @@ class Episodes:
         Raises:
             UserError: No one has intervened.
         """
-        if "intervention" not in self.arrays:
+        if (acted := self.demonstrated_frames()) is None:
             return self
-        acted = self.arrays["intervention"].astype(np.bool_)
-        if not acted.any():
-            raise UserError("No frame of the dataset is an intervention; collect with --takeover and take over.")
         last = np.zeros(len(self), np.bool_)
         last[self.ends - 1] = True
         ends_here = acted & (last | ~np.append(acted[1:], False))  # (F,) last frame of an intervention

@@ -37,6 +37,7 @@ SHARED = Path(__file__).parent / "dashboard.js"  # replaces SHARED in every page
 CLIENT_TIMEOUT = 10.0  # [s] timeout of the token and of a ping
 WRONG_TOKEN_DELAY = 1.0  # [s]
 WRONG_TOKEN = 4401  # close code
+MAX_PENDING = 64  # websockets without a token; another one closes the oldest
 
 
 class DashboardServer:
@@ -62,7 +63,7 @@ class DashboardServer:
         self._headers = require("websockets.datastructures", "remote")
         self._closed = require("websockets.exceptions", "remote").ConnectionClosed
         self._clients: set[Any] = set()  # websockets with a valid token
-        self._open = 0  # number of websockets, with or without a valid token
+        self._pending: list[Any] = []  # websockets whose token has not arrived, oldest first
         link.setblocking(False)
 
     async def run(self, port: int) -> None:
@@ -112,7 +113,8 @@ class DashboardServer:
             origins = request.headers.get_all("Origin")
             if any(urlsplit(origin).netloc != host for origin in origins):
                 return connection.respond(403, "Access from another page is refused.\n")
-            return None if self._open < self.max_clients else connection.respond(503, "Too many clients.\n")
+            full = len(self._clients) >= self.max_clients
+            return connection.respond(503, "Too many clients.\n") if full else None
         if path != "/":
             return connection.respond(404, "Not found.\n")
         nonce = secrets.token_urlsafe(16)
@@ -135,9 +137,8 @@ class DashboardServer:
         return self._http.Response(200, "OK", self._headers.Headers(headers), body)
 
     async def _client(self, connection: Any) -> None:
-        self._open += 1
         try:
-            if await self._authenticate(connection):
+            if await self._admit(connection):
                 self._clients.add(connection)
                 if len(self._clients) == 1:
                     self._post(CLIENT_CONNECTED)
@@ -149,7 +150,6 @@ class DashboardServer:
         except self._closed:
             pass
         finally:
-            self._open -= 1
             if connection in self._clients:
                 self._clients.remove(connection)
                 if not self._clients:
@@ -158,6 +158,21 @@ class DashboardServer:
     def receive(self, message: str | bytes) -> bytes | None:
         """Convert a message of a client for the program; None disconnects the client."""
         return self._commands.get(message) if isinstance(message, str) else None
+
+    async def _admit(self, connection: Any) -> bool:
+        """Wait for the token, and reject the connection without it or if there are enough clients."""
+        self._pending.append(connection)
+        if len(self._pending) > MAX_PENDING:
+            self._pending.pop(0).transport.abort()
+        try:
+            valid = await self._authenticate(connection)
+        finally:
+            if connection in self._pending:
+                self._pending.remove(connection)
+        if valid and len(self._clients) >= self.max_clients:
+            await connection.close(1013, "too many clients")
+            return False
+        return valid
 
     async def _authenticate(self, connection: Any) -> bool:
         if not self._token:

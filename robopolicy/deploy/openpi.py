@@ -100,11 +100,13 @@ class OpenpiSession:
             raise WireError(f"expected the endpoint 'infer' or 'reset', found {brief(endpoint)}")
         if not isinstance(fields.get("prompt", ""), str):
             raise WireError(f"expected 'prompt' as text, found {brief(fields['prompt'])}")
-        obs = {key: self._history(key, shape, fields) for key, shape in self._greeting.spec.observation.items()}
+        values = {key: self._value(key, shape, fields) for key, shape in self._greeting.spec.observation.items()}
         noise, seed = fields.get("noise"), fields.get("seed")
         if seed is not None and (type(seed) is not int or seed < 0):
             raise WireError(f"expected 'seed' as an integer from 0, found {brief(seed)}")
-        return Request(self.number, obs, noise=None if noise is None else _numbers("noise", noise)[None], seed=seed)
+        noise = None if noise is None else _numbers("noise", noise)[None]
+        obs = {key: self._history(key, value) for key, value in values.items()}  # a rejected request leaves no trace
+        return Request(self.number, obs, noise=noise, seed=seed)
 
     def write(self, reply: Reply) -> bytes | str:
         """Encode a reply: an error as one line of text."""
@@ -115,8 +117,8 @@ class OpenpiSession:
         timing = {"infer_ms": 1e3 * reply.seconds}
         return encode({"actions": reply.chunk[0].astype(np.float32, copy=False), "server_timing": timing})
 
-    def _history(self, key: str, shape: tuple[int, ...], fields: Mapping[Any, Any]) -> NDArray[Any]:
-        """History `(1, To, ...)` of an observation: given by the request, or of this and earlier requests."""
+    def _value(self, key: str, shape: tuple[int, ...], fields: Mapping[Any, Any]) -> NDArray[Any]:
+        """Observation of a request: its history `(To, ...)`, or the newest value `(...)`."""
         name, steps = self._names[key], self._greeting.spec.obs_horizon
         if name not in fields:
             known = ", ".join(f"'{each}'" for each in self._names.values())
@@ -124,10 +126,17 @@ class OpenpiSession:
         value = _numbers(name, fields[name])
         if key.startswith(IMAGE_PREFIX):
             value = _picture(name, value, shape)
-        if value.shape == (steps, *shape):
-            return value[None]
-        if value.shape != shape:
+        if value.shape not in (shape, (steps, *shape)):
             raise WireError(f"expected '{name}' of shape {shape}, found {value.shape}")
+        if not np.isfinite(value).all():
+            raise WireError(f"expected finite numbers in '{name}'")
+        return value
+
+    def _history(self, key: str, value: NDArray[Any]) -> NDArray[Any]:
+        """History `(1, To, ...)` of an observation: given by the request, or of this and earlier requests."""
+        steps = self._greeting.spec.obs_horizon
+        if value.ndim > len(self._greeting.spec.observation[key]):
+            return value[None]
         seen = self._seen.setdefault(key, deque(maxlen=steps))
         seen.extend([value] * (1 if seen else steps))
         return np.stack(list(seen))[None]

@@ -135,6 +135,7 @@ class TaskEntry:
     success_fn: Callable[[Observation], Tensor] | None = None  # success `(N,)` bool of observations, if available
     success: str = "any"  # key of `SUCCESS`
     chunk: tuple[int, int] = (8, 4)  # actions per chunk and executed ones, by default, of policies that imitate
+    nominal: str = ""  # name of the same task without randomization, if this one is randomized for training
 
     def require_expert(self) -> Callable[[], Expert]:
         """Return `make_expert`; raise a `UserError` if the task has no expert."""

@@ -22,7 +22,7 @@ KEYS = {
 }
 """Key -> input and its value."""
 
-# Standard layout of the Gamepad API and of SDL's controllers.
+# Standard layout of the Gamepad API; SDL's controllers have the same sticks.
 STICKS = {"y": (0, -1.0), "x": (1, -1.0), "yaw": (2, -1.0), "z": (3, -1.0)}
 """Axis of a twist -> axis of the gamepad (left is 0 and 1, right is 2 and 3; right and down are positive), sign."""
 
@@ -31,6 +31,14 @@ BUTTONS = {"pitch": (12, 13), "roll": (15, 14), "gripper": (6, 7)}
 
 ENABLE_BUTTON = 5  # right shoulder
 EVENT_BUTTONS = {SUCCESS: 3, DISCARD: 1, STOP: 9}  # upper and right face button, start
+
+SDL_BUTTONS = {0: 0, 1: 1, 2: 2, 3: 3, 4: 9, 5: 10, 8: 4, 9: 6, 12: 11, 13: 12, 14: 13, 15: 14}
+"""Button of the Gamepad API -> button of SDL."""
+
+SDL_TRIGGERS = {6: 4, 7: 5}
+"""Trigger, a button of the Gamepad API -> axis of SDL."""
+
+PRESSED = 0.5  # deflection of a trigger that counts as pressed
 
 HELP = (
     ("hold to move", "space", "right shoulder"),

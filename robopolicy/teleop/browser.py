@@ -71,8 +71,8 @@ class BrowserTeleop(Teleop):
                 self._command, self._number, self._sent = TeleopCommand(), -1.0, (None, -np.inf)
             else:
                 events.append(message.decode())
-        command = self._command
-        return TeleopCommand(command.enabled, command.twist, command.gripper, None, tuple(events), command.stamp)
+        command, stamp = self._command, min(self._command.stamp, now)  # it may have arrived after `now`
+        return TeleopCommand(command.enabled, command.twist, command.gripper, None, tuple(events), stamp)
 
     def show(self, status: SessionStatus, images: Mapping[str, NDArray[np.uint8]]) -> None:
         """Send the status when it changes, and the images."""

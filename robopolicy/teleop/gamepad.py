@@ -9,15 +9,18 @@ import numpy as np
 
 from robopolicy.errors import UserError
 from robopolicy.optional import require
-from robopolicy.teleop.bindings import BUTTONS, ENABLE_BUTTON, EVENT_BUTTONS, STICKS
+from robopolicy.teleop.bindings import (
+    BUTTONS,
+    ENABLE_BUTTON,
+    EVENT_BUTTONS,
+    PRESSED,
+    SDL_BUTTONS,
+    SDL_TRIGGERS,
+    STICKS,
+)
 from robopolicy.teleop.contract import AXES, Teleop, TeleopCommand
 
-SDL_BUTTONS = {0: 0, 1: 1, 2: 2, 3: 3, 4: 9, 5: 10, 8: 4, 9: 6, 12: 11, 13: 12, 14: 13, 15: 14}
-"""Button of the Gamepad API -> button of SDL; the triggers are axes in SDL."""
-
-SDL_TRIGGERS = {6: 4, 7: 5}
 FULL = 32767  # value of a fully deflected axis
-PRESSED = 0.5  # pressure of a trigger that counts as pressed
 
 
 class GamepadTeleop(Teleop):

@@ -1,7 +1,7 @@
 """Teleoperators of LeRobot: leader arms, which give joint positions, and devices that give changes of the tool pose.
 
 A leader arm has no dead-man switch, so the space key of the terminal is one: the robot follows while it is held.
-Devices with events report whether the person intervenes.
+Devices with events report whether the person intervenes, and end episodes: with success, or to repeat them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.interop.lerobot.choices import config_choices
 from robopolicy.optional import require
-from robopolicy.teleop.contract import AXES, DISCARD, STOP, SUCCESS, Teleop, TeleopCommand
+from robopolicy.teleop.contract import AXES, DISCARD, SUCCESS, Teleop, TeleopCommand
 from robopolicy.teleop.terminal import TerminalTeleop
 
 GRIPPER_COMMANDS = {0: 1.0, 1: 0.0, 2: -1.0}  # close, stay, open
 USE_DEGREES = "use_degrees"  # setting of LeRobot's leader arms
 PERCENT = "RANGE_M100_100"  # norm_mode of motors in LeRobot with positions from -100 to 100
-_EVENTS = {"success": SUCCESS, "rerecord_episode": DISCARD, "terminate_episode": STOP}
+_EVENTS = {"success": SUCCESS, "rerecord_episode": DISCARD, "terminate_episode": DISCARD}  # the first that is set
 
 
 class LeRobotTeleop(Teleop):
@@ -70,10 +70,11 @@ class LeRobotTeleop(Teleop):
     def read(self, now: float) -> TeleopCommand:
         """Return the joints of a leader arm [rad, grippers as a fraction], or changes of the tool pose as a twist."""
         action: Mapping[str, Any] = self._device.get_action()
-        events = dict(self._device.get_teleop_events()) if self._has_events else {}
+        reported = self._device.get_teleop_events() if self._has_events else {}
+        events = {_name(key) for key, value in reported.items() if value}
         keys = self._keys.read(now) if self._keys else TeleopCommand()
-        names = tuple(_EVENTS[name] for key, value in events.items() if value and (name := _name(key)) in _EVENTS)
-        enabled = any(value for key, value in events.items() if _name(key) == "is_intervention") or keys.enabled
+        names = tuple(event for name, event in _EVENTS.items() if name in events)[:1]
+        enabled = "is_intervention" in events or keys.enabled
         joints = {key.removesuffix(".pos"): float(value) for key, value in action.items() if key.endswith(".pos")}
         if joints:
             joints = {n: value / 100 if "gripper" in n else math.radians(value) for n, value in joints.items()}

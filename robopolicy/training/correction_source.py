@@ -96,12 +96,14 @@ class CorrectionSource:
             replace(part, arrays={key: array for key, array in part.arrays.items() if key in used})
             for part in (self._demonstrations, *self._corrections)
         ]
+        episodes = Episodes.concat(parts)
         sampler = ChunkSampler(
-            Episodes.concat(parts).demonstrated(),
+            episodes,
             horizon=spec.horizon,
             obs_horizon=spec.obs_horizon,
             batch_size=self._settings.batch_size,
             seed=config.seed + len(self._corrections),
+            learned=episodes.demonstrated_frames(),
             device=self._context.device,
         )
         return DatasetSource(sampler, self._context.device)

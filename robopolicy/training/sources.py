@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from robopolicy.algorithms.common.algorithm import Algorithm
@@ -34,15 +35,16 @@ class DatasetSource:
     @classmethod
     def build(cls, context: SourceContext) -> DataSource:
         """Create the source for a run."""
-        spec = context.spec
+        spec, episodes = context.spec, context.dataset()
         sampler = ChunkSampler(
-            context.dataset().demonstrated(),
+            episodes,
             horizon=spec.horizon,
             obs_horizon=spec.obs_horizon,
             batch_size=context.settings.batch_size,
             seed=context.config.seed,
             lookahead_steps=context.algorithm.lookahead_steps,
             part=slice(rank(), None, world_size()),
+            learned=episodes.demonstrated_frames(),
             device=context.device,
         )
         return cls(sampler, context.device)
@@ -57,8 +59,8 @@ class DatasetSource:
 
     def observations(self) -> Observation:
         """Return observations spread over the dataset."""
-        frames = torch.linspace(0, len(self.sampler) - 1, 4).long()
-        return move(self.sampler.take(frames).obs, self.device)
+        places = np.linspace(0, len(self.sampler) - 1, 4).astype(np.int64)
+        return move(self.sampler.take(torch.from_numpy(self.sampler.frames[places])).obs, self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the stream."""

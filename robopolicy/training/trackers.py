@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+from robopolicy.atomic import write_text
 from robopolicy.errors import UserError
 from robopolicy.optional import require
 from robopolicy.schema import to_dict
@@ -44,12 +46,12 @@ class TensorBoardLogger:
 class WandbLogger:
     """Weights & Biases; offline unless WANDB_MODE is set, so that a run requires no login or network."""
 
-    def __init__(self, folder: Path, *, project: str, name: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, *, project: str, name: str, identifier: str, config: Mapping[str, Any]) -> None:
         self._run = require("wandb", "wandb").init(
             dir=str(folder),
             project=project,
             name=name,
-            id=name,
+            id=identifier,
             resume="allow",
             config=dict(config),
             mode=os.environ.get("WANDB_MODE", "offline"),
@@ -67,7 +69,7 @@ class WandbLogger:
 class TrackioLogger:
     """Trackio; in the local database in TRACKIO_DIR unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL names a server.
 
-    A resumed run continues the newest run of its name.
+    A resumed run continues the newest run of its name, so names are unique.
     """
 
     def __init__(self, *, project: str, name: str, config: Mapping[str, Any], resume_at: int = 0) -> None:
@@ -131,13 +133,28 @@ class SafeLogger:
             log.warning("%s failed and gets no further rows; the run continues: %s", self._name, reason)
 
 
+def run_identifier(folder: Path) -> str:
+    """Identifier of the run in `folder`, created once: several runs of a project may have the same name."""
+    file = folder / "tracker_id"
+    if not file.is_file():
+        write_text(file, uuid4().hex[:8] + "\n")
+    return file.read_text(encoding="utf-8").strip()
+
+
 def make_trackers(config: TrainConfig, folder: Path, resume_at: int) -> list[Logger]:
     """Create the trackers that `config.logging` selects."""
     chosen = config.logging
-    run = {"project": chosen.project, "name": config.name, "config": to_dict(config)}
+    name, run = config.name, {"project": chosen.project, "config": to_dict(config)}
+
+    def wandb() -> Logger:
+        return WandbLogger(folder, name=name, identifier=run_identifier(folder), **run)
+
+    def trackio() -> Logger:
+        return TrackioLogger(name=f"{name}-{run_identifier(folder)}", **run, resume_at=resume_at)
+
     rows: tuple[tuple[bool, str, Callable[[], Logger]], ...] = (
         (chosen.tensorboard, "TensorBoard", lambda: TensorBoardLogger(folder / "tensorboard", resume_at)),
-        (chosen.wandb, "Weights & Biases", lambda: WandbLogger(folder, **run)),
-        (chosen.trackio, "Trackio", lambda: TrackioLogger(**run, resume_at=resume_at)),
+        (chosen.wandb, "Weights & Biases", wandb),
+        (chosen.trackio, "Trackio", trackio),
     )
     return [SafeLogger(name, make) for selected, name, make in rows if selected]

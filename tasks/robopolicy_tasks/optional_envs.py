@@ -32,15 +32,17 @@ def register_package_task(
     cameras: tuple[str, ...] = (),
     module_name: str = "",
     prefix: str = "",
+    install: str = "",
     model_cameras: bool = False,
 ) -> None:
     """Register `family/task`, or `prefix/task`, with a scripted expert, whose episodes end at success.
 
     The extra is named like the family, without underscores; `module_name` is its module, if the name differs. With
     `model_cameras`, every camera of its MuJoCo model can be observed; `cameras` are those that the environment renders.
+    `install` replaces the command of the extra.
     """
-    entry = _entry(family, task, description, rewards, cameras, module_name, prefix=prefix, model_cameras=model_cameras)
-    register(replace(entry, success="end"))
+    module, options = module_name, {"prefix": prefix, "model_cameras": model_cameras}
+    register(replace(_entry(family, task, description, rewards, cameras, module, install, **options), success="end"))
 
 
 def register_package_family(

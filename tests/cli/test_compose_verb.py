@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.policies.wrappers.composed import ComposedPolicy
-from robopolicy.training.checkpoint import load_policy, save_checkpoint
+from robopolicy.spec import TaskMetadata
+from robopolicy.training.checkpoint import golden_observations, load_policy, save_checkpoint
+from robopolicy.training.manifest import read_manifest
 
 __all__ = ["parents", "trained_parents"]  # fixtures
 SEARCH = ["--search", "grid", "--divisions", "4", "--episodes", "6", "--report-episodes", "12"]
@@ -264,6 +267,32 @@ def test_incompatible_parents_are_refused(parents, tmp_path, refused, edit_manif
     assert "generative heads" in refused("compose", parents[0], tmp_path / "gaussian", *out)
     edit_manifest(parents[1], task="toy/other")
     assert "trained on toy/point_mass and toy/other" in refused("compose", *parents, *out)
+
+
+ARM = TaskMetadata("none", 0.05, ("a", "b"), observation_names={"state": list("abcdef")}, instructions=("push",))
+
+
+@pytest.mark.parametrize(
+    "other, message",
+    [
+        (replace(ARM, control_dt=0.02), "acts every 0.05 s and"),
+        (replace(ARM, action_names=("b", "a")), "have different names of actions"),
+        (replace(ARM, observation_names={"state": list("abcdfe")}), "have other names of 'state'"),
+        (replace(ARM, control_dt=None, action_names=(), observation_names={}, instructions=("lift",)), ""),
+    ],
+)
+def test_parents_without_a_task_have_one_rate_and_names(parents, other, message, tmp_path, refused):
+    for parent, name, metadata in zip(parents, ("left", "right"), (ARM, other), strict=True):
+        policy, _ = load_policy(parent)
+        obs = golden_observations(Path(parent))
+        save_checkpoint(tmp_path / name, policy, task="none", obs_sample=obs, task_metadata=metadata)
+    folders = [str(tmp_path / name) for name in ("left", "right")]
+    words = ["compose", *folders, "--out", str(tmp_path / "both")]
+    if message:
+        assert message in refused(*words) and not (tmp_path / "both").exists()
+    else:
+        assert main(words) == 0
+        assert read_manifest(tmp_path / "both").task_metadata == replace(ARM, instructions=("push", "lift"))
 
 
 def test_existing_folders_are_not_replaced(parents, tmp_path, refused):

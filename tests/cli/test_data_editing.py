@@ -53,6 +53,8 @@ def test_keys_and_instruction_are_changed(data: Path, tmp_path: Path) -> None:
         (["filter", "--min-quality", "1"], "requires both --random and --best"),
         (["filter", "--episodes", "3-1"], "numbers and ranges"),
         (["filter", "--episodes", "9"], "episode 9 is missing"),
+        (["filter", "--max-idle", "nan"], "--max-idle must be a number, got nan"),
+        (["filter", "--min-return", "nan"], "--min-return must be a number, got nan"),
         (["edit"], "Nothing is changed"),
         (["edit", "--names", "action=a,b,a,d,e,f"], "'action' need different names, and 'a' is given twice"),
         (["edit", "--rename", "state"], "pairs such as"),

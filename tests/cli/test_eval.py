@@ -100,6 +100,7 @@ def test_overwrite_replaces_reports_only(tmp_path, refused):
         (["random", "--task", TASK, "--episodes", "-3"], "--episodes must be at least 1, got -3"),
         (["random", "--task", TASK, "--seed", "-1"], "--seed must be at least 0, got -1"),
         (["random", "random", "--task", TASK], "Pass different policies"),
+        (["runs/a", "runs/a/"], "Pass different policies"),
         (["no/such/checkpoint"], "no/such/checkpoint does not exist"),
         (["random", "--task", TASK, "--backend", "mujco"], "Unknown backend"),
         (["expert", "--task", "locomotion/hopper"], "has no scripted expert"),

@@ -38,6 +38,21 @@ def test_chunk_values_are_the_time_indices_with_repeated_padding() -> None:
     assert batch.mask.tolist() == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]]
 
 
+def test_chunks_of_a_person_have_the_history_of_the_episode() -> None:
+    episodes = counting_episodes((6, 3))
+    acted = np.array([0, 1, 0, 1, 1, 0, 1, 1, 0], bool)
+    sampler = ChunkSampler(episodes, horizon=3, obs_horizon=3, learned=acted, lookahead_steps=1)
+    assert sampler.frames.tolist() == [1, 3, 4, 6, 7] and len(sampler) == 5
+    batch = sampler.take(torch.from_numpy(sampler.frames))
+    histories = [[0, 0, 1], [1, 2, 3], [2, 3, 4], [100, 100, 100], [100, 100, 101]]
+    assert batch.obs["state"][..., 0].tolist() == histories
+    assert batch.chunk[..., 0].tolist() == [[1, 1, 1], [3, 4, 4], [4, 4, 4], [100, 101, 101], [101, 101, 101]]
+    assert batch.mask.sum(1).tolist() == [1, 2, 1, 2, 1]
+    assert batch.next_obs_valid is not None and batch.next_obs_valid.tolist() == [0, 1, 0, 1, 0]
+    sampler = ChunkSampler(episodes, horizon=3, learned=acted, batch_size=5)
+    assert sorted(next(sampler).chunk[:, 0, 0].tolist()) == [1, 3, 4, 100, 101], "every such frame once per epoch"
+
+
 def test_first_action_belongs_to_the_newest_observation() -> None:
     batch = next(ChunkSampler(counting_episodes((9, 4, 6)), horizon=5, obs_horizon=2, batch_size=64))
     assert torch.equal(batch.chunk[:, 0], batch.obs["state"][:, -1])

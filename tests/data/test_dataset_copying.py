@@ -168,6 +168,8 @@ def test_datasets_that_differ_are_not_merged(change, message, tmp_path: Path) ->
         (Edit(remove=("action",)), "cannot be removed"),
         (Edit(rename={"state": "wide"}), "twice"),
         (Edit(rename={"image.top": "top"}), "exactly if it is a camera"),
+        (Edit(rename={"state": "closing"}), "'closing' is a key with a meaning of its own"),
+        (Edit(rename={"state": "memory"}), "'memory' is a key with a meaning of its own"),
         (Edit(names={"action": ("x",)}), "1 names do not fit"),
     ],
 )

@@ -308,6 +308,26 @@ def test_failed_recording_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_short_episodes_are_videos(tmp_path: Path) -> None:
+    """The encoder writes the first packet after several frames."""
+    with LeRobotWriter(tmp_path / "set", control_dt=0.1) as writer:
+        for seed in range(3):
+            writer.add(make_episode(1 + seed, seed, True))
+    assert read_lerobot(tmp_path / "set").lengths.tolist() == [1, 2, 3]
+
+
+def test_an_error_keeps_the_episodes_of_a_person(tmp_path: Path) -> None:
+    options = {"control_dt": 0.1, "keep_on_error": True}
+    with pytest.raises(RuntimeError), LeRobotWriter(tmp_path / "set", **options) as writer:
+        for seed in range(2):
+            writer.add(make_episode(3, seed, True))
+        raise RuntimeError
+    assert read_lerobot(tmp_path / "set").num_episodes == 2
+    with pytest.raises(RuntimeError), LeRobotWriter(tmp_path / "empty", **options):
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
 def test_full_disk_gives_one_clear_line_and_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

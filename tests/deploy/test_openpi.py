@@ -101,6 +101,22 @@ def session(spec: PolicySpec = IMAGES) -> OpenpiSession:
     return OpenpiSession(Greeting(spec, "toy", noise=True), request_names(spec, NAMES if spec is IMAGES else {}))
 
 
+def test_a_rejected_request_leaves_no_trace_in_the_history() -> None:
+    talk = session()
+
+    def ask(value: float, size: int = 4) -> Any:
+        image = np.full((size, size, 3), value if value == value else 0, np.uint8)
+        found = talk.read(encode({"observation/state": np.full(6, value), "observation/image": image}))
+        return [found.obs[key][0].reshape(2, -1)[:, 0].tolist() for key in ("state", "image.front")]
+
+    ask(1)
+    with pytest.raises(WireError, match="observation/image"):
+        ask(2, size=3)
+    with pytest.raises(WireError, match="expected finite numbers in 'observation/state'"):
+        ask(np.nan)
+    assert ask(3) == [[1, 3], [1, 3]]
+
+
 def test_history_is_filled_by_requests_and_cleared_by_a_reset() -> None:
     talk = session()
 
@@ -170,7 +186,7 @@ def test_messages_that_are_no_map_are_refused() -> None:
 
 def test_not_finite_numbers_get_an_error_and_the_connection_stays() -> None:
     with serving() as server, client(server.openpi_url) as ours:
-        with pytest.raises(UserError, match="finite numbers in 'state'"):
+        with pytest.raises(UserError, match="finite numbers in 'observation/state'"):
             ours.infer({"observation/state": np.full(6, np.nan)})
         assert ours.infer({"observation/state": np.ones(6, ">f4"), "noise": NOISE})["actions"][0, 0] == 1
 

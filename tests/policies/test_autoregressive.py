@@ -30,6 +30,15 @@ def tokens(spec: PolicySpec = SPEC, **config: object) -> AutoregressivePolicy:
     return policy
 
 
+def test_constant_actions_have_one_scale_on_all_devices() -> None:
+    policy = tokens(action_normalization="minmax")
+    low, high = torch.tensor([-1.0, 0.5]), torch.tensor([1.0, 0.5])
+    policy.fit_normalizer({"action": {"min": low, "max": high}})
+    normalizer = policy.action_normalizer
+    assert normalizer.scale[1] < normalizer.scale[0]
+    torch.testing.assert_close(normalizer.variance, normalizer.scale.square(), msg="a device divides by its root")
+
+
 @pytest.mark.parametrize("bins", [2, 3, 128, 256])
 def test_tokenisation_error_is_at_most_half_a_bin(bins: int) -> None:
     policy = tokens(bins=bins)

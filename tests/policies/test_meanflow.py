@@ -221,3 +221,12 @@ def test_finite_differences_have_full_precision_under_autocast(backbone: str) ->
     exact = policy.total_derivative(features, x, t, length, tangent)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(policy.total_derivative(features, x, t, length, tangent), exact)
+
+
+def test_padded_steps_do_not_weight_the_loss() -> None:
+    policy = meanflow()
+    error, mask = torch.randn(64, 5, 2), (torch.arange(5) < 2).float().expand(64, 5)
+    padded = torch.cat([error[:, :2], torch.randn(64, 3, 2)], 1)
+    valid = [policy.reduce(each, mask)[:, :2] for each in (error, padded)]
+    assert torch.equal(*valid)
+    torch.testing.assert_close(policy.reduce(error, torch.ones(64, 5)), policy.reduce(error))

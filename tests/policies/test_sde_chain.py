@@ -32,9 +32,9 @@ class ToGaussian(FlowPolicy):
         return MEAN + gain * (x - t * MEAN)
 
 
-@pytest.mark.parametrize("clip", [0.0, 1.0])
-def test_without_noise_the_sde_equals_the_deployed_flow(clip: float) -> None:
-    policy = sde(0.0, action_clip=clip)
+@pytest.mark.parametrize(("clip", "clip_iterates"), [(0.0, True), (0.5, True), (0.5, False)])
+def test_without_noise_the_sde_equals_the_deployed_flow(clip: float, clip_iterates: bool) -> None:
+    policy = sde(0.0, action_clip=clip, clip_iterates=clip_iterates)
     sample = policy.sample(OBS, generator=torch.Generator().manual_seed(3))
     noise = sample.record["chain"][:, 0]
     assert torch.equal(sample.chunk, policy.decode(OBS, noise))

@@ -1,5 +1,6 @@
 """Tests of the browser viewer: its metrics, access control, and that it never blocks the control loop."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -17,6 +18,7 @@ from scripted import ScriptedLift
 
 from robopolicy.cli import main as cli
 from robopolicy.deploy.dashboard import parse_address
+from robopolicy.deploy.dashboard_server import MAX_PENDING
 from robopolicy.deploy.safety.interventions import SafetyIntervention
 from robopolicy.errors import UserError
 from robopolicy.interop.sources import CheckpointChunkPolicy
@@ -147,6 +149,19 @@ def test_the_page_is_complete_and_has_a_strict_content_security_policy(view: Bro
     assert "http://" not in body and "https://" not in body.replace("https:", "", 1)  # no external resources
     assert get(view, "/")[1]["Content-Security-Policy"] != policy
     assert get(view, "/etc")[0] == 404
+
+
+def test_clients_without_the_token_do_not_exclude_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SERVER_TOKEN, "secret")
+    view = BrowserDashboard("127.0.0.1:0", RunMetrics(robot_spec(), "a task"))
+    with contextlib.ExitStack() as stack:
+        stack.callback(view.close)
+        silent = [stack.enter_context(live(view)) for _ in range(MAX_PENDING + 2)]
+        page = stack.enter_context(live(view))
+        page.send(json.dumps({"token": "secret"}))
+        assert newest(page, view)["robot"] == "rig"
+        with pytest.raises(exceptions.ConnectionClosed):
+            silent[0].recv(timeout=5)
 
 
 def test_other_host_names_and_origins_are_refused(view: BrowserDashboard) -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from scripted import NAMES, ScriptedLift
 
 from robopolicy.cli import main as cli
@@ -19,11 +20,17 @@ from robopolicy.data.formats.lerobot import write_lerobot
 from robopolicy.deploy.safety.filter import SafetyFilter
 from robopolicy.evaluation.harness import evaluate
 from robopolicy.interop.sources import CheckpointChunkPolicy
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 from robopolicy.sim.registry import SimOptions, make_sim
+from robopolicy.spec import PolicySpec, TaskMetadata
+from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy_robots import cli as deploy_cli
 from robopolicy_robots.filter_log import refilter
+from robopolicy_robots.policy_source import PolicyRequirements, compatibility_errors, open_source
 from robopolicy_robots.recorder import read
 from robopolicy_robots.robot import load_robot
+from robopolicy_robots.setup import task_setup
+from robopolicy_robots.simulated.node import task_of
 
 DOMAIN = 100 + os.getpid() % 100
 FAST = ["--robot", "sim_panda", "--task", "manipulation/lift", "--policy", "scripted"]
@@ -80,7 +87,10 @@ def test_in_real_time_the_cube_is_lifted_and_refiltering_the_recording_changes_n
 def test_a_dry_run_sends_nothing(monkeypatch, tmp_path):
     report = run_deploy(monkeypatch, tmp_path / "r.json", "--transport", "loopback", "--dry-run", "--seconds", "3")
     assert report["dry_run"] and report["n"] == 0 and report["ticks"] > 10
-    assert report["episodes"][0]["steps"] == 0 and report["success"] is None
+    (episode,) = report["episodes"]
+    assert (
+        episode["steps"] == 0 and report["success"] is None and not any(isinstance(v, list) for v in episode.values())
+    )
 
 
 def lift_data(folder: Path, columns: int) -> Path:
@@ -185,6 +195,22 @@ def test_a_policy_for_another_task_is_refused_before_anything_starts(
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and f"does not fit manipulation/lift: {message}." in error
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("task", ["manipulation/push", "manipulation/lift"])
+def test_a_checkpoint_knows_its_task(task, tmp_path):
+    policy = GaussianPolicy(GaussianConfig(normalization="identity"), PolicySpec({"state": (39,)}, 5))
+    save_checkpoint(tmp_path / "c", policy, task=task, obs_sample={"state": torch.zeros(1, 1, 39)})
+    source = open_source(str(tmp_path / "c"))
+    errors = compatibility_errors(source, task_setup("lift", task_of("lift"), load_robot("sim_panda")).requirements)
+    assert errors == ([] if task == "manipulation/lift" else ["it was trained on manipulation/push"])
+
+
+def test_a_randomized_task_of_training_is_the_task_without_randomization():
+    source = CheckpointChunkPolicy(ScriptedLift(), task_metadata=TaskMetadata("velocity/go1_randomized"))
+    needed = PolicyRequirements("velocity/go1", {"state": (39,)}, -np.ones(5), np.ones(5), 0.02)
+    assert compatibility_errors(source, needed) == []
+    assert compatibility_errors(source, replace(needed, task="manipulation/lift")) != []
 
 
 @pytest.mark.parametrize("option", ["--out", "--record"])

@@ -4,12 +4,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rig import DT, HORIZON, Rig, follow_wave
+from rig import DT, HORIZON, Rig, follow_wave, robot_spec
 
 from robopolicy.deploy.safety.motion import go_home
-from robopolicy_robots.loop import STOP_REPEATS
+from robopolicy.errors import UserError
+from robopolicy_robots.loop import STOP_REPEATS, LoopOptions
+from robopolicy_robots.messages import Bool
 from robopolicy_robots.robot import SafetyConfig
 from robopolicy_robots.states import State
+from robopolicy_robots.transports.base import COMMAND
+from robopolicy_robots.transports.loopback import LoopbackTransport
 
 
 @pytest.fixture
@@ -137,6 +141,24 @@ def test_a_robot_without_a_command_subscriber_is_held_and_not_armed(rig: Rig) ->
     assert rig.until(0.3).reason == "no subscriber of /arm/joint_trajectory"
     rig.loop.options.dry_run = True  # a dry run sends no commands
     assert rig.until(0.3).state is State.RUN
+
+
+def test_a_fallback_is_refused_where_commands_are_velocities(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = LoopOptions(fallback=go_home(robot_spec().limits, np.zeros(3)))
+    with pytest.raises(UserError, match="A fallback needs position commands on a topic, and rig has mode: velocity"):
+        Rig(monkeypatch, mode="velocity", options=options)
+
+
+def test_an_emergency_stop_with_incompatible_qos_prevents_arming(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(monkeypatch)
+    button = LoopbackTransport(rig.domain)
+    volatile = button.advertise("/estop", Bool, COMMAND)  # `create_publisher(Bool, "estop", 10)`
+    rig.loop.arm()
+    tick = rig.until(0.5)
+    assert tick.state is not State.RUN and "a publisher of /estop has another durability" in tick.reason
+    volatile.close()
+    assert rig.until(0.5).state is State.RUN
+    button.close()
 
 
 def test_the_fallback_does_not_move_a_robot_without_observations(rig: Rig) -> None:

@@ -64,7 +64,13 @@ def test_pixels_round_trip(encoding: str, channels: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "image", [Image(encoding="32FC1"), Image(Header(), 2, 2, "rgb8", 0, 6, np.zeros(11, np.uint8))]
+    "image",
+    [
+        Image(encoding="32FC1"),
+        Image(Header(), 2, 2, "rgb8", 0, 6, np.zeros(11, np.uint8)),
+        Image(Header(), 0, 4, "rgb8", 0, 12),
+        Image(Header(), 4, 0, "rgb8"),
+    ],
 )
 def test_images_with_invalid_pixels_are_refused(image: Image) -> None:
     with pytest.raises(ValueError, match="Expected an image in one of rgb8"):

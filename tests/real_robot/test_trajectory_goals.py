@@ -216,7 +216,7 @@ def test_a_dry_run_sends_no_goal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_fallback_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = robot_spec().limits
-    with pytest.raises(UserError, match="A fallback needs commands on a topic"):
+    with pytest.raises(UserError, match="A fallback needs position commands on a topic, and rig has an action"):
         goal_rig(monkeypatch, options=LoopOptions(fallback=go_home(limits, np.zeros(3))))
 
 

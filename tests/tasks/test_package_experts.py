@@ -134,12 +134,12 @@ def test_every_metaworld_policy_has_a_task() -> None:
     assert {f"{task}-v3" for task in TASKS} == set(policies.ENV_POLICY_MAP)
 
 
-def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_names_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named '{name}'")
 
     monkeypatch.setattr("robopolicy_tasks.optional_envs.import_module", missing)
-    with pytest.raises(UserError, match=r"pip install 'robopolicy\[metaworld\]'"):
+    with pytest.raises(UserError, match=r"pip install --no-deps metaworld==3\.1\.1"):
         make_sim("metaworld/reach-v3")
 
 

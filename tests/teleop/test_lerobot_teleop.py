@@ -27,11 +27,14 @@ class Leader:
 class Gamepad(Leader):
     """Delta device with events, whose keys are members of an enumeration."""
 
+    reported = ()
+
     def get_action(self):
         return {"delta_x": 0.5, "delta_y": 0.0, "delta_z": -1.0, "gripper": 0}
 
     def get_teleop_events(self):
-        events = {"is_intervention": True, "success": True, "rerecord_episode": True, "terminate_episode": False}
+        events = {"is_intervention": True, **dict.fromkeys(["success", "rerecord_episode", "terminate_episode"], False)}
+        events |= dict.fromkeys(self.reported, True)
         return {EventKey(name): value for name, value in events.items()}
 
 
@@ -57,8 +60,23 @@ def test_a_leader_arm_gives_joints_while_the_space_key_is_held():
 
 def test_a_device_with_events_needs_no_terminal():
     command = LeRobotTeleop(Gamepad()).read(1.0)
-    assert command.enabled and set(command.events) == {SUCCESS, DISCARD}
+    assert command.enabled and command.events == ()
     assert command.twist.tolist() == [0.5, 0, -1, 0, 0, 0] and command.gripper == 1.0
+
+
+@pytest.mark.parametrize(
+    "reported, event",
+    [
+        (("success",), SUCCESS),
+        (("success", "terminate_episode"), SUCCESS),
+        (("rerecord_episode", "terminate_episode"), DISCARD),
+        (("terminate_episode",), DISCARD),
+    ],
+)
+def test_an_event_of_lerobot_ends_the_episode_and_not_the_session(reported, event):
+    pad = Gamepad()
+    pad.reported = reported
+    assert LeRobotTeleop(pad).read(1.0).events == (event,)
 
 
 def test_a_leader_arm_without_a_terminal_is_refused():

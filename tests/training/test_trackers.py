@@ -7,13 +7,16 @@ import struct
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from robopolicy.errors import UserError
+from robopolicy.training import trackers
+from robopolicy.training.config import LoggingConfig, TrainConfig
 from robopolicy.training.loggers import read_jsonl
-from robopolicy.training.trackers import SafeLogger, TensorBoardLogger, TrackioLogger, WandbLogger
+from robopolicy.training.trackers import SafeLogger, TensorBoardLogger, TrackioLogger, WandbLogger, make_trackers
 
 ROWS = [(1, {"actor/loss": 0.5}), (2, {"actor/loss": 0.25, "rollout/success": 1.0})]
 
@@ -22,7 +25,7 @@ ROWS = [(1, {"actor/loss": 0.5}), (2, {"actor/loss": 0.25, "rollout/success": 1.
     "make, extra",
     [
         (lambda path: TensorBoardLogger(path), "tensorboard"),
-        (lambda path: WandbLogger(path, project="p", name="n", config={}), "wandb"),
+        (lambda path: WandbLogger(path, project="p", name="n", identifier="i", config={}), "wandb"),
         (lambda path: TrackioLogger(project="p", name="n", config={}), "trackio"),
     ],
 )
@@ -65,13 +68,13 @@ def test_an_offline_run_of_wandb_holds_all_rows_and_the_config(tmp_path, monkeyp
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_CONSOLE", "off")
-    logger = WandbLogger(tmp_path, project="p", name="n", config={"seed": 7})
+    logger = WandbLogger(tmp_path, project="p", name="n", identifier="i", config={"seed": 7})
     try:
         for update, row in ROWS:
             logger.log(update, row)
     finally:
         logger.close()
-    (file,) = tmp_path.glob("wandb/offline-run-*/run-n.wandb")
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-i.wandb")
     deadline = time.monotonic() + 60
     # The helper process of W&B still writes.
     while not (records := list(wandb_records(file))) or records[-1].WhichOneof("record_type") != "exit":
@@ -84,14 +87,14 @@ def test_an_offline_run_of_wandb_holds_all_rows_and_the_config(tmp_path, monkeyp
     ]
     assert [(row["_step"], {key: row[key] for key in row if "/" in key}) for row in history] == ROWS
     (run,) = [record.run for record in records if record.WhichOneof("record_type") == "run"][:1]
-    assert (run.project, run.run_id) == ("p", "n")
+    assert (run.project, run.run_id, run.display_name) == ("p", "i", "n")
     assert {item.key: item.value_json for item in run.config.update}["seed"] == "7"
 
 
 def test_wandb_obeys_the_mode_of_the_environment(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    logger = WandbLogger(tmp_path, project="p", name="n", config={})
+    logger = WandbLogger(tmp_path, project="p", name="n", identifier="i", config={})
     logger.log(*ROWS[0])
     logger.close()
     assert not list(tmp_path.glob("wandb/*run*"))
@@ -124,6 +127,19 @@ def test_trackio_keeps_one_run_across_a_resume(tmp_path):
         ("n", update, {"actor/loss": 1 / update}) for update in (1, 2, 3)
     ]
     assert len({run for run, *_ in rows}) == 1
+
+
+def test_runs_of_one_name_are_different_runs_of_a_tracker(tmp_path, monkeypatch):
+    """The runs of `bench` are called seed0, seed1, ... in every study."""
+    found: list[tuple[str, str]] = []
+    monkeypatch.setattr(trackers, "WandbLogger", lambda _, name, identifier, **__: found.append((name, identifier)))
+    monkeypatch.setattr(trackers, "TrackioLogger", lambda name, **_: found.append((name, name)))
+    chosen = replace(LoggingConfig(), wandb=True, trackio=True)
+    for folder, resume_at in ((tmp_path / "ppo", 0), (tmp_path / "sac", 0), (tmp_path / "ppo", 5)):
+        folder.mkdir(exist_ok=True)
+        make_trackers(replace(TrainConfig(), name="seed0", logging=chosen), folder, resume_at)
+    assert found[:2] == found[4:] and not {run for _, run in found[:2]} & {run for _, run in found[2:4]}
+    assert found[0][0] == "seed0" and found[1][1].startswith("seed0-")
 
 
 class Raising:

@@ -40,7 +40,12 @@ class FieldType:
     @property
     def dtype(self) -> type[np.generic] | None:
         """Element type of a numeric array; None for single values, strings and messages."""
-        if not self.many or self.base == "string" or not isinstance(self.base, str):
+        return self.element if self.many else None
+
+    @property
+    def element(self) -> type[np.generic] | None:
+        """Type of one number; None for strings and messages."""
+        if self.base == "string" or not isinstance(self.base, str):
             return None
         return _DTYPES.get(self.base) or getattr(np, self.base)
 

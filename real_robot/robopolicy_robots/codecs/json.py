@@ -97,9 +97,17 @@ def _read_one(kind: type[Message], each: FieldType, value: Any) -> Any:
             return math.nan
         if type(value) in (int, float):
             return float(value)
-    elif type(value) is {"string": str, "bool": bool}.get(each.base, int):
+    elif type(value) is {"string": str, "bool": bool}.get(each.base, int) and _fits(value, each):
         return value
     raise _unexpected(kind, each, value)
+
+
+def _fits(value: Any, each: FieldType) -> bool:
+    """Whether a number is in the range of its field, if it is an integer."""
+    if type(value) is not int:
+        return True
+    limits = np.iinfo(each.element)  # type: ignore[arg-type]
+    return limits.min <= value <= limits.max
 
 
 def _unexpected(kind: type[Message], each: FieldType, value: Any) -> CodecError:

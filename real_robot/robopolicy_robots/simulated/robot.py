@@ -158,7 +158,7 @@ class SimulatedRobot:
             self._renderers[height, width] = Renderer(self.task.model, height, width)
         renderer = self._renderers[height, width]
         self._engine.pose(0, renderer.data)
-        return renderer.frame(camera).copy()
+        return renderer.frame(camera, self._engine.models[0]).copy()
 
     def close(self) -> None:
         """Free all resources; safe to call twice."""

@@ -132,7 +132,8 @@ def bound(policy: Policy) -> float:
 
 def bounds_iterates(policy: Policy) -> bool:
     """Whether the sampler bounds every iterate, not only clean chunks."""
-    return isinstance(policy, FlowPolicy)
+    policy = _first_head(policy)
+    return isinstance(policy, FlowPolicy) and policy.config.clip_iterates
 
 
 def supports_large_steps(policies: Sequence[Policy], steps: int) -> bool:

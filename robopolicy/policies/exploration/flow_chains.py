@@ -21,6 +21,7 @@ from robopolicy.nets.mlp import MLP
 from robopolicy.nets.time import SinusoidalEmbedding
 from robopolicy.policies.density import normal_entropy, normal_log_density
 from robopolicy.policies.exploration.chain import StochasticSampler
+from robopolicy.policies.heads.flow import FlowPolicy
 from robopolicy.policies.heads.generative import GenerativePolicy
 from robopolicy.policies.path import left_grid
 
@@ -127,6 +128,7 @@ class SDEChain(StochasticSampler):
         t = left_grid(steps)
         diffusion = noise_level * ((1 - t) / t.clamp(min=1 / steps)).sqrt()
         self.register_buffer("diffusion", diffusion, persistent=False)  # (K,) g at the start of each step
+        self._clips = isinstance(head, FlowPolicy) and head.config.clip_iterates
 
     def transition(self, features: Tensor, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Euler-Maruyama step of the SDE."""
@@ -135,7 +137,8 @@ class SDEChain(StochasticSampler):
         after = self.head.sampler_step(features, x, k)
         velocity = (after - x) * steps
         score = -(x - t * velocity) / (1 - t)
-        mean = self.head.clip(after + 0.5 * g.square() * score / steps)
+        mean = after + 0.5 * g.square() * score / steps
+        mean = self.head.clip(mean) if self._clips else mean
         return mean, (g / steps**0.5).log().expand_as(mean)
 
     def step_logp(self, x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:

@@ -74,9 +74,10 @@ class AutoregressivePolicy(ExplicitPolicy):
         super().fit_normalizer(statistics)
         action_statistics = statistics.get("action", {})
         if self.config.action_normalization == "minmax" and not action_statistics.get("declared"):
-            scale = self.action_normalizer.scale
+            offset, scale = self.action_normalizer.offset, self.action_normalizer.scale
             low, high = (torch.as_tensor(action_statistics[name]).flatten() for name in ("min", "max"))
-            scale[(high - low <= MIN_RANGE).to(scale.device)] = MIN_RANGE
+            constant = (high - low <= MIN_RANGE).to(scale.device)
+            self.action_normalizer.set_transform(offset, torch.where(constant, MIN_RANGE, scale))
 
     @property
     def nfe(self) -> int:

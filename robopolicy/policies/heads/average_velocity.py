@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from robopolicy.constraints import AtLeastTwo, AtMost, Fraction, FractionBelowOne, NonNegative, Positive, PositiveInt
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.policies.base import chunk_mean
 from robopolicy.policies.heads.flow import FlowConfig, FlowPolicy
 from robopolicy.policies.heads.generative import TIME_DISTRIBUTIONS
 from robopolicy.policies.noise import Randomness, normal
@@ -56,8 +57,8 @@ class AverageVelocityPolicy(FlowPolicy):
     def training_target(self, features: Tensor, data: Tensor, noise: Tensor, generator: Randomness) -> TrainingTarget:
         """Points, step lengths and targets of one minibatch."""
 
-    def reduce(self, error: Tensor) -> Tensor:
-        """Loss `(B, H)` of the regression `error` `(B, H, A)`."""
+    def reduce(self, error: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Loss `(B, H)` of the regression `error` `(B, H, A)`, whose padded steps have a `mask` `(B, H)` of 0."""
         return error.square().mean(-1)
 
     def time_inputs(self, t: Tensor, length: Tensor) -> Tensor:
@@ -78,11 +79,13 @@ class AverageVelocityPolicy(FlowPolicy):
         length = 1 / self.config.steps
         return x + self.average(features, x, t, torch.full_like(t, length)) * length
 
-    def training_loss(self, features: Tensor, data: Tensor, generator: Randomness) -> Tensor:
+    def training_loss(
+        self, features: Tensor, data: Tensor, generator: Randomness, mask: Tensor | None = None
+    ) -> Tensor:
         """Regression on the targets of `training_target`, with the dispersive loss if enabled."""
         noise = normal(data.shape, generator, data.device)
         x, t, length, target = self.training_target(features, data, noise, generator)
-        loss = self.reduce(self.average(features, x, t, length) - target)
+        loss = self.reduce(self.average(features, x, t, length) - target, mask)
         if self.config.dispersive_coef:
             middle = self.backbone.representation(x, self.time_inputs(t, length), features)  # type: ignore[operator]
             loss = loss + self.config.dispersive_coef * dispersive_loss(middle, self.config.dispersive_temperature)
@@ -233,11 +236,11 @@ class MeanFlowPolicy(AverageVelocityPolicy):
         with forward_mode():
             return torch.func.jvp(network, (x, t, length), (tangent, ones, -ones))[1]
 
-    def reduce(self, error: Tensor) -> Tensor:
+    def reduce(self, error: Tensor, mask: Tensor | None = None) -> Tensor:
         """Squared error of the chunk, weighted so that rows of small and large error contribute about equally."""
-        squared = error.square().sum(-1)  # (B, H)
-        weight = (squared.detach().sum(1, keepdim=True) + self.config.adaptive_floor) ** -self.config.adaptive_power
-        return weight * squared * error.shape[1]  # the mean over the H steps is their sum, as in the paper
+        squared, steps = error.square().sum(-1), error.shape[1]  # (B, H)
+        total = steps * chunk_mean(squared.detach(), mask)[:, None]  # the sum over the H steps, as in the paper
+        return (total + self.config.adaptive_floor) ** -self.config.adaptive_power * squared * steps
 
 
 def central_difference(

@@ -190,12 +190,18 @@ class GenerativePolicy(Policy):
     ) -> tuple[Tensor, Info]:
         """Denoising loss `(B,)`, averaged over the valid steps of the chunk."""
         features = self.encode_for_training(obs, generator)
-        loss = chunk_mean(self.training_loss(features, self.action_normalizer.normalize(chunk), generator), mask)
+        data = self.action_normalizer.normalize(chunk)
+        loss = chunk_mean(self.training_loss(features, data, generator, mask), mask)
         info = {"denoising": loss.detach().mean()}
         return (loss if weight is None else loss * weight), info
 
-    def training_loss(self, features: Tensor, data: Tensor, generator: Randomness) -> Tensor:
-        """Loss `(B, H)` at random noise and times; heads with several objectives override it."""
+    def training_loss(
+        self, features: Tensor, data: Tensor, generator: Randomness, mask: Tensor | None = None
+    ) -> Tensor:
+        """Loss `(B, H)` at random noise and times; heads with several objectives override it.
+
+        `mask` `(B, H)` is 0 on padded steps, for losses whose steps depend on each other.
+        """
         noise = normal(data.shape, generator, data.device)
         return self.matching_loss(features, data, noise, self.sample_times(len(data), generator).to(data.device))
 

@@ -18,9 +18,12 @@ TASKS = (
 # fmt: on
 
 
+# The metadata of Meta-World require MuJoCo 3.3.0.
+INSTALL = "pip install scipy; pip install --no-deps metaworld==3.1.1"
+
+
 def register() -> None:
     """Register the family without importing Meta-World."""
     for task in TASKS:
-        words = task.replace("-", " ")
-        rewards = ("sparse", "shaped")
-        register_package_task("metaworld", f"{task}-v3", f"Meta-World: {words}.", rewards, model_cameras=True)
+        description, rewards = f"Meta-World: {task.replace('-', ' ')}.", ("sparse", "shaped")
+        register_package_task("metaworld", f"{task}-v3", description, rewards, install=INSTALL, model_cameras=True)

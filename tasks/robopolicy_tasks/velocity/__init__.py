@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from robopolicy.sim.registry import SimOptions, TaskEntry
 from robopolicy.sim.registry import register as register_entry
@@ -12,8 +12,12 @@ if TYPE_CHECKING:
     from robopolicy.sim.contract import VectorSim
 
 _TASKS = {
-    "go1": ("NOMINAL", "Follow velocity commands with a Unitree Go1 on level ground."),
-    "go1_randomized": ("TRAINING", "Like go1, with random friction, payload, motors, sensor noise and pushes."),
+    "go1": ("NOMINAL", "", "Follow velocity commands with a Unitree Go1 on level ground."),
+    "go1_randomized": (
+        "TRAINING",
+        "velocity/go1",
+        "Like go1, with random friction, payload, motors, sensor noise and pushes.",
+    ),
 }
 
 
@@ -30,9 +34,7 @@ def _maker(name: str, ranges: str) -> Callable[[SimOptions], VectorSim]:
 
 def register() -> None:
     """Register the family without importing MuJoCo."""
-    for short, (ranges, description) in _TASKS.items():
-        name = f"velocity/{short}"
-        backends = ("mujoco", "mujoco-exact", "warp")
-        register_entry(
-            TaskEntry(name, _maker(name, ranges), description, backends=backends, success="last", chunk=(1, 1))
-        )
+    for short, (ranges, nominal, description) in _TASKS.items():
+        name, make = f"velocity/{short}", _maker(f"velocity/{short}", ranges)
+        settings: dict[str, Any] = {"success": "last", "chunk": (1, 1), "nominal": nominal}
+        register_entry(TaskEntry(name, make, description, backends=("mujoco", "mujoco-exact", "warp"), **settings))

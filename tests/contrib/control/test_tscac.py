@@ -15,6 +15,7 @@ from robopolicy.contrib.control import tscac as tscac_module
 from robopolicy.contrib.control.tscac import TSCAC, TSCACConfig, control_cost, main_loss, velocity_cost
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.gaussian import GaussianPolicy
+from robopolicy.training.remote_replay import dump_weights, load_weights
 
 
 def tscac(seed: int = 0, total: int = 10, **config: Any) -> TSCAC:
@@ -139,3 +140,11 @@ def test_unsupported_policies_and_settings_are_refused() -> None:
         TSCACConfig(n_step=5)
     with pytest.raises(UserError, match="stage1_fraction"):
         TSCACConfig(stage1_fraction=1.0)
+
+
+def test_workers_receive_the_teachers() -> None:
+    learner, worker = tscac(seed=0), tscac(seed=1)
+    pairs = [(learner, worker), *((learner.teachers[name], worker.teachers[name]) for name in learner.teachers)]
+    assert not any(same(weights(one.policy), weights(other.policy)) for one, other in pairs)
+    load_weights(worker, dump_weights(learner))
+    assert all(same(weights(one.policy), weights(other.policy)) for one, other in pairs)

@@ -29,11 +29,12 @@ from robopolicy.data.statistics import Statistics, combine_statistics, statistic
 from robopolicy.errors import UserError, cannot_write, unknown_name
 from robopolicy.files import check_new_folder, parse_json
 from robopolicy.plurals import counted
-from robopolicy.spec import IMAGE_PREFIX
+from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX, STEP_KEYS
 from robopolicy.versions import sha256, versions
 
 PROVENANCE = "meta/provenance.json"
 REQUIRED = ("action", *layout.INDEX_FEATURES)  # features that every dataset has
+ACTIONS = ("action", "executed", "policy_action")  # keys with the shape of actions; the other `STEP_KEYS` are numbers
 
 
 @dataclass(frozen=True)
@@ -360,6 +361,10 @@ def _feature(key: str, source: DatasetFiles) -> str:
 
 def _new_feature(key: str, new: str, source: DatasetFiles) -> str:
     feature = layout.feature_of(new)
+    shape = source.features[_feature(key, source)]["shape"]
+    expected = source.features["action"]["shape"] if new in ACTIONS else [1]
+    if new == HIDDEN_STATE or (new in STEP_KEYS and list(shape) != list(expected)):
+        raise UserError(f"'{new}' is a key with a meaning of its own, which '{key}' does not have; choose another one.")
     if (_feature(key, source) in source.cameras) != feature.startswith(layout.IMAGES):
         raise UserError(f"A key begins with '{IMAGE_PREFIX}' exactly if it is a camera; '{new}' does not fit '{key}'.")
     return feature

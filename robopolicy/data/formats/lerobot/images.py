@@ -86,7 +86,7 @@ class VideoFiles:
 
     def write(self, images: NDArray[np.uint8]) -> dict[str, Any]:
         """Append the images `(T, 3, height, width)` of one episode; return its row of episode metadata."""
-        if self._output and self._path.stat().st_size >= self._max_bytes:
+        if self._output and self._bytes() >= self._max_bytes:
             self.close()
             self._location = next_file(*self._location)
         container, stream = self._output or self._open(height=images.shape[2], width=images.shape[3])
@@ -111,6 +111,10 @@ class VideoFiles:
             self._output = None
             container.mux(stream.encode(None))
             container.close()
+
+    def _bytes(self) -> int:
+        """Size of the current file, which appears with the first packet of the encoder, after its delay."""
+        return self._path.stat().st_size if self._path.exists() else 0
 
     @property
     def _path(self) -> Path:

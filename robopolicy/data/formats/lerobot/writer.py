@@ -35,6 +35,8 @@ _ROWS_PER_WRITE = 100  # episode rows kept in memory between two writes
 class LeRobotWriter:
     """Context manager that writes to a hidden sibling of `path`; a normal exit renames it, an exception deletes it.
 
+    With `keep_on_error`, an exception outside of `add` keeps the episodes so far, such as demonstrations of a person.
+
     with LeRobotWriter("data/lift", control_dt=0.05) as writer:
         for episode in episodes:
             writer.add(episode)
@@ -49,6 +51,7 @@ class LeRobotWriter:
         overwrite: bool = False,
         names: Mapping[str, Sequence[str]] | None = None,
         action_type: str = "",
+        keep_on_error: bool = False,
         data_file_mb: int = layout.DATA_FILE_MB,
         video_file_mb: int = layout.VIDEO_FILE_MB,
     ) -> None:
@@ -61,6 +64,7 @@ class LeRobotWriter:
             overwrite: Replace an existing dataset once the new one is complete.
             names: Optional names of the elements of vectors, by episode key.
             action_type: `absolute` or `delta` if actions are targets of a controller or changes; empty if unknown.
+            keep_on_error: Complete the dataset of the episodes so far when the context ends with an exception.
             data_file_mb: Size at which a new parquet file begins [MB].
             video_file_mb: Size at which a new video file begins [MB].
         """
@@ -68,12 +72,13 @@ class LeRobotWriter:
         self._control_dt = control_dt
         self._rate = layout.frame_rate(control_dt)
         self._encoder = video_encoder() if video else None
-        self._overwrite = overwrite
+        self._overwrite, self._keep_on_error = overwrite, keep_on_error
         self._names, self._action_type = dict(names or {}), action_type
         self._limits = {"data_file_mb": data_file_mb, "video_file_mb": video_file_mb}
         self._features: dict[str, dict[str, Any]] = {}
         self._tasks: dict[str, int] = {}
         self._episodes = self._frames = 0
+        self._aborted = False
         self._rows: list[dict[str, Any]] = []
         self._histograms: dict[str, Any] = {}
         self._videos: dict[str, VideoFiles] = {}
@@ -93,7 +98,7 @@ class LeRobotWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
+        if kind is None or (self._keep_on_error and self._episodes and not self._aborted):
             self.close()
         else:
             self.abort()
@@ -127,6 +132,7 @@ class LeRobotWriter:
 
     def abort(self) -> None:
         """Remove everything written so far."""
+        self._aborted = True
         for part in (self._data, self._metadata, *self._videos.values()):
             with suppress(OSError, pa.ArrowException, av.FFmpegError):  # the files are deleted anyway
                 part.close()

@@ -245,17 +245,18 @@ class MujocoSim(NumpyVectorEnv):
         frames = np.empty((len(rows), 3, height, width), np.uint8)
         for frame, row in zip(frames, rows.tolist(), strict=True):
             self.engine.pose(row, renderer.data)
-            frame[:] = renderer.frame(camera).transpose(2, 0, 1)
+            frame[:] = renderer.frame(camera, self.engine.models[row]).transpose(2, 0, 1)
         return frames
 
     def _clouds(self, rows: NDArray[np.intp], camera: str) -> NDArray[np.float32]:
         """Point clouds of `rows` from depth images of `camera`: `(K, points, 3)` [m] in world coordinates."""
-        renderer, view = self._renderer(DEPTH_SIZE, DEPTH_SIZE), self.task.model.camera(camera)
+        renderer = self._renderer(DEPTH_SIZE, DEPTH_SIZE)
         clouds = np.empty((len(rows), self._points, 3), np.float32)
         for cloud, row in zip(clouds, rows.tolist(), strict=True):
             self.engine.pose(row, renderer.data)
-            pose = renderer.data.camera(camera)
-            visible = unproject(renderer.depth(camera), float(view.fovy[0]), pose.xpos, pose.xmat.reshape(3, 3))
+            model, pose = self.engine.models[row], renderer.data.camera(camera)
+            angle = float(model.camera(camera).fovy[0])
+            visible = unproject(renderer.depth(camera, model), angle, pose.xpos, pose.xmat.reshape(3, 3))
             if self.task.workspace is not None:
                 visible = crop(visible, self.task.workspace)
             cloud[:] = subsample(visible, self._points)

@@ -226,9 +226,9 @@ class RolloutEngine(PhysicsEngine):
         return replace(state, qpos=self.states[row, 1 : 1 + self.model.nq].copy())
 
     def pose(self, row: int, data: mujoco.MjData) -> None:
-        """Copy the state of environment `row` into `data` and compute its positions, for rendering."""
-        mujoco.mj_setState(self.model, data, self.states[row], _FULL)
-        mujoco.mj_forward(self.model, data)
+        """Copy the state of environment `row` into `data` and compute its positions, for rendering its model."""
+        mujoco.mj_setState(self.models[row], data, self.states[row], _FULL)
+        mujoco.mj_forward(self.models[row], data)
 
     def close(self) -> None:
         """Stop the threads; safe to call twice."""
@@ -287,11 +287,11 @@ class ThreadsEngine(PhysicsEngine):
         return MujocoState.of(self.models[row], self._data[row])
 
     def pose(self, row: int, data: mujoco.MjData) -> None:
-        """Copy the state of environment `row` into `data` and compute its positions, for rendering."""
-        full = np.empty(self._origin.shape[1])
-        mujoco.mj_getState(self.model, self._data[row], full, _INTEGRATION)
-        mujoco.mj_setState(self.model, data, full, _INTEGRATION)
-        mujoco.mj_forward(self.model, data)
+        """Copy the state of environment `row` into `data` and compute its positions, for rendering its model."""
+        model, full = self.models[row], np.empty(self._origin.shape[1])
+        mujoco.mj_getState(model, self._data[row], full, _INTEGRATION)
+        mujoco.mj_setState(model, data, full, _INTEGRATION)
+        mujoco.mj_forward(model, data)
 
     def state_dict(self) -> dict[str, Array]:
         """Complete state as arrays."""

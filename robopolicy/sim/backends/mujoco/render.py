@@ -29,13 +29,17 @@ class Renderer:
         self._option = mujoco.MjvOption()
         for group in hidden:
             self._option.geomgroup[group] = 0
+        self._heights: NDArray[np.float32] = model.hfield_data.copy()  # terrain in the memory of the GL context
         self._rect = mujoco.MjrRect(0, 0, width, height)
         self._pixels: NDArray[np.uint8] = np.empty((height, width, 3), np.uint8)
         self._depth: NDArray[np.float32] = np.empty((height, width), np.float32)
 
-    def frame(self, camera: str | None = None) -> NDArray[np.uint8]:
-        """Render `data` from `camera` (free camera if None): `(height, width, 3)`, valid until the next call."""
-        return self.picture(self._model, self.data, camera)
+    def frame(self, camera: str | None = None, model: mujoco.MjModel | None = None) -> NDArray[np.uint8]:
+        """Render `data` from `camera` (free camera if None): `(height, width, 3)`, valid until the next call.
+
+        `model` is a copy of the model with edited fields, except meshes and textures.
+        """
+        return self.picture(model or self._model, self.data, camera)
 
     def picture(
         self, model: mujoco.MjModel, data: mujoco.MjData, camera: str | None, *, shadows: bool = False
@@ -51,8 +55,12 @@ class Renderer:
             mujoco.mjr_readPixels(self._pixels, None, self._rect, self._draw)
         return self._pixels[::-1]  # OpenGL starts with the bottom row
 
-    def depth(self, camera: str) -> NDArray[np.float64]:
-        """Depth image `(height, width)` [m] of `data` along the optical axis of `camera`, inf for the background."""
+    def depth(self, camera: str, model: mujoco.MjModel | None = None) -> NDArray[np.float64]:
+        """Depth image `(height, width)` [m] of `data` along the optical axis of `camera`, inf for the background.
+
+        `model` as in `frame`.
+        """
+        model = model or self._model
         flat = (
             mujoco.mjtRndFlag.mjRND_SEGMENT,
             mujoco.mjtRndFlag.mjRND_IDCOLOR,
@@ -60,12 +68,12 @@ class Renderer:
         with self._bound():
             for flag in flat:
                 self._scene.flags[flag] = True
-            self._render(self._model, self.data, camera)
+            self._render(model, self.data, camera)
             for flag in flat:
                 self._scene.flags[flag] = False
             mujoco.mjr_readPixels(None, self._depth, self._rect, self._draw)
         buffer = self._depth[::-1].astype(np.float64)
-        near, far = (value * self._model.stat.extent for value in (self._model.vis.map.znear, self._model.vis.map.zfar))
+        near, far = (value * model.stat.extent for value in (model.vis.map.znear, model.vis.map.zfar))
         # Undo the perspective: the buffer runs from 1 at the near plane to 0 at the far plane.
         return np.where(buffer > 0.0, near * far / (near + (far - near) * buffer), np.inf)
 
@@ -84,6 +92,10 @@ class Renderer:
         if camera is not None:
             view.type = mujoco.mjtCamera.mjCAMERA_FIXED
             view.fixedcamid = model.camera(camera).id
+        if model.nhfield and not np.array_equal(model.hfield_data, self._heights):
+            for number in range(model.nhfield):
+                mujoco.mjr_uploadHField(model, self._draw, number)
+            self._heights = model.hfield_data.copy()
         mujoco.mjv_updateScene(model, data, self._option, None, view, mujoco.mjtCatBit.mjCAT_ALL, self._scene)
         mujoco.mjr_render(self._rect, self._scene, self._draw)
 
