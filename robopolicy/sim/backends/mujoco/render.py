@@ -60,7 +60,7 @@ class Renderer:
 
         `model` as in `frame`.
         """
-        model = model or self._model
+        drawn: mujoco.MjModel = self._model if model is None else model
         flat = (
             mujoco.mjtRndFlag.mjRND_SEGMENT,
             mujoco.mjtRndFlag.mjRND_IDCOLOR,
@@ -68,12 +68,12 @@ class Renderer:
         with self._bound():
             for flag in flat:
                 self._scene.flags[flag] = True
-            self._render(model, self.data, camera)
+            self._render(drawn, self.data, camera)
             for flag in flat:
                 self._scene.flags[flag] = False
             mujoco.mjr_readPixels(None, self._depth, self._rect, self._draw)
         buffer = self._depth[::-1].astype(np.float64)
-        near, far = (value * model.stat.extent for value in (model.vis.map.znear, model.vis.map.zfar))
+        near, far = (value * drawn.stat.extent for value in (drawn.vis.map.znear, drawn.vis.map.zfar))
         # Undo the perspective: the buffer runs from 1 at the near plane to 0 at the far plane.
         return np.where(buffer > 0.0, near * far / (near + (far - near) * buffer), np.inf)
 
