@@ -61,10 +61,10 @@ class ControlMillion(Control):
         return ROBOTS
 
     def seeds(self, method: Method, task: str) -> Sequence[int]:
-        """Five seeds of on-policy learners, ten of their baseline, three of off-policy learners on three robots."""
+        """Ten seeds of PPO and of its baseline, five of the others, three of off-policy learners on three robots."""
         if method.family is OFF_POLICY_MILLION:
             return (*OFF_POLICY_SEEDS,) if task in OFF_POLICY_TASKS else ()
-        return (*SEEDS, *NULL_SEEDS) if method.is_baseline else (*SEEDS,)
+        return (*SEEDS, *NULL_SEEDS) if method.is_baseline or method.name == "ppo" else (*SEEDS,)
 
     def contrasts(self, method: str, task: str) -> Sequence[Contrast]:
         """Every on-policy learner with the baseline, on each robot."""
