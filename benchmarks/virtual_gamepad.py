@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from robopolicy.teleop.bindings import BUTTONS, ENABLE_BUTTON, EVENT_BUTTONS, STICKS
+from robopolicy.teleop.bindings import BUTTONS, ENABLE_BUTTON, EVENT_BUTTONS, SDL_BUTTONS, SDL_TRIGGERS, STICKS
 from robopolicy.teleop.contract import AXES, Array, deflection
-from robopolicy.teleop.gamepad import FULL, SDL_BUTTONS, SDL_TRIGGERS
+from robopolicy.teleop.gamepad import FULL
 
 os.environ |= {"SDL_VIDEODRIVER": "dummy", "PYGAME_HIDE_SUPPORT_PROMPT": "1"}
 GAME_CONTROLLER = 1  # type of a joystick whose buttons and axes SDL maps to its standard layout

@@ -7,16 +7,8 @@ from typing import ClassVar, Self
 import numpy as np
 
 from robopolicy.errors import UserError
-from robopolicy.teleop.bindings import (
-    BUTTONS,
-    ENABLE_BUTTON,
-    EVENT_BUTTONS,
-    PRESSED,
-    SDL_BUTTONS,
-    SDL_TRIGGERS,
-    STICKS,
-)
-from robopolicy.teleop.contract import AXES, DEAD_ZONE, Teleop, TeleopCommand
+from robopolicy.teleop.bindings import SDL_BUTTONS, SDL_TRIGGERS, SDLReader
+from robopolicy.teleop.contract import DEAD_ZONE, Teleop, TeleopCommand
 from robopolicy_robots.messages import Joy, Twist
 from robopolicy_robots.transports.base import AUTO, SENSOR, Transport, open_transport
 
@@ -44,7 +36,7 @@ class JoyTeleop(Teleop):
     def __init__(self, transport: Transport, topic: str) -> None:
         self._transport = transport
         self._joy = transport.subscribe(topic, Joy, SENSOR)
-        self._pressed: set[str] = set()
+        self._reader = SDLReader()
         self.malformed = 0  # messages with too few axes or buttons
 
     @classmethod
@@ -60,15 +52,8 @@ class JoyTeleop(Teleop):
         if len(joy.axes) < NUM_AXES or len(joy.buttons) < NUM_BUTTONS:
             self.malformed += 1
             return TeleopCommand()
-        values = {axis: -sign * float(joy.axes[number]) for axis, (number, sign) in STICKS.items()}
-        held = {button: float(joy.buttons[number] > 0) for button, number in SDL_BUTTONS.items()}
-        held |= {trigger: float(abs(joy.axes[number]) > PRESSED) for trigger, number in SDL_TRIGGERS.items()}
-        values |= {name: held[up] - held[down] for name, (up, down) in BUTTONS.items()}
-        pressed = {event for event, button in EVENT_BUTTONS.items() if held[button]}
-        events, self._pressed = pressed - self._pressed, pressed
-        twist = np.array([values[axis] for axis in AXES])
-        enabled, stamp = bool(held[ENABLE_BUTTON]), min(received.received, now)
-        return TeleopCommand(enabled, twist, values["gripper"], None, tuple(sorted(events)), stamp)
+        axis = lambda number: -float(joy.axes[number])  # noqa: E731 - right and down become positive
+        return self._reader.command(axis, lambda number: joy.buttons[number] > 0, stamp=min(received.received, now))
 
     def close(self) -> None:
         """Close the transport."""

@@ -34,9 +34,9 @@ from robopolicy.algorithms.common.off_policy import (
     make_adam,
     optimizer_step,
     require_squashed,
-    td_loss,
 )
 from robopolicy.algorithms.common.offline import ConservativeConfig, ConservativeObjective
+from robopolicy.algorithms.common.td_loss import td_loss
 from robopolicy.algorithms.sac import actor_loss, soft_target
 from robopolicy.constraints import Positive, PositiveInt
 from robopolicy.critics.q import CriticConfig, random_subset_min

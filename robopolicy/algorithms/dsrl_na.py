@@ -143,7 +143,8 @@ class DSRLNA(OffPolicy):
         minibatches = list(batch.split(self.config.batch_size))
         info: Info = {}
         for step in range(max(1, round(self.config.distill * len(minibatches)))):
-            info = self.distill_step(minibatches[step % len(minibatches)].obs)
+            with self.mixed_precision(batch):
+                info = self.distill_step(minibatches[step % len(minibatches)].obs)
         return metrics | make_metrics({f"critic/{key}": value for key, value in info.items()})
 
     def imitation_step(self, clone: Policy, batch: Transitions) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, td_loss
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats
 from robopolicy.algorithms.common.offline import (
     ImitationConfig,
     ImplicitConfig,
@@ -28,6 +28,7 @@ from robopolicy.algorithms.common.offline import (
     imitation_step,
     require_imitation,
 )
+from robopolicy.algorithms.common.td_loss import td_loss
 from robopolicy.constraints import NonNegative, Positive
 from robopolicy.critics.q import CriticConfig
 from robopolicy.critics.value import advantage_weight

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, Observer
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, td_loss
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats
 from robopolicy.algorithms.common.offline import (
     ConservativeConfig,
     ConservativeObjective,
@@ -35,6 +35,7 @@ from robopolicy.algorithms.common.offline import (
     imitation_step,
     require_imitation,
 )
+from robopolicy.algorithms.common.td_loss import td_loss
 from robopolicy.constraints import NonNegativeInt, Positive, PositiveInt
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import ReplaySampleSpec, Transitions

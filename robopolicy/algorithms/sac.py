@@ -31,9 +31,9 @@ from robopolicy.algorithms.common.off_policy import (
     UpdateStats,
     make_adam,
     optimizer_step,
-    regression_loss,
     require_squashed,
 )
+from robopolicy.algorithms.common.td_loss import regression_loss
 from robopolicy.critics.q import C51, QEnsemble
 from robopolicy.data.batches import Transitions
 from robopolicy.nets.inverted_residual import batch_norms, batch_statistics
@@ -96,10 +96,14 @@ class SAC(OffPolicy):
         self.temperature = Temperature(config.temperature, config.temperature_lr)
         self.target_entropy = target_entropy(config, executed_dims(policy))
         self.optimizer = make_adam(policy, config.lr, config.weight_decay)
-        self.averages_members = config.average_members
         self._critic_norms = batch_norms(self.critic, self.target_critic)
         self._actor_norms = batch_norms(self.policy)
         self._drawn: tuple[Draw, Draw] | None = None  # at the observations and the next ones of this minibatch
+
+    @property
+    def averages_members(self) -> bool:
+        """As configured by `average_members`."""
+        return self.config.average_members
 
     def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk uniformly from the action bounds."""

@@ -38,7 +38,7 @@ from robopolicy.algorithms.common.off_policy import (
 from robopolicy.constraints import Fraction, NonNegative, NonNegativeInt, PositiveInt
 from robopolicy.critics.q import C51, CriticConfig, QEnsemble, TargetUpdate
 from robopolicy.data.batches import Transitions
-from robopolicy.errors import unknown_name
+from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness, normal
@@ -83,6 +83,11 @@ def add_noise(policy: GaussianPolicy, chunk: Tensor, noise: Tensor) -> Tensor:
 def noisy_chunk(policy: GaussianPolicy, obs: Observation, config: TD3Config, generator: Randomness) -> Tensor:
     """The policy's chunk `(B, H, A)` with exploration noise, whose scale grows from the first row to the last."""
     mode = policy.mode(obs)
+    if config.exploration_noise_max and len(mode) == 1:
+        raise UserError(
+            "algorithm.exploration_noise_max spreads the noise over the environments of a process, and there is one; "
+            "set sim.num_envs to at least 2, or drop it."
+        )
     std = torch.linspace(config.noise, config.exploration_noise_max or config.noise, len(mode), device=mode.device)
     return add_noise(policy, mode, std.view(-1, 1, 1) * normal(mode.shape, generator, mode.device))
 
@@ -131,7 +136,11 @@ class TD3(OffPolicy):
         self.target_policy: GaussianPolicy = frozen_copy(policy)
         self._policy_update = TargetUpdate(self.target_policy, policy)
         self.optimizer = make_adam(policy, config.lr, config.weight_decay)
-        self.averages_members = config.value_reduction == "mean"
+
+    @property
+    def averages_members(self) -> bool:
+        """With `value_reduction=mean`."""
+        return self.config.value_reduction == "mean"
 
     def warmup_action(self, obs: Observation, *, generator: Randomness = None) -> Sample:
         """Draw a chunk uniformly from the action bounds."""

@@ -107,10 +107,18 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write a composed checkpoint; return 0."""
-    from robopolicy.cli.compose_run import SEARCH_LOG, CompositionResult, load_parts, search_and_evaluate, write
+    from robopolicy.cli.compose_run import (
+        SEARCH_LOG,
+        CompositionResult,
+        composed_metadata,
+        load_parts,
+        search_and_evaluate,
+        write,
+    )
     from robopolicy.cli.progress import hint_when_stopped
 
     out, request, log = _load_request(args) if args.resume is not None else (args.out, _build_request(args), None)
+    metadata = composed_metadata(request, out)  # before anything is loaded
     parts = load_parts(out, request)
     if request.needs_rollouts:
         line = f"Finished episodes are kept; resume with: robopolicy compose --resume {out}"
@@ -118,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
             outcome = search_and_evaluate(out, request, parts, log)
     else:
         outcome = CompositionResult(parts.policy(request.weights), request.nominal, None, {})
-    write(out, request, outcome)
+    write(out, request, outcome, metadata)
     _print_result(args, out, request, outcome)
     return 0
 

@@ -128,7 +128,6 @@ class CompositionResult:
 
 def load_parts(out: Path, request: CompositionRequest) -> CompositionParts:
     """Load the components of the composition; missing or incompatible ones raise a UserError."""
-    composed_metadata(request, out)  # before anything is loaded
     paths = [parent_path(parent, out) for parent in request.parents]
     critic = None if request.critic is None else parent_path(request.critic, out)
     then = {name: parent_path(part, out) for name, part in request.then.items()}
@@ -216,7 +215,7 @@ def composed_metadata(request: CompositionRequest, out: Path) -> TaskMetadata | 
     return common_metadata(known) if known else None
 
 
-def write(out: Path, request: CompositionRequest, outcome: CompositionResult) -> None:
+def write(out: Path, request: CompositionRequest, outcome: CompositionResult, metadata: TaskMetadata | None) -> None:
     """Write the checkpoint with its search log and report atomically."""
     policy, found, own = outcome.policy.cpu(), outcome.found, request.names[-1]
     samples = [golden_observations(parent_path(parent, out)) for parent in request.parents]
@@ -233,7 +232,7 @@ def write(out: Path, request: CompositionRequest, outcome: CompositionResult) ->
             obs_sample=shared_observations(samples, policy.spec),
             training=training,
             parents=request.sources,
-            task_metadata=composed_metadata(request, out),
+            task_metadata=metadata,
         )
         if request.needs_rollouts:
             shutil.copyfile(out / SEARCH_LOG, folder / SEARCH_LOG)

@@ -295,7 +295,7 @@ def copy_normalizers(policy: CriticInput, vision: VisionConfig) -> tuple[Observa
     normalizer = next((p.action_normalizer for p in policy.modules() if hasattr(p, "action_normalizer")), None)
     if not encoders or not isinstance(normalizer, Normalizer):
         raise UserError(f"A critic needs the normalisers of its policy, and '{policy.name}' has none.")
-    own = ObservationEncoder(policy.spec.observation, normalization=encoders[0].normalizer.mode, vision=vision)
+    own = ObservationEncoder(policy.spec.observation, normalization=encoders[0].normalization, vision=vision)
     own.copy_stats(*encoders)
     action = make_normalizer(policy.spec.action_dim, normalizer.mode)
     action.load_state_dict(normalizer.state_dict())

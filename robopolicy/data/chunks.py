@@ -35,19 +35,13 @@ def history_index(episodes: Episodes, length: int) -> NDArray[np.int64]:
     return np.maximum(np.arange(len(episodes))[:, None] + np.arange(1 - length, 1), first)
 
 
-def chunk_index(
-    episodes: Episodes, horizon: int, learned: NDArray[np.bool_] | None = None
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Indices `(F, H)` of the actions of the chunk of every frame, and their mask, 0 after the end of the episode.
-
-    With `learned` `(F,)`, chunks also end before the first frame that is not learned.
-    """
-    ahead = np.arange(len(episodes))[:, None] + np.arange(horizon)
-    last = _last_frames(episodes, learned)[:, None]
-    return np.minimum(ahead, last), (ahead <= last).astype(np.float32)
+def chunk_index(last: NDArray[np.int64], horizon: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Indices `(F, H)` of the actions of the chunk of every frame, and their mask, 0 after the `last` frame `(F,)`."""
+    ahead = np.arange(len(last))[:, None] + np.arange(horizon)
+    return np.minimum(ahead, last[:, None]), (ahead <= last[:, None]).astype(np.float32)
 
 
-def _last_frames(episodes: Episodes, learned: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+def last_frames(episodes: Episodes, learned: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
     """Last frame `(F,)` of the episode of every frame, or of its part in which all frames are learned."""
     last = np.repeat(episodes.ends - 1, episodes.lengths)
     if learned is None:
@@ -94,9 +88,8 @@ class ChunkSampler:
             raise UserError(f"weight needs one number per frame ({len(episodes)}), got {len(weight)}.")
         self.batch_size, self._part = batch_size, part
         self.seed = seed
-        frame = np.arange(len(episodes))[:, None]
-        last = _last_frames(episodes, learned)[:, None]
-        future, mask = chunk_index(episodes, horizon, learned)
+        frame, last = np.arange(len(episodes)), last_frames(episodes, learned)
+        future, mask = chunk_index(last, horizon)
         size = sum(array.nbytes for array in episodes.arrays.values()) + future.nbytes * 2 + frame.nbytes * obs_horizon
         self._device = device if has_memory(device, size) else CPU
         self._obs = {key: self._tensor(episodes.arrays[key]) for key in episodes.observation_keys}
@@ -107,8 +100,8 @@ class ChunkSampler:
         self._future, self._mask = self._tensor(future), self._tensor(mask)  # (F, H)
         self._after: Tensor | None = None
         if lookahead_steps:
-            self._after = self._tensor(np.minimum(frame + lookahead_steps, last)[:, 0])  # (F,)
-            self._reached = self._tensor((frame + lookahead_steps <= last)[:, 0].astype(np.float32))  # (F,)
+            self._after = self._tensor(np.minimum(frame + lookahead_steps, last))  # (F,)
+            self._reached = self._tensor((frame + lookahead_steps <= last).astype(np.float32))  # (F,)
         self.frames = np.arange(len(episodes)) if learned is None else np.flatnonzero(learned)  # that start chunks
         self._epoch, self._position = 0, 0
         self._order = self._permutation(0)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.device import copy_to
+from robopolicy.errors import UserError
 from robopolicy.rng import episode_rng
 
 
@@ -117,8 +118,16 @@ class RepeatedNoise(PerRowGenerator):
         self._left = torch.zeros((), dtype=torch.int64, device=generator.device)  # remaining draws of the noise
 
     def normal(self, shape: Sequence[int]) -> Tensor:
-        """Held noise `(B, ...)`, or new noise; the shape is the same in every call."""
+        """Held noise `(B, ...)`, or new noise.
+
+        Raises:
+            UserError: An earlier call had another shape, so that one decision draws several noises.
+        """
         device = self._generator.device
+        if len(self._noise) and self._noise.shape != torch.Size(shape):
+            raise UserError(
+                "replay.noise_repeat holds the one noise of a decision, and this algorithm draws several; set it to 1."
+            )
         fresh = torch.randn(tuple(shape), generator=self._generator, device=device)
         length = 1 + (torch.rand((), generator=self._generator, device=device) > self._below).sum()
         done = self._left == 0

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from robopolicy.teleop.contract import DISCARD, STOP, SUCCESS
+from collections.abc import Callable
+
+import numpy as np
+
+from robopolicy.teleop.contract import AXES, DISCARD, STOP, SUCCESS, TeleopCommand
 
 KEYS = {
     "w": ("x", 1.0),
@@ -51,3 +55,25 @@ HELP = (
     ("repeat the episode", "Backspace", "right button"),
 )
 """Action of the person, keys, controls of a gamepad."""
+
+
+class SDLReader:
+    """Translates the axes and buttons of an SDL controller to commands; an event occurs once per press."""
+
+    def __init__(self) -> None:
+        self._pressed: set[str] = set()  # events whose button is held
+
+    def command(self, axis: Callable[[int], float], button: Callable[[int], bool], *, stamp: float) -> TeleopCommand:
+        """Command of `stamp` from functions of SDL's numbers: deflections in [-1, 1], right and down positive."""
+
+        def held(number: int) -> float:
+            if number in SDL_TRIGGERS:
+                return float(abs(axis(SDL_TRIGGERS[number])) > PRESSED)
+            return float(button(SDL_BUTTONS[number]))
+
+        values = {name: sign * axis(number) for name, (number, sign) in STICKS.items()}
+        values |= {name: held(up) - held(down) for name, (up, down) in BUTTONS.items()}
+        pressed = {event for event, number in EVENT_BUTTONS.items() if held(number)}
+        events, self._pressed = pressed - self._pressed, pressed
+        twist = np.array([values[name] for name in AXES])
+        return TeleopCommand(bool(held(ENABLE_BUTTON)), twist, values["gripper"], None, tuple(sorted(events)), stamp)

@@ -5,20 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any, Self
 
-import numpy as np
-
 from robopolicy.errors import UserError
 from robopolicy.optional import require
-from robopolicy.teleop.bindings import (
-    BUTTONS,
-    ENABLE_BUTTON,
-    EVENT_BUTTONS,
-    PRESSED,
-    SDL_BUTTONS,
-    SDL_TRIGGERS,
-    STICKS,
-)
-from robopolicy.teleop.contract import AXES, Teleop, TeleopCommand
+from robopolicy.teleop.bindings import SDLReader
+from robopolicy.teleop.contract import Teleop, TeleopCommand
 
 FULL = 32767  # value of a fully deflected axis
 
@@ -41,7 +31,7 @@ class GamepadTeleop(Teleop):
             found = controllers.get_count()
             raise UserError(f"There is no gamepad {index} ({found} connected); connect one, or use --device browser.")
         self._pad: Any = controllers.Controller(index)
-        self._pressed: set[str] = set()  # events whose button is held
+        self._reader = SDLReader()
 
     @classmethod
     def open(cls, argument: str = "") -> Self:
@@ -56,20 +46,9 @@ class GamepadTeleop(Teleop):
         self._pygame.event.clear()
         if not self._pad.attached():
             return TeleopCommand(stamp=now)
-        values = {axis: sign * self._pad.get_axis(number) / FULL for axis, (number, sign) in STICKS.items()}
-        values |= {name: self._button(up) - self._button(down) for name, (up, down) in BUTTONS.items()}
-        pressed = {event for event, button in EVENT_BUTTONS.items() if self._button(button)}
-        events, self._pressed = pressed - self._pressed, pressed
-        twist = np.clip([values[axis] for axis in AXES], -1.0, 1.0)
-        return TeleopCommand(
-            bool(self._button(ENABLE_BUTTON)), twist, values["gripper"], None, tuple(sorted(events)), now
-        )
+        axis = lambda number: max(-1.0, self._pad.get_axis(number) / FULL)  # noqa: E731
+        return self._reader.command(axis, self._pad.get_button, stamp=now)
 
     def close(self) -> None:
         """Release the gamepad; SDL remains initialised for other devices of the process."""
         self._pad.quit()
-
-    def _button(self, number: int) -> float:
-        if number in SDL_TRIGGERS:
-            return float(self._pad.get_axis(SDL_TRIGGERS[number]) > PRESSED * FULL)
-        return float(self._pad.get_button(SDL_BUTTONS[number]))

@@ -16,7 +16,7 @@ from torch import nn
 from robopolicy.algorithms.common.algorithm import IMITATION, Algorithm
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
 from robopolicy.core.distributed import rank
-from robopolicy.data.chunks import chunk_index
+from robopolicy.data.chunks import chunk_index, last_frames
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.statistics import dataset_statistics, vector_statistics
 from robopolicy.errors import UserError, unknown_name
@@ -187,7 +187,7 @@ def _relative_policy(
 
 def encoded_actions(representation: ActionRepresentation, episodes: Episodes, horizon: int) -> NDArray[np.float64]:
     """All differences `(steps, D)` of the chunks of `horizon` actions that start at every frame."""
-    future, mask = chunk_index(episodes, horizon)  # (F, H)
+    future, mask = chunk_index(last_frames(episodes), horizon)  # (F, H)
     obs = {representation.key: torch.from_numpy(episodes.arrays[representation.key].astype(np.float64))[:, None]}
     chunks = torch.from_numpy(episodes.arrays["action"].astype(np.float64)[future])
     return representation.encode(obs, chunks)[torch.from_numpy(mask > 0)].numpy()

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.algorithms.registry import ALGORITHMS
@@ -87,14 +87,8 @@ class ActingCopy:
 
 
 def _tensors(algorithm: Algorithm) -> list[Tensor]:
-    """Parameters and buffers of all networks, including the ones of algorithms that are its parts."""
-    tensors: list[Tensor] = []
-    for item in algorithm.checkpoint_items().values():
-        if isinstance(item, nn.Module):
-            tensors += [*item.parameters(), *item.buffers()]
-        elif isinstance(item, Algorithm):
-            tensors += _tensors(item)
-    return tensors
+    """Parameters and buffers of all networks."""
+    return [tensor for _, network in algorithm.networks() for tensor in (*network.parameters(), *network.buffers())]
 
 
 @torch.no_grad()

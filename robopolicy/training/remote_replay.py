@@ -7,7 +7,7 @@ steps to its replay buffer in the order of the workers, so a run depends only on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from safetensors.torch import load, save
-from torch import Tensor, nn
+from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Algorithm
 from robopolicy.algorithms.registry import ALGORITHMS
@@ -221,8 +221,8 @@ def _in_one_line(call: Callable[[], Any]) -> Any:
 
 
 def dump_weights(algorithm: Algorithm) -> bytes:
-    """Serialize the networks of `algorithm`, and of algorithms that are its parts, as safetensors."""
-    items = dict(_networks(algorithm))
+    """Serialize the networks of `algorithm` as safetensors."""
+    items = dict(algorithm.networks())
     tensors = {f"{name}/{key}": value for name, item in items.items() for key, value in item.state_dict().items()}
     return save({key: value.detach().to("cpu", copy=True).contiguous() for key, value in tensors.items()})
 
@@ -233,14 +233,6 @@ def load_weights(algorithm: Algorithm, weights: bytes) -> None:
     for key, value in load(weights).items():
         name, _, key = key.rpartition("/")
         networks.setdefault(name, {})[key] = value
-    for name, item in _networks(algorithm):
+    for name, item in algorithm.networks():
         if name in networks:
             item.load_state_dict(networks[name])
-
-
-def _networks(algorithm: Algorithm, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    for name, item in algorithm.checkpoint_items().items():
-        if isinstance(item, nn.Module):
-            yield prefix + name, item
-        elif isinstance(item, Algorithm):
-            yield from _networks(item, f"{prefix}{name}/")

@@ -40,6 +40,15 @@ def test_noise_of_the_distillation_is_clipped_only_on_request(clip_noise: bool) 
     assert bool((drawn[0].abs() > BOUND).any()) != clip_noise
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_distillation_runs_in_the_configured_precision(precision: str) -> None:
+    algorithm = make(DSRLNA, CallablePolicy.wrap("linear", linear, LINEAR), precision=precision)
+    active: list[bool] = []
+    algorithm.distill_step = lambda obs: (active.append(torch.is_autocast_enabled("cpu")), {})[1]
+    algorithm.update(bandit(32, 0))
+    assert active == [precision == "bfloat16"]
+
+
 def test_a_trained_base_is_the_average_of_a_policy_that_imitates() -> None:
     base = flow(normalization="identity")
     algorithm = make(DSRLNA, base, train_base=True, tau=0.1)

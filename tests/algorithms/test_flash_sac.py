@@ -45,8 +45,7 @@ def test_the_target_is_the_shifted_distribution_of_the_member_with_the_least_mea
     found = algorithm.backup_outputs(rows, output, torch.tensor([1.0, 0.0]))
     # Row 0: atoms 0.5 z, so -1 and 0, half of the mass each. Row 1 terminates: all mass is at 0.25.
     torch.testing.assert_close(found, torch.tensor([[[0.0, 0.5, 0.5, 0.0, 0.0], [0.0, 0.0, 0.75, 0.25, 0.0]]]))
-    algorithm.averages_members = True
-    every = algorithm.backup_outputs(rows, output, None)
+    every = flash_sac(critic=replace(CRITIC, bins=5), average_members=True).backup_outputs(rows, output, None)
     assert every.shape == (2, 2, 5)
     torch.testing.assert_close(every[0, 0], torch.tensor([0.0, 0.0, 0.0, 0.75, 0.25]))  # 1 and 1.5
 
@@ -163,6 +162,8 @@ def test_noise_is_held_for_one_to_longest_draws_with_inverse_square_probability(
     assert shares.tolist() == pytest.approx([1 / total, 1 / 4 / total, 1 / 9 / total], abs=0.02)
     assert draws.std(0).tolist() == pytest.approx([1, 1], abs=0.05) and not torch.equal(draws[:, 0], draws[:, 1])
     assert float(lengths.max()) == 3
+    with pytest.raises(UserError, match="holds the one noise of a decision, and this algorithm draws several"):
+        noise.normal((6, 1))
 
 
 def test_smooth_bounds_of_the_deviation_reach_from_least_to_most() -> None:

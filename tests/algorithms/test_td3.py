@@ -50,6 +50,8 @@ def test_exploration_noise_scale_increases_along_the_rows() -> None:
         expected = (algorithm.policy.mode(obs) + scale * noise).clamp(-1, 1)  # the bounds are -1 and 1
         found = noisy_chunk(algorithm.policy, obs, algorithm.config, torch.Generator().manual_seed(3))
     torch.testing.assert_close(found, expected)
+    with pytest.raises(UserError, match="spreads the noise over the environments of a process, and there is one"):
+        algorithm.act(random_batch(1).obs)
 
 
 def test_actor_updates_are_delayed_and_use_the_first_critic() -> None:

@@ -332,6 +332,14 @@ def test_a_critic_may_observe_more_than_the_policy() -> None:
         QEnsemble(CriticConfig(privileged_obs={"mass": 1}), policy())
 
 
+def test_privileged_observations_are_normalised_for_a_policy_that_sees_only_images() -> None:
+    spec = PolicySpec({"image.front": (3, 24, 24)}, action_dim=2, action_horizon=1)
+    actor = GaussianPolicy(GaussianConfig(vision=VisionConfig(widths=(16,), keypoints=4)), spec)
+    critic = QEnsemble(CriticConfig(hidden=(16,), privileged_obs={"mass": 1}), actor)
+    critic.encoder.update_stats({"mass": torch.tensor([5.0, 6.0]).view(2, 1, 1)})
+    assert float(critic.encoder.normalizer.normalize(torch.tensor([[6.0]]))) == pytest.approx(1.0)
+
+
 def test_invalid_critics_are_refused() -> None:
     for name in ("histogram", "backbone"):
         with pytest.raises(UserError, match=name):

@@ -75,6 +75,12 @@ def test_all_noise_stays_within_the_bound_exactly(space: NoiseSpace) -> None:
     assert all(bool((noise.abs() == bound).any()) for noise in free)  # some noise reaches the bound
 
 
+def test_interpolated_noise_reaches_beyond_the_bound_where_its_knots_do() -> None:
+    space = NoiseSpace("interpolate", bound=1.0, steps=2)
+    found = space.expand(torch.tensor([[[0.0], [3.0]]]), 4)
+    torch.testing.assert_close(found.flatten(), torch.tensor([0.0, 1.0, 2.0, 3.0]))
+
+
 @spaces
 def test_free_noise_has_the_shape_of_its_space_and_fills_the_chunk(space: NoiseSpace) -> None:
     seen: list[Tensor] = []

@@ -7,9 +7,18 @@ import pytest
 import torch
 from own_arm import JOINTS, demonstrations, record
 
+from robopolicy.algorithms.iql import IQL, IQLConfig
 from robopolicy.cli.main import main
 from robopolicy.errors import UserError
-from robopolicy.policies.wrappers.relative_actions import ActionRepresentation, RelativeActionPolicy, match_entries
+from robopolicy.policies.base import PolicySpec
+from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.policies.wrappers.nested import describe
+from robopolicy.policies.wrappers.relative_actions import (
+    ActionRepresentation,
+    RelativeActionConfig,
+    RelativeActionPolicy,
+    match_entries,
+)
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.learner import encoded_actions
 from robopolicy.training.manifest import read_manifest
@@ -80,6 +89,16 @@ def test_a_trained_policy_returns_absolute_actions_everywhere(kind: str, tmp_pat
     more = [f"init_from={best}", f"dataset={data}", "budget.updates=1", "algorithm=bc", f"out={tmp_path}", "name=more"]
     assert main(["train", *more]) == 0
     assert read_manifest(tmp_path / "more" / "checkpoints" / "last").policy == "relative_actions"
+
+
+def test_a_critic_of_absolute_actions_is_refused() -> None:
+    """Its copy of the normaliser of actions would be the one of differences."""
+    spec = PolicySpec({"state": (2,)}, action_dim=2)
+    base = GaussianPolicy(GaussianConfig(hidden=(4,)), spec)
+    representation = ActionRepresentation("delta", "state", (0, 1), (0, 1))
+    policy = RelativeActionPolicy(RelativeActionConfig(describe(base), representation), spec)
+    with pytest.raises(UserError, match="'iql' has a critic of absolute actions"):
+        IQL(IQLConfig(), policy, total_updates=1)
 
 
 def test_the_exported_graph_contains_the_inverse(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -140,6 +140,14 @@ class Algorithm(ABC):
     @abstractmethod
     def checkpoint_items(self) -> Mapping[str, Checkpointable]:
         """State of future updates, except counter and generator, by name in `state_dict`."""
+
+    def networks(self, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+        """Networks among the checkpoint items, and of algorithms among them, with names such as `part/critic`."""
+        for name, item in self.checkpoint_items().items():
+            if isinstance(item, nn.Module):
+                yield prefix + name, item
+            elif isinstance(item, Algorithm):
+                yield from item.networks(f"{prefix}{name}/")
 
     def state_dict(self) -> dict[str, Any]:
         """States of all checkpoint items, the counter and the generator."""

@@ -9,9 +9,10 @@ Hooks for algorithms of other packages: `critic_loss`, `make_critic`, `attach_da
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from robopolicy.algorithms.common.algorithm import (
     frozen_copy,
     make_metrics,
 )
+from robopolicy.algorithms.common.td_loss import td_loss
 from robopolicy.constraints import (
     Fraction,
     NonNegative,
@@ -41,10 +43,10 @@ from robopolicy.data.batches import ReplaySampleSpec, Transitions
 from robopolicy.data.episodes import Episodes
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.inverted_residual import batch_norms, keep_unit_norm
-from robopolicy.nets.module_state import training_mode
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness
+from robopolicy.policies.wrappers.relative_actions import RelativeActionPolicy
 
 PRECISIONS = ("float32", "bfloat16")
 
@@ -108,21 +110,25 @@ class OffPolicy(Algorithm):
     supports_rho: ClassVar[bool] = False  # every target is reduced by `_reduce`
     needs_reward: ClassVar[bool] = True  # a dataset must have rewards
     joint_batches: ClassVar[bool] = False  # supports batch normalisation; set by every class itself, not inherited
-    averages_members: bool = False  # every member bootstraps from itself, and the actor maximises the mean
 
     def __init__(self, config: OffPolicyConfig, policy: Policy, *, total_updates: int) -> None:
         """Build the critic, its target network and its optimiser."""
         super().__init__(policy, total_updates=total_updates, seed=config.seed)
+        self.config = config
         if config.precision not in PRECISIONS:
             raise unknown_name("precision", config.precision, PRECISIONS)
-        if self.uses_full_ensemble and config.num_min_qs != OffPolicyConfig.num_min_qs:
+        if any(isinstance(part, RelativeActionPolicy) for part in policy.modules()):
+            raise UserError(
+                f"Algorithm '{self.name}' has a critic of absolute actions and does not support a policy of relative "
+                "actions; train the base without task.action_representation, or use an on-policy fine-tuner."
+            )
+        if (self.uses_full_ensemble or self.averages_members) and config.num_min_qs != OffPolicyConfig.num_min_qs:
             raise UserError(
                 f"Algorithm '{self.name}' bootstraps from all members, so algorithm.num_min_qs={config.num_min_qs} "
                 "has no effect; leave it out and set algorithm.critic.members."
             )
         if config.rho is not None and not self.supports_rho:
             raise UserError(f"Algorithm '{self.name}' has no pessimistic mean; set algorithm.rho=null.")
-        self.config = config
         self.critic = self.make_critic()
         if batch_norms(self.critic) and not vars(type(self)).get("joint_batches"):
             raise UserError(
@@ -138,6 +144,11 @@ class OffPolicy(Algorithm):
         self.critic_steps = 0
         self._target_update = TargetUpdate(self.target_critic, self.critic)
         self.td_errors: Tensor | None = None  # absolute errors of the last batch, for prioritised sampling
+
+    @property
+    def averages_members(self) -> bool:
+        """Whether every member bootstraps from itself, and the actor maximises the mean; a hook."""
+        return False
 
     @classmethod
     def check_settings(cls, *, dataset: str, env_steps: int, offline_updates: int) -> None:
@@ -193,13 +204,14 @@ class OffPolicy(Algorithm):
         return self.backup_outputs(batch, critic.output(critic.encode(batch.next_obs), chunk), cost)
 
     def backup_outputs(self, batch: Transitions, output: Tensor, cost: Tensor | None) -> Tensor:
-        """Target from `output` `(M, B, n)` of the target critic at the next chunks.
+        """Target from `output` `(M, B, n)` of the target critic at the next chunks, of which it may draw some members.
 
         It is `(B,)` or per member `(M, B)`. With a C51 critic it has the probabilities `(1 or M, B, bins)` over the
         atoms of the reward plus the discounted return of the member with the least mean, less its `cost` `(B,)`.
         """
         reward = batch.reward if cost is None else torch.addcmul(batch.reward, batch.discount, cost, value=-1)
-        histogram = self.critic.histogram
+        histogram, members = self.critic.histogram, self._drawn_members()
+        output = output if members is None else output[members]
         if not isinstance(histogram, C51):
             return reward + batch.discount * self._reduce(self.critic.value(output))
         probabilities = output.float().softmax(-1)
@@ -211,7 +223,7 @@ class OffPolicy(Algorithm):
 
     def _drawn_members(self) -> Tensor | None:
         """Random members for `_reduce`; None stands for all."""
-        if self.uses_full_ensemble or self.config.rho is not None:
+        if self.uses_full_ensemble or self.averages_members or self.config.rho is not None:
             return None
         return random_members(self.config.critic.members, self.config.num_min_qs, self.generator)
 
@@ -231,11 +243,15 @@ class OffPolicy(Algorithm):
 
     def minibatches(self, batch: Transitions) -> Iterator[Transitions]:
         """Consecutive minibatches; the loop body runs in the configured precision."""
-        bfloat16 = self.config.precision == "bfloat16"
         for part in batch.split(self.config.batch_size):
-            # Weights change within the context, so their casts must not be cached.
-            with torch.autocast(batch.reward.device.type, torch.bfloat16, enabled=bfloat16, cache_enabled=False):
+            with self.mixed_precision(batch):
                 yield part
+
+    def mixed_precision(self, batch: Transitions) -> AbstractContextManager[Any]:
+        """Context of the configured precision on the device of `batch`."""
+        bfloat16 = self.config.precision == "bfloat16"
+        # Weights change within the context, so their casts must not be cached.
+        return torch.autocast(batch.reward.device.type, torch.bfloat16, enabled=bfloat16, cache_enabled=False)
 
     def critic_loss(self, batch: Transitions) -> tuple[Tensor, Info]:
         """Temporal-difference loss to `target`; the info has values to average and `td_errors` `(M, B)` or `(B,)`."""
@@ -290,28 +306,6 @@ class OffPolicy(Algorithm):
         """Restore `state_dict`."""
         super().load_state_dict(state)
         self.critic_steps = int(state["critic_steps"])  # type: ignore[call-overload]
-
-
-def td_loss(critic: QEnsemble, batch: Transitions, target: Callable[[Transitions], Tensor]) -> tuple[Tensor, Info]:
-    """Weighted temporal-difference loss, summed over members and averaged over the batch, and metrics.
-
-    `target(batch)` is `(B,)`, `(M, B)` per member, or probabilities, see `QEnsemble.regression`, and is called after
-    the critic and without gradients. Dropout is active only in this loss.
-    """
-    with training_mode(critic):
-        output = critic.output(critic.encode(batch.obs), batch.chunk)
-    with torch.no_grad():
-        targets = target(batch)
-    return regression_loss(critic, batch, output, targets)
-
-
-def regression_loss(critic: QEnsemble, batch: Transitions, output: Tensor, targets: Tensor) -> tuple[Tensor, Info]:
-    """Weighted loss of raw outputs to `targets`, and the metrics `value`, `target` and `td_errors` `(M, B)`."""
-    loss = (critic.regression(output, targets) * (batch.weight / len(batch))).sum()
-    value = critic.value(output.detach())
-    if targets.dim() == 3 and critic.histogram is not None:
-        targets = critic.histogram.expected(targets)
-    return loss, {"value": value, "target": targets, "td_errors": value - targets}
 
 
 def make_adam(network: nn.Module, lr: float, weight_decay: float = 0.0) -> torch.optim.Optimizer:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algorithms.common.off_policy import OffPolicyConfig, optimizer_step, td_loss
+from robopolicy.algorithms.common.off_policy import OffPolicyConfig, optimizer_step
+from robopolicy.algorithms.common.td_loss import td_loss
 from robopolicy.constraints import NonNegative, OpenFraction, Positive, PositiveInt, Validated
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.critics.value import ValueConfig, ValueNet, conservative_penalty, expectile_loss

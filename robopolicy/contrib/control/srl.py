@@ -26,7 +26,8 @@ from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.common.max_entropy import MaxEntropyConfig, Temperature, target_entropy
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, make_adam, optimizer_step, td_loss
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, make_adam, optimizer_step
+from robopolicy.algorithms.common.td_loss import td_loss
 from robopolicy.algorithms.sac import soft_target
 from robopolicy.constraints import Finite, PositiveInt
 from robopolicy.contrib.control.model_based_q import ModelBasedQ

@@ -75,7 +75,7 @@ class NoiseSpace(Validated):
             return w.expand(-1, horizon, -1)
         if self.kind == "interpolate":
             between = F.interpolate(w.transpose(1, 2), size=horizon, mode="linear", align_corners=True)
-            return self.limit(between.transpose(1, 2))  # rounding may exceed the box
+            return between.transpose(1, 2).clamp(w.amin(1, keepdim=True), w.amax(1, keepdim=True))  # rounding
         shape = (len(w), horizon - w.shape[1], w.shape[2])
         rest = w.new_zeros(shape) if self.rest == "zero" else self.limit(normal(shape, generator, w.device))
         return torch.cat([w, rest], 1)
