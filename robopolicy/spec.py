@@ -52,6 +52,9 @@ class PolicySpec:
         for key, shape in self.observation.items():
             if self.obs_horizon * math.prod(shape) > MAX_INPUT:
                 raise ValueError(f"observation '{key}' may have {MAX_INPUT} numbers, got {list(shape)}.")
+        hidden = tuple(self.observation.get(HIDDEN_STATE, (1,)))
+        if len(hidden) != 1 or hidden[0] < 1:
+            raise ValueError(f"observation '{HIDDEN_STATE}' must have one positive size, got {list(hidden)}.")
 
     @property
     def hidden_dim(self) -> int:
@@ -77,6 +80,14 @@ class PolicySpec:
             raise ValueError(f"observation must map names to shapes, found {str(shapes)[:80]}.")
         fields = {"action_horizon" if key == "execute" else key: value for key, value in data.items()}
         return cls(**{**fields, "observation": {str(key): tuple(shape) for key, shape in shapes.items()}})
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any], source: str) -> PolicySpec:
+        """Build the specification that a file or server, `source`, gives; invalid `data` raises a UserError."""
+        try:
+            return cls.from_dict(data)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{source} does not describe a policy: {str(error).rstrip('.')}.") from error
 
 
 @dataclass(frozen=True)
@@ -125,6 +136,13 @@ def common_metadata(found: Mapping[str, TaskMetadata]) -> TaskMetadata:
         common["observation_names"] = names | known
         common["instructions"] = tuple(dict.fromkeys([*common["instructions"], *other.instructions]))
     return TaskMetadata(**common)
+
+
+def check_dtype(key: str, dtype: Any) -> None:
+    """Raise a UserError unless a numpy `dtype` suits the observation `key`: uint8 for images, else numbers."""
+    image = key.startswith(IMAGE_PREFIX)
+    if not (dtype == "uint8" if image else dtype.kind in "fiub"):
+        raise UserError(f"Observation '{key}' must be {'uint8' if image else 'numbers'}, found {dtype}.")
 
 
 def _is_shape(value: Any) -> bool:

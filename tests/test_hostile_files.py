@@ -166,6 +166,8 @@ def checkpoint(tmp_path: Path) -> Path:
         ({"obs_horizon": 10**6}, "at most 4096"),
         ({"horizon": "8"}, "integer"),
         ({"action_horizon": 0}, "action_horizon"),
+        ({"observation": {"state": [6], "memory": []}}, "one positive size"),
+        ({"observation": {"state": [6], "memory": [0]}}, "one positive size"),
     ],
 )
 def test_sizes_in_manifests(changes: dict, reason: str, checkpoint: Path, refused: Callable[..., str]) -> None:

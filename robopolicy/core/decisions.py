@@ -129,6 +129,14 @@ def counted_rows(decisions: Decisions) -> Tensor:
     return first[torch.isin(trajectory[first], trajectory[decisions.valid().any(1)])]
 
 
+def per_row(values: Tensor, decisions: Decisions) -> Tensor:
+    """One value per trajectory, in order of `first_rows` (S,), at each of its rows `(N, 1)`."""
+    keys = by_trajectory(decisions).squeeze(1)
+    names = keys[first_rows(decisions)]
+    order = torch.argsort(names)
+    return values[order[torch.searchsorted(names[order], keys)]].unsqueeze(1)
+
+
 def unit_numbers(decisions: Decisions) -> Tensor:
     """Number (N, T) of each decision's unit (chunk, turn) within its trajectory; the row number if `unit` is None."""
     if decisions.unit is not None:

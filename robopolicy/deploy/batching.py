@@ -52,7 +52,7 @@ class BatchedPolicy(Protocol):
             obs: Exactly the observations of the greeting.
             noise: `(B, H, A)`, only if the greeting has `noise`.
             prefix: `(B, d, A)`, only if the greeting has `prefix`.
-            streams: Random streams for policies without `noise`; row i uses only its own stream.
+            streams: Random streams of the rows where no noise is given; row i uses only its own stream.
         """
         ...
 
@@ -128,7 +128,7 @@ class RequestPart:
 
 
 def check_request(request: Request, greeting: Greeting, seed: int) -> PendingRequest:
-    """Check a request, with `seed` by default; raises `UserError` if it does not fit or is not finite."""
+    """Check a request, with streams of `seed` by default; raises `UserError` if it does not fit or is not finite."""
     spec = greeting.spec
     missing = [key for key in spec.observation if key not in request.obs]
     if missing:
@@ -154,10 +154,18 @@ def check_request(request: Request, greeting: Greeting, seed: int) -> PendingReq
         if length >= spec.horizon:
             raise UserError(f"A prefix must be shorter than a chunk of {spec.horizon} actions, found {length}.")
         prefix = _checked("prefix", request.prefix, (rows, length, spec.action_dim), np.float32)
-    base = seed if request.seed is None else request.seed
-    streams = [(base, request.number << 16 | row) for row in range(rows)]
+    streams: Streams = [(seed, request.number << 16 | row) for row in range(rows)]
+    if request.streams is not None:
+        streams = _checked_streams(request.streams, rows)
     until = time.monotonic() + (np.inf if request.deadline is None else request.deadline)
     return PendingRequest(obs, noise, prefix, streams, until)
+
+
+def _checked_streams(found: NDArray[Any], rows: int) -> Streams:
+    if found.dtype != np.int64 or found.shape != (rows, 2) or (found < 0).any():
+        text = f"Expected streams of shape ({rows}, 2) as int64 numbers of at least 0"
+        raise UserError(f"{text}, found {found.dtype} of shape {found.shape}.")
+    return [(int(row[0]), int(row[1])) for row in found]
 
 
 def _checked(what: str, value: NDArray[Any], shape: tuple[int, ...], kind: type) -> NDArray[Any]:

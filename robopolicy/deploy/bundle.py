@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -32,12 +33,13 @@ from robopolicy.deploy.graph import CHUNK, NEXT_MEMORY, NOISE, PREFIX, PREFIX_WE
 from robopolicy.errors import UserError
 from robopolicy.rng import episode_rng
 from robopolicy.schema import from_dict, to_dict
-from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX, PolicySpec, TaskMetadata
+from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX, PolicySpec, TaskMetadata, check_dtype
 from robopolicy.versions import sha256
 
 SCHEMA = 1  # version of the layout, to increase with every incompatible change
 GRAPH, GOLDEN, MANIFEST = "policy.onnx", "golden.npz", "bundle.json"
 TOLERANCE = 1e-4  # largest error of the golden chunks, in normalised action units
+MAX_SCALE = 1e6  # action units per normalised unit, relative to the largest golden action if that exceeds 1
 
 Float32 = NDArray[np.float32]
 
@@ -180,13 +182,10 @@ class Bundle:
         expected = (self._spec.obs_horizon, *self._spec.observation[key])
         if value.shape != expected:
             raise UserError(f"Observation '{key}' must have shape {expected}, found {value.shape}.")
-        kind = TYPES[self._inputs[key].type]
-        image = key.startswith(IMAGE_PREFIX)
-        if not (value.dtype == np.uint8 if image else value.dtype.kind in "fiub"):
-            raise UserError(f"Observation '{key}' must be {'uint8' if image else 'numbers'}, found {value.dtype}.")
+        check_dtype(key, value.dtype)
         if value.dtype.kind == "f" and not np.isfinite(value).all():
             raise UserError(f"Observation '{key}' is not finite.")
-        return value.astype(kind, copy=False)[None]
+        return value.astype(TYPES[self._inputs[key].type], copy=False)[None]
 
     def _noise(self, noise: NDArray[Any] | None) -> Float32:
         shape = self.manifest.noise_shape
@@ -251,15 +250,29 @@ def golden_error(session: Any, golden: Mapping[str, NDArray[Any]], scale: NDArra
     """Largest difference between the outputs of `session` and the golden outputs; chunks in normalised units.
 
     Raises:
-        UserError: The golden inputs do not fit the graph.
+        UserError: The golden file has no rows or does not fit the graph, or the scale does not fit its chunks.
     """
     inputs, outputs = [entry.name for entry in session.get_inputs()], [entry.name for entry in session.get_outputs()]
-    if not {*inputs, *outputs} <= golden.keys():
-        raise UserError(f"{folder / GOLDEN} does not belong to the graph in the same folder; export it again.")
+    foreign = UserError(f"{folder / GOLDEN} does not belong to the graph in the same folder; export it again.")
+    if not {*inputs, *outputs} <= golden.keys() or golden[CHUNK].ndim != 3:
+        raise foreign
+    if not golden[CHUNK].size:
+        raise UserError(f"{folder / GOLDEN} has no chunks to compare; export it again.")
+    rows = len(golden[CHUNK])
+    for entry in (*session.get_inputs(), *session.get_outputs()):
+        array = golden[entry.name]
+        if array.shape != (rows, *entry.shape[1:]) or array.dtype != TYPES.get(entry.type):
+            raise foreign
+    action = float(np.abs(golden[CHUNK]).max())
+    if scale.max() > MAX_SCALE * max(action, 1.0):
+        text = f"{folder / MANIFEST} has a scale of {scale.max():g} for golden actions of at most {action:g}"
+        raise UserError(f"{text}; export the bundle again.")
     largest = 0.0
-    for row in range(len(golden[CHUNK])):
+    for row in range(rows):
         found = session.run(outputs, {name: golden[name][row : row + 1] for name in inputs})
         for name, value in zip(outputs, found, strict=True):
+            if value.shape != (1, *golden[name].shape[1:]):  # the runtime does not check the declared shapes
+                raise foreign
             error = np.abs(value.astype(np.float64) - golden[name][row : row + 1]) / (scale if name == CHUNK else 1.0)
             largest = max(largest, float(error.max()) if np.isfinite(error).all() else float("inf"))
     return largest
@@ -296,19 +309,16 @@ def read_manifest(folder: Path) -> BundleManifest:
     manifest = from_dict(BundleManifest, content, str(path))
     if identity != manifest.identity or manifest.files.keys() != {GRAPH, GOLDEN}:
         raise UserError(f"{path} is damaged or was changed after the export; copy the bundle again.")
-    try:
-        actions = manifest.policy_spec.action_dim
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} does not describe a policy ({error}); export the checkpoint again.") from error
-    if len(manifest.action_scale) != actions:
-        raise UserError(
-            f"{path} has {len(manifest.action_scale)} scales for {actions} actions; export the bundle again."
-        )
+    actions, scales = PolicySpec.read(manifest.spec, str(path)).action_dim, manifest.action_scale
+    if len(scales) != actions:
+        raise UserError(f"{path} has {len(scales)} scales for {actions} actions; export the bundle again.")
+    if not all(0 < scale < math.inf for scale in scales):
+        raise UserError(f"{path} has scales that are not finite and positive; export the bundle again.")
     return manifest
 
 
 def _check_graph(session: Any, manifest: BundleManifest, folder: Path) -> None:
-    """Check inputs and outputs of the graph against the manifest."""
+    """Check shapes and types of the inputs and outputs of the graph against the manifest."""
     spec = manifest.policy_spec
     horizon, size = spec.horizon, spec.action_dim
     shapes = {key: shape for key, shape in spec.observation.items() if key != HIDDEN_STATE}
@@ -327,6 +337,15 @@ def _check_graph(session: Any, manifest: BundleManifest, folder: Path) -> None:
                 raise UserError(
                     f"{folder / MANIFEST} does not belong to {GRAPH}: '{name}' is {expected.get(name, 'absent')} there "
                     f"and {found.get(name, 'absent')} in the graph; export it again."
+                )
+        for entry in entries:
+            image = entry.name.startswith(IMAGE_PREFIX)
+            allowed = [kind for kind, number in TYPES.items() if image or np.issubdtype(number, np.floating)]
+            allowed = allowed if entry.name in shapes else ["tensor(float)"]
+            if entry.type not in allowed:
+                raise UserError(
+                    f"'{entry.name}' of {folder / GRAPH} is {entry.type}, expected {' or '.join(allowed)}; export it "
+                    "again."
                 )
 
 

@@ -17,7 +17,7 @@ from robopolicy.deploy.statistics import LatencyWindow
 from robopolicy.deploy.websocket import WebSocket, parse_address, reason_of
 from robopolicy.deploy.wire import Greeting, Reply, Request, WireError
 from robopolicy.errors import UserError
-from robopolicy.spec import PolicySpec
+from robopolicy.spec import IMAGE_PREFIX, PolicySpec, check_dtype
 
 
 class Connection:
@@ -107,7 +107,7 @@ class ClientConfig(Validated):
 
     timeout: NonNegative = 5.0  # [s] timeout of a reply
     reconnect_timeout: NonNegative = 10.0  # [s] maximum time of attempts to reconnect; 0 for none
-    seed: NonNegativeInt = 0  # seed of the noise; a chunk depends on seed, observation and request number
+    seed: NonNegativeInt = 0  # seed of the noise; a chunk depends on seed, observation and number of earlier chunks
     deadline: NonNegative = 0.0  # [s] after which a queued request fails; 0 for none
 
 
@@ -126,6 +126,7 @@ class ServerChunkPolicy:
         """
         self.config = config or ClientConfig()
         self.round_trip = LatencyWindow()  # from observation to chunk, without failed attempts
+        self._chunks = 0  # requested so far, the steps of the random stream
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._connection = Connection(url, self.config.timeout, self._check)
@@ -159,11 +160,13 @@ class ServerChunkPolicy:
         missing = [key for key in spec.observation if key not in obs]
         if missing:
             raise UserError(f"The policy needs the observation '{missing[0]}', got {', '.join(sorted(obs))}.")
-        fields: dict[str, Any] = {"obs": {key: np.asarray(obs[key])[None] for key in spec.observation}}
+        fields: dict[str, Any] = {"obs": {key: _converted(key, obs[key])[None] for key in spec.observation}}
         if prefix is not None and len(prefix):
-            fields["prefix"] = np.asarray(prefix)[None]
-        fields |= {"seed": self.config.seed, "deadline": self.config.deadline or None}
+            fields["prefix"] = np.asarray(prefix, np.float32)[None]
+        fields["deadline"] = self.config.deadline or None
         with self._lock:
+            fields["streams"] = np.array([[self.config.seed, self._chunks]])
+            self._chunks += 1
             chunk = self._with_retries(lambda: self._timed(fields))
         if chunk.shape != (1, spec.horizon, spec.action_dim):
             raise UserError(f"{self._label} returned shape {chunk.shape} instead of one chunk.")
@@ -212,3 +215,11 @@ class ServerChunkPolicy:
         """Raise an error if the server serves another policy than at the first connection."""
         if self._greeting is not None and greeting != self._greeting:
             raise UserError(f"{self._label} now serves another policy ('{greeting.model}'); stop and connect again.")
+
+
+def _converted(key: str, value: NDArray[Any]) -> NDArray[Any]:
+    """Convert numbers to float32, like the server; overflow becomes infinity, which the server refuses."""
+    array = np.asarray(value)
+    check_dtype(key, array.dtype)
+    with np.errstate(over="ignore"):
+        return array if key.startswith(IMAGE_PREFIX) else array.astype(np.float32)

@@ -5,13 +5,14 @@ reply is a map with `actions` `(H, A)`. Messages are MessagePack in binary frame
 `__ndarray__`, `dtype`, `shape` and `data`. An error is a text frame. The header `Authorization: Api-Key TOKEN` has the
 token, and `GET /healthz` answers without one.
 
-Our server names its observations and sizes in the metadata, accepts `seed`, and accepts `noise` `(H, A)` if the
-metadata have `noise`. Servers of vLLM-Omni also answer with a bare array or one array per kind of action, and their
-errors are maps.
+Our server names its observations and sizes in the metadata, accepts `seed` and `step`, which select the noise, and
+accepts `noise` `(H, A)` if the metadata have `noise`. Without `step` it is the number of chunks since the last reset.
+Servers of vLLM-Omni also answer with a bare array or one array per kind of action, and their errors are maps.
 """
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import deque
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.deploy.websocket import WebSocket, parse_address
-from robopolicy.deploy.wire import Greeting, Reply, Request, WireError, array_from, brief, unpack
+from robopolicy.deploy.wire import MAX_SEED, Greeting, Reply, Request, WireError, array_from, brief, unpack
 from robopolicy.errors import UserError
 from robopolicy.optional import require
 from robopolicy.spec import IMAGE_PREFIX, PolicySpec
@@ -72,7 +73,9 @@ class OpenpiSession:
 
     def __init__(self, greeting: Greeting, names: Mapping[str, str]) -> None:
         self._greeting, self._names = greeting, names  # our observation -> name in requests
-        self._seen: dict[str, deque[NDArray[Any]]] = {}
+        self._seen: dict[str, deque[NDArray[Any]]] = {}  # of requests that got a chunk
+        self._next = self._seen  # with the current request
+        self._chunks = 0  # since the start of the episode
         self.number = 0
 
     def greeting(self) -> bytes:
@@ -94,19 +97,21 @@ class OpenpiSession:
             raise WireError(f"expected a map, found {brief(fields)}")
         endpoint = fields.get("endpoint", "infer")
         if endpoint == "reset":
-            self._seen.clear()
+            self._seen, self._chunks = {}, 0
             return None
         if endpoint != "infer":
             raise WireError(f"expected the endpoint 'infer' or 'reset', found {brief(endpoint)}")
         if not isinstance(fields.get("prompt", ""), str):
             raise WireError(f"expected 'prompt' as text, found {brief(fields['prompt'])}")
         values = {key: self._value(key, shape, fields) for key, shape in self._greeting.spec.observation.items()}
-        noise, seed = fields.get("noise"), fields.get("seed")
-        if seed is not None and (type(seed) is not int or seed < 0):
-            raise WireError(f"expected 'seed' as an integer from 0, found {brief(seed)}")
+        noise, seed, step = fields.get("noise"), fields.get("seed"), fields.get("step", self._chunks)
+        for name, number in (("seed", 0 if seed is None else seed), ("step", step)):
+            if type(number) is not int or not 0 <= number <= MAX_SEED:
+                raise WireError(f"expected '{name}' as an integer in [0, {MAX_SEED}], found {brief(number)}")
         noise = None if noise is None else _numbers("noise", noise)[None]
-        obs = {key: self._history(key, value) for key, value in values.items()}  # a rejected request leaves no trace
-        return Request(self.number, obs, noise=noise, seed=seed)
+        self._next = copy.deepcopy(self._seen)  # a rejected request leaves no trace
+        obs = {key: self._history(key, value) for key, value in values.items()}
+        return Request(self.number, obs, noise=noise, streams=None if seed is None else np.array([[seed, step]]))
 
     def write(self, reply: Reply) -> bytes | str:
         """Encode a reply: an error as one line of text."""
@@ -114,6 +119,7 @@ class OpenpiSession:
             return reply.error
         if not reply.chunk.size:
             return encode({"status": "reset successful"})
+        self._seen, self._chunks = self._next, self._chunks + 1
         timing = {"infer_ms": 1e3 * reply.seconds}
         return encode({"actions": reply.chunk[0].astype(np.float32, copy=False), "server_timing": timing})
 
@@ -137,7 +143,7 @@ class OpenpiSession:
         steps = self._greeting.spec.obs_horizon
         if value.ndim > len(self._greeting.spec.observation[key]):
             return value[None]
-        seen = self._seen.setdefault(key, deque(maxlen=steps))
+        seen = self._next.setdefault(key, deque(maxlen=steps))
         seen.extend([value] * (1 if seen else steps))
         return np.stack(list(seen))[None]
 

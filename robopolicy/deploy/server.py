@@ -157,15 +157,16 @@ class ChunkServer:
         require("msgpack", "remote")  # raises an error for a missing package now
         logging.getLogger("robopolicy.server").disabled = True  # failed handshakes are counted, without a traceback
         config, greeting = self.config, self._greeting
-        first, self.url = await self._listen(config.port, self._admit, lambda: WireSession(greeting))
-        listening = [first]
-        if config.openpi_port is not None:
-            second, self.openpi_url = await self._listen(
-                config.openpi_port, self._admit_openpi, lambda: OpenpiSession(greeting, self._names)
-            )
-            listening.append(second)
+        listening: list[Any] = []
         reports = asyncio.create_task(self._report())
         try:
+            first, self.url = await self._listen(config.port, self._admit, lambda: WireSession(greeting))
+            listening.append(first)
+            if config.openpi_port is not None:
+                second, self.openpi_url = await self._listen(
+                    config.openpi_port, self._admit_openpi, lambda: OpenpiSession(greeting, self._names)
+                )
+                listening.append(second)
             ready()
             await self._stopping.wait()
         finally:

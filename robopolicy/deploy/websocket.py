@@ -86,6 +86,8 @@ def parse_address(url: str) -> SplitResult:
         raise UserError(f"'{url}' is not an address; pass e.g. ws://127.0.0.1:8765.")
     if address.scheme not in SCHEMES:
         raise unknown_name("scheme", address.scheme, SCHEMES, f"in {url}")
+    if address.fragment:
+        raise UserError(f"The address '{url}' ends with a fragment; leave out '#{address.fragment}'.")
     if address.username or address.password:
         raise UserError(f"An address must not contain a password, since it is stored; {token_hint(address)}.")
     return address

@@ -6,8 +6,8 @@ run code (the package msgpack-numpy would unpickle arrays of objects). An array 
 
 1. The server sends one `Greeting` with its protocol version and the specification of its policy.
 2. The client sends a `Request`: a number, observations `{key: (B, To, ...)}` and, if the greeting allows it, noise
-   `(B, H, A)` or a prefix `(B, d, A)` to continue. It may contain a deadline and the seed of the noise, or request
-   statistics of the server.
+   `(B, H, A)` or a prefix `(B, d, A)` to continue. It may contain a deadline and the random stream of every row, or
+   request statistics of the server.
 3. The server sends a `Reply` with the same number: a chunk `(B, H, A)` in action units and the compute time, or an
    error of one line. It reads the next request of a connection after the reply.
 
@@ -33,7 +33,7 @@ from robopolicy.spec import PolicySpec
 PROTOCOL = 3  # version, to increase with every incompatible change
 MAX_MESSAGE_BYTES = 256 * 2**20
 MAX_PARTS, MAX_ENTRIES = 4096, 1024  # lists and maps in a message, and entries of each; few bytes can encode many
-MAX_NUMBER, MAX_SEED = 2**48 - 1, 2**64 - 1
+MAX_NUMBER, MAX_SEED = 2**48 - 1, 2**63 - 1
 DTYPES = ("|b1", "|u1", "<i4", "<i8", "<f2", "<f4", "<f8")
 
 
@@ -83,7 +83,7 @@ class Request:
     obs: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])  # {key: (B, To, ...)}
     noise: NDArray[Any] | None = None  # (B, H, A)
     prefix: NDArray[Any] | None = None  # (B, d, A), d < H
-    seed: int | None = None  # without `noise`, the chunk depends on observation, seed and number
+    streams: NDArray[Any] | None = None  # (B, 2) int64, seed and step of the noise of every row; None: the server's
     deadline: float | None = None  # [s] until the reply is late; late replies are counted
     stats: bool = False  # request statistics only; other fields are ignored
 
@@ -101,14 +101,13 @@ class Request:
         """Read a decoded message; raises `WireError` for invalid messages."""
         obs = {str(key): _array(value, str(key)) for key, value in _entry(fields, "obs", dict).items()}
         noise, prefix = (_optional(fields, key, np.ndarray) for key in ("noise", "prefix"))
-        number, seed = _entry(fields, "number", int), _optional(fields, "seed", int)
-        for name, value, limit in (("number", number, MAX_NUMBER), ("seed", seed or 0, MAX_SEED)):
-            if not 0 <= value <= limit:
-                raise WireError(f"expected '{name}' in [0, {limit}], found {value}")
+        number, streams = _entry(fields, "number", int), _optional(fields, "streams", np.ndarray)
+        if not 0 <= number <= MAX_NUMBER:
+            raise WireError(f"expected 'number' in [0, {MAX_NUMBER}], found {number}")
         deadline = _optional(fields, "deadline", float)
         if deadline is not None and not 0 < deadline < math.inf:
             raise WireError(f"expected 'deadline' of more than 0 s, found {deadline:g}")
-        return cls(number, obs, noise, prefix, seed, deadline, _entry(fields, "stats", bool))
+        return cls(number, obs, noise, prefix, streams, deadline, _entry(fields, "stats", bool))
 
 
 @dataclass(frozen=True)

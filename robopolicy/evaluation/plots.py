@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from robopolicy.evaluation.intervals import Interval, bootstrap_mean
+from robopolicy.evaluation.intervals import Interval, bootstrap_mean, student_mean
 from robopolicy.evaluation.ranking import Ranking
 from robopolicy.evaluation.result import Comparison
 from robopolicy.worldmodel.success_detectors.clips import Reliability
@@ -169,13 +169,13 @@ def learning_curves(
 ) -> Path:
     """Draw logged scalars with intervals.
 
-    A single run per label has its own interval (keys `low`, `high`). Several have the mean and a bootstrap interval
-    over runs, at the steps of the shortest run with linear interpolation of the others. Rows without `y` are skipped.
+    A single run per label has its own interval (keys `low`, `high`). Several have the mean and Student's interval over
+    runs, at the steps of the shortest run with linear interpolation of the others. Rows without `y` are skipped.
     """
-    scale = 100.0 if percent else 1.0
+    scale, bounds = (100.0, (0.0, 1.0)) if percent else (1.0, (-math.inf, math.inf))
     with figure(path, 5, 3.4) as ax:
         for i, (label, seeds) in enumerate(runs.items()):
-            _draw_curve(ax, _curve(seeds, x, y, low, high), _colour(i, len(runs)), label, scale)
+            _draw_curve(ax, _curve(seeds, x, y, low, high, bounds), _colour(i, len(runs)), label, scale)
         ax.set(title=title, xlabel=x.replace("_", " "), ylabel=f"{ylabel} [%]" if percent else ylabel)
         if percent:
             ax.set(ylim=(-2, 103), yticks=range(0, 101, 25))
@@ -190,7 +190,7 @@ def learning_curves(
 def curve_grid(
     grid: Mapping[str, Mapping[str, Mapping[str, Runs]]], path: Path, *, x: str, y: str, ylabel: str
 ) -> Path:
-    """Draw a grid of small learning curves, each with the mean and its bootstrap interval over runs.
+    """Draw a grid of small learning curves, each with the mean and Student's interval over runs.
 
     `grid` maps column, row and label to runs, as in `learning_curves`; all columns have the same rows, and a panel may
     be empty. Columns beyond eight continue in another band below, with the same axes.
@@ -268,8 +268,10 @@ def _draw_curve(ax: Axes, curve: tuple[np.ndarray, ...], colour: str, label: str
     ax.fill_between(steps, scale * bottom, scale * top, color=colour, alpha=0.18, linewidth=0)
 
 
-def _curve(seeds: Runs, x: str, y: str, low: str, high: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return steps, centre, lower and upper end `(T,)` of one label."""
+def _curve(
+    seeds: Runs, x: str, y: str, low: str, high: str, bounds: tuple[float, float] = (-math.inf, math.inf)
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return steps, centre, lower and upper end `(T,)` of one label; intervals over runs stay within `bounds`."""
     kept = [[row for row in rows if row.get(y) is not None and row.get(x) is not None] for rows in seeds]
     if not any(kept):
         raise ValueError(f"No row has both '{x}' and '{y}'.")
@@ -283,7 +285,7 @@ def _curve(seeds: Runs, x: str, y: str, low: str, high: str) -> tuple[np.ndarray
     if not steps.size:
         raise ValueError(f"The runs share no range of '{x}'.")
     table = np.stack([np.interp(steps, run[:, 0], run[:, 1]) for run in runs])  # (runs, T)
-    bands = [bootstrap_mean(column, method="percentile", resamples=2_000) for column in table.T]
+    bands = [student_mean(column).within(*bounds) for column in table.T]
     bottom, top = (np.array([getattr(band, end) for band in bands]) for end in ("low", "high"))
     return steps, table.mean(0), bottom, top
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from robopolicy.nets.normalizer import RunningNormalizer
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
 
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64)
 Layer = tuple[Tensor, Tensor]
 """Weight `(out, in)` and bias `(out,)`."""
 
@@ -60,6 +62,9 @@ def gaussian_policy(
     """
     outputs = len(layers[-1][1])
     action_dim = outputs // 2 if log_std is None else outputs
+    for (weight, _), (following, _) in pairwise(layers):
+        if following.shape[1] != len(weight):
+            raise UserError(f"A layer of {where} has {following.shape[1]} inputs after one of {len(weight)} outputs.")
     config = GaussianConfig(
         hidden=tuple(len(bias) for _, bias in layers[:-1]),
         activation=activation,
@@ -70,7 +75,8 @@ def gaussian_policy(
         normalization="identity" if statistics is None else ("running" if statistics.count else "meanstd"),
         action_normalization="identity" if bounds is None else "minmax",
     )
-    policy = GaussianPolicy(config, PolicySpec(dict(observation), action_dim))
+    spec = PolicySpec.read({"observation": observation, "action_dim": action_dim}, f"The actor of {where}")
+    policy = GaussianPolicy(config, spec)
     found, expected = layers[0][0].shape[1], policy.encoder.feature_dim
     if found != expected:
         keys = ", ".join(f"{key} {tuple(shape)}" for key, shape in sorted(observation.items()))
@@ -87,17 +93,44 @@ def gaussian_policy(
             raise UserError(f"'{key}' of {where} is not finite; use an earlier checkpoint.")
     policy.load_state_dict({**state, **weights})
     if statistics is not None:
+        for value in (statistics.offset, statistics.scale):
+            if value.shape != (expected,) or not bool(value.isfinite().all()):
+                raise UserError(f"The statistics of {where} must be {expected} finite numbers; use its own task.")
+        if not bool((statistics.scale > 0).all()):
+            raise UserError(f"The statistics of {where} have a standard deviation that is not positive.")
         _set_statistics(policy, statistics)
     if bounds is not None:
         policy.action_normalizer.fit({"min": bounds[0], "max": bounds[1]})
     return policy.eval()
 
 
-def layers_of(state: Mapping[str, Tensor], prefix: str) -> list[Layer]:
+def tensors_of(state: Any, where: str) -> dict[str, Tensor]:
+    """Check that a state dict maps names to tensors of real numbers; a UserError is raised for other content."""
+    if not isinstance(state, Mapping):
+        raise UserError(f"The weights of {where} must be a mapping of names to tensors, found {type(state).__name__}.")
+    for name, value in state.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor) or value.dtype not in _DTYPES:
+            found = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise UserError(f"'{str(name)[:60]}' of {where} must be a tensor of numbers with a name, found {found}.")
+    return dict(state)
+
+
+def layer_of(state: Mapping[str, Tensor], name: str, where: str) -> Layer:
+    """Return one linear layer of a state dict; a UserError is raised unless it has a fitting weight and bias."""
+    weight, bias = (state.get(f"{name}.{part}") for part in ("weight", "bias"))
+    if weight is None or bias is None:
+        raise UserError(f"'{name}' of {where} has no {'weight' if weight is None else 'bias'}.")
+    if weight.dim() != 2 or not weight.numel() or bias.shape != weight.shape[:1]:
+        shapes = f"weight {tuple(weight.shape)} and bias {tuple(bias.shape)}"
+        raise UserError(f"'{name}' of {where} is no linear layer, it has {shapes}.")
+    return weight, bias
+
+
+def layers_of(state: Mapping[str, Tensor], prefix: str, where: str) -> list[Layer]:
     """Return the linear layers `prefix.0`, `prefix.2`, ... of a state dict, in order."""
     pattern = re.compile(rf"{re.escape(prefix)}\.(\d+)\.weight")
-    numbers = sorted(int(match[1]) for key in state if (match := pattern.fullmatch(key)))
-    return [(state[f"{prefix}.{n}.weight"], state[f"{prefix}.{n}.bias"]) for n in numbers]
+    numbers = sorted((match[1] for key in state if (match := pattern.fullmatch(key))), key=int)
+    return [layer_of(state, f"{prefix}.{number}", where) for number in numbers]
 
 
 def activation_name(name: str, where: str) -> str:

@@ -78,7 +78,7 @@ class OnnxPolicy(BlackBoxPolicy):
         """Hidden state after `obs`, if the graph returns it."""
         if not self.spec.hidden_dim:
             raise self._lacks("next_hidden")
-        obs = self._select_inputs(obs, None)
+        obs = self._select_inputs(obs)
         rows = len(obs[HIDDEN_STATE])
         size = self.config.max_batch or rows
         parts = [{key: value[i : i + size] for key, value in obs.items()} for i in range(0, rows, size)]
@@ -160,7 +160,7 @@ def open_onnx(
             raise UserError(
                 f"{path} returns chunks of {spec.horizon} actions, so action_horizon={action_horizon} is too many."
             )
-        spec = PolicySpec(spec.observation, spec.action_dim, spec.horizon, action_horizon, spec.obs_horizon)
+        spec = PolicySpec.read({**spec.to_dict(), "action_horizon": action_horizon}, str(path))
     _check_inputs(inputs, output, spec, path)
     if spec.hidden_dim and NEXT_MEMORY not in [entry.name for entry in session.get_outputs()]:
         raise UserError(f"{path} takes '{HIDDEN_STATE}' but has no output '{NEXT_MEMORY}'; export it with one.")
@@ -199,10 +199,15 @@ def _inputs(session: Any, names: Mapping[str, str], path: Path) -> dict[str, Any
         if key != CHUNK and name not in found:
             raise unknown_name("input", name, found, f"of {path} for '{key}'")
     keys = {name: key for key, name in names.items() if key != CHUNK}
-    for name, entry in found.items():
-        if entry.type not in TYPES:
-            raise UserError(f"Input '{name}' of {path} takes {entry.type}, expected one of {', '.join(TYPES)}.")
-    return {str(keys.get(name, name)): entry for name, entry in found.items()}
+    inputs = {str(keys.get(name, name)): entry for name, entry in found.items()}
+    for key, entry in inputs.items():
+        image = key.startswith(IMAGE_PREFIX)  # other integers would cut fractions off
+        allowed = [
+            name for name, kind in TYPES.items() if np.issubdtype(kind, np.floating) or (image and kind == np.uint8)
+        ]
+        if entry.type not in allowed:
+            raise UserError(f"Input '{entry.name}' of {path} takes {entry.type}, expected {' or '.join(allowed)}.")
+    return inputs
 
 
 def _output(session: Any, name: str | None, path: Path) -> Any:
@@ -230,12 +235,7 @@ def _metadata(session: Any, path: Path) -> dict[str, Any]:
 
 def _described_spec(described: Mapping[str, Any], path: Path) -> PolicySpec | None:
     fields = {key: value for key, value in described.items() if key != "network_calls"}
-    if not fields:
-        return None
-    try:
-        return PolicySpec.from_dict(fields)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"The metadata '{METADATA}' of {path} does not describe a policy: {error}.") from error
+    return PolicySpec.read(fields, f"The metadata '{METADATA}' of {path}") if fields else None
 
 
 def _graph_spec(inputs: Mapping[str, Any], output: Any, path: Path) -> PolicySpec:
@@ -255,7 +255,8 @@ def _graph_spec(inputs: Mapping[str, Any], output: Any, path: Path) -> PolicySpe
         raise UserError(f"The inputs of {path} have histories of lengths {horizons}, expected one length for all.")
     sizes = _fixed(output.shape[1:], f"Output '{output.name}'", path)
     horizon = sizes[0] if len(sizes) == 2 else 1
-    return PolicySpec(observation, sizes[-1], horizon, horizon, next(iter(horizons.values())))
+    shapes = {"observation": observation, "action_dim": sizes[-1], "obs_horizon": next(iter(horizons.values()))}
+    return PolicySpec.read({**shapes, "horizon": horizon, "action_horizon": horizon}, str(path))
 
 
 def _check_inputs(inputs: Mapping[str, Any], output: Any, spec: PolicySpec, path: Path) -> None:

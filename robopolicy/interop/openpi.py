@@ -19,9 +19,11 @@ from torch import Tensor
 from robopolicy.constraints import NonNegative, NonNegativeInt
 from robopolicy.deploy.openpi import NAME_PREFIX, OpenpiConnection
 from robopolicy.deploy.websocket import reason_of
+from robopolicy.deploy.wire import brief
 from robopolicy.errors import UserError
 from robopolicy.interop.remote import SharedConnection
 from robopolicy.policies.base import Observation, PolicySpec
+from robopolicy.policies.noise import Randomness, row_streams
 from robopolicy.policies.wrappers.black_box import BlackBoxPolicy, RetryConfig
 from robopolicy.spec import IMAGE_PREFIX
 
@@ -33,6 +35,7 @@ class OpenpiConfig(RetryConfig):
     """Address, names and timeouts; created by `open_openpi`."""
 
     noise: bool = False  # whether the server takes noise
+    seeded: bool = False  # whether the server takes seed and step of its noise
     timeout: NonNegative = 30.0
     retries: NonNegativeInt = 2
     url: str = ""  # ws://HOST:PORT | wss://...
@@ -58,23 +61,35 @@ class OpenpiPolicy(BlackBoxPolicy):
         """Name for messages."""
         return f"The endpoint {self.config.url}"
 
+    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
+        """Chunks of the server's policy, on our servers with the streams of `generator`."""
+        if not self.config.seeded:
+            return self.compute(obs, lambda part, rows: self._requests(part))
+        reference = next(iter(obs.values()))
+        seeds, steps = row_streams(len(reference), generator, reference.device).unbind(1)
+        return self.compute(obs, lambda part, rows: self._requests(part, seed=seeds[rows], step=steps[rows]))
+
     def call(self, obs: Observation, noise: Tensor | None) -> Any:
-        """Send a request per row and wait for the chunks."""
-        arrays = {key: value.cpu().numpy() for key, value in obs.items()}
-        if noise is not None:
-            arrays["noise"] = noise.cpu().numpy()
-        rows = len(next(iter(arrays.values())))
+        """Chunks for `noise`, or with random numbers of the server."""
+        return self._requests(obs) if noise is None else self._requests(obs, noise=noise)
+
+    def _requests(self, obs: Observation, **by_row: Tensor) -> NDArray[np.float32]:
+        """Send a request per row, with further entries, and wait for the chunks."""
+        arrays, more = ({key: value.cpu().numpy() for key, value in tree.items()} for tree in (obs, by_row))
+        chunks: list[NDArray[np.float32]] = []
         with self._line.lock:
-            return np.stack([self.request({key: value[row] for key, value in arrays.items()}) for row in range(rows)])
+            for row in range(len(next(iter(arrays.values())))):
+                entries = {key: value[row] if value.ndim > 1 else int(value[row]) for key, value in more.items()}
+                chunks.append(self.request({key: value[row] for key, value in arrays.items()}, **entries))
+        return np.stack(chunks)
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""
         self._line.connection.close()
 
-    def request(self, row: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """Return the chunk `(H, A)` for one row `{key: (To, ...)}`, and `noise` `(H, A)` if the server takes it."""
-        names = {**self.config.names, "noise": "noise"}
-        request: dict[str, Any] = {names[key]: self._value(key, value) for key, value in row.items()}
+    def request(self, row: Mapping[str, NDArray[Any]], **more: Any) -> NDArray[np.float32]:
+        """Return the chunk `(H, A)` for one row `{key: (To, ...)}`; `more` are further entries of the request."""
+        request = {self.config.names[key]: self._value(key, value) for key, value in row.items()} | more
         if self.config.prompt:
             request["prompt"] = self.config.prompt
         return actions_of(self._line.connection.infer(request), self.config.actions, self.label)
@@ -83,7 +98,7 @@ class OpenpiPolicy(BlackBoxPolicy):
         """An observation `(To, ...)` as an entry of a request, without a history of one step."""
         if key.startswith(IMAGE_PREFIX):
             value = np.moveaxis(value, -3, -1)
-        return value[0] if key != "noise" and self.spec.obs_horizon == 1 else value
+        return value[0] if self.spec.obs_horizon == 1 else value
 
 
 def open_openpi(
@@ -121,14 +136,19 @@ def open_openpi(
         connection.close()
     ours = metadata.get("protocol") == "openpi"
     found, names = _declared(metadata, rename or {}, url) if ours else _renamed(metadata, shapes, rename or {}, url)
-    keys = tuple(actions) or tuple(map(str, metadata.get("action_keys") or ())) or config.actions
-    config = replace(config, names=names, actions=keys, noise=ours and metadata.get("noise") is True)
+    keys = tuple(actions) or metadata.get("action_keys") or config.actions
+    if not isinstance(keys, list | tuple):
+        raise UserError(f"The endpoint {url} has the action_keys {brief(keys)}, expected a list of names.")
+    keys = tuple(map(str, keys))
+    config = replace(config, names=names, actions=keys, noise=ours and metadata.get("noise") is True, seeded=ours)
     history = _size(metadata, "obs_horizon", 1) if ours else 1
-    horizon, dim = _first_chunk(config, PolicySpec(found, 1, obs_horizon=history)).shape
+    spec: dict[str, Any] = {"observation": found, "obs_horizon": history}
+    horizon, dim = _first_chunk(config, PolicySpec.read({**spec, "action_dim": 1}, f"The endpoint {url}")).shape
     executed = action_horizon or (_size(metadata, "action_horizon", horizon) if ours else horizon)
     if executed > horizon:
         raise UserError(f"The endpoint {url} returns chunks of {horizon} actions, so {executed} cannot be executed.")
-    return OpenpiPolicy(config, PolicySpec(found, dim, horizon, executed, history))
+    spec |= {"action_dim": dim, "horizon": horizon, "action_horizon": executed}
+    return OpenpiPolicy(config, PolicySpec.read(spec, f"The endpoint {url}"))
 
 
 def actions_of(reply: Any, keys: Sequence[str], label: str) -> NDArray[np.float32]:
@@ -159,10 +179,8 @@ Observations = tuple[dict[str, tuple[int, ...]], dict[str, str]]
 
 def _declared(metadata: Mapping[str, Any], rename: Mapping[str, str], url: str) -> Observations:
     """Observations that a server of this package declares."""
-    try:
-        declared = PolicySpec.from_dict({"observation": metadata.get("observation"), "action_dim": 1}).observation
-    except (TypeError, ValueError) as error:
-        raise UserError(f"The endpoint {url} declares no observations: {error}") from error
+    given = {"observation": metadata.get("observation"), "action_dim": 1}
+    declared = PolicySpec.read(given, f"The endpoint {url}").observation
     ours = {name: key for key, name in rename.items()}
     if unknown := set(ours) - set(declared):
         raise UserError(f"The endpoint {url} takes {', '.join(declared)}, not '{min(unknown)}'.")
@@ -170,6 +188,8 @@ def _declared(metadata: Mapping[str, Any], rename: Mapping[str, str], url: str) 
     for name, shape in declared.items():
         picture = len(shape) == 3
         key = ours.get(name) or (IMAGE_PREFIX if picture else "") + name.removeprefix(NAME_PREFIX)
+        if key in found:
+            raise UserError(f"The endpoint {url} takes '{names[key]}' and '{name}', which are both '{key}' here.")
         found[key], names[key] = (shape[2], *shape[:2]) if picture else shape, name
     return found, names
 
@@ -197,7 +217,7 @@ def _size(metadata: Mapping[str, Any], key: str, default: int) -> int:
 
 def _first_chunk(config: OpenpiConfig, spec: PolicySpec) -> NDArray[np.float32]:
     """Chunk for observations of zeros."""
-    policy = OpenpiPolicy(replace(config, noise=False), spec)
+    policy = OpenpiPolicy(replace(config, noise=False, seeded=False), spec)
     zeros = {
         key: np.zeros((spec.obs_horizon, *shape), np.uint8 if key.startswith(IMAGE_PREFIX) else np.float32)
         for key, shape in spec.observation.items()

@@ -27,7 +27,7 @@ from robopolicy.deploy.wire import Greeting
 from robopolicy.device import use_configured_threads
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation, Policy, PolicySpec
-from robopolicy.policies.noise import PerRowGenerator
+from robopolicy.policies.noise import PerRowGenerator, Randomness, row_streams
 from robopolicy.policies.real_time_chunking import act_with_prefix, can_continue, continue_chunk, pad_prefix
 from robopolicy.policies.wrappers.black_box import BlackBoxPolicy, RetryConfig
 
@@ -59,21 +59,29 @@ class RemotePolicy(BlackBoxPolicy):
         """Name for messages."""
         return f"The endpoint {self.config.url}"
 
+    def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
+        """Chunks of the policy's own `act` with the streams of `generator`; the server chooses `deterministic`."""
+        reference = next(iter(obs.values()))
+        streams = row_streams(len(reference), generator, reference.device)
+        return self.compute(obs, lambda part, rows: self._request(part, streams=streams[rows]))
+
     def call(self, obs: Observation, noise: Tensor | None) -> Any:
+        """Chunks for `noise`, or with random streams of the server."""
+        return self._request(obs) if noise is None else self._request(obs, noise=noise)
+
+    def _request(self, obs: Observation, **by_row: Tensor) -> NDArray[Any]:
         """Send a batch, in requests of the size that the server accepts, and wait for its chunks."""
         arrays = {key: value.cpu().numpy() for key, value in obs.items()}
         rows, connection = len(next(iter(arrays.values()))), self._line.connection
+        chunks: list[NDArray[Any]] = []
         with self._line.lock:
             size = connection.greeting().max_rows
-            return np.concatenate(
-                [
-                    connection.request(
-                        obs={key: value[i : i + size] for key, value in arrays.items()},
-                        noise=None if noise is None else noise[i : i + size].cpu().numpy(),
-                    ).chunk
-                    for i in range(0, rows, size)
-                ]
-            )
+            for start in range(0, rows, size):
+                part = slice(start, start + size)
+                more = {key: value[part].cpu().numpy() for key, value in by_row.items()}
+                found = {key: value[part] for key, value in arrays.items()}
+                chunks.append(connection.request(obs=found, **more).chunk)
+        return np.concatenate(chunks)
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""

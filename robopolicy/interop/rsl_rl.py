@@ -20,25 +20,57 @@ import torch
 from torch import Tensor
 
 from robopolicy.atomic import atomic_file
+from robopolicy.constraints import NonNegative, Positive, PositiveInt
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import parse_yaml
-from robopolicy.interop.gaussian_actor import Statistics, activation_name, gaussian_policy, layers_of, read_weights
+from robopolicy.interop.gaussian_actor import (
+    Statistics,
+    activation_name,
+    gaussian_policy,
+    layers_of,
+    read_weights,
+    tensors_of,
+)
 from robopolicy.optional import require
 from robopolicy.policies.base import PolicySpec
 from robopolicy.policies.heads.gaussian import GaussianConfig, GaussianPolicy
+from robopolicy.schema import with_defaults
 from robopolicy.sim.contract import Observation, VectorSim
 
 EPS = 1e-2  # added to the standard deviation by rsl_rl's EmpiricalNormalization
 ACTIVATION_NAMES = {"silu": "swish"}  # our name -> name in rsl_rl, where they differ
 _GAUSSIANS = {"GaussianDistribution": False, "HeteroscedasticGaussianDistribution": True}  # name -> std is predicted
 _MODELS = ("MLPModel", "ActorCritic")
-# Settings of an actor in rsl_rl 2 to 5, and of its distribution in rsl_rl 5.
-_ACTOR = {
-    *("class_name", "hidden_dims", "actor_hidden_dims", "critic_hidden_dims", "activation", "stochastic"),
-    *("obs_normalization", "actor_obs_normalization", "critic_obs_normalization", "distribution_cfg"),
-    *("init_noise_std", "noise_std_type", "state_dependent_std"),
-}
-_DISTRIBUTION = {"class_name", "init_std", "std_range", "std_type", "learn_std"}
+
+
+@dataclass(frozen=True)
+class _Actor:
+    """Settings of an actor in rsl_rl 2 to 5."""
+
+    class_name: Any = "MLPModel"  # name or class
+    hidden_dims: tuple[PositiveInt, ...] = ()
+    actor_hidden_dims: tuple[PositiveInt, ...] = (256, 256, 256)  # without `hidden_dims`
+    critic_hidden_dims: Any = None
+    activation: str = "elu"
+    stochastic: Any = None
+    obs_normalization: bool | None = None
+    actor_obs_normalization: bool | None = None
+    critic_obs_normalization: Any = None
+    distribution_cfg: Any = None
+    init_noise_std: Positive | None = None  # 1.0
+    noise_std_type: str | None = None  # scalar
+    state_dependent_std: bool | None = None
+
+
+@dataclass(frozen=True)
+class _Distribution:
+    """Settings of a distribution in rsl_rl 5."""
+
+    class_name: Any = "GaussianDistribution"  # name or class
+    init_std: Positive = 1.0
+    std_range: tuple[NonNegative, ...] = (1e-6, 1e6)
+    std_type: str = "scalar"
+    learn_std: Any = None
 
 
 class RslVecEnv:
@@ -104,30 +136,32 @@ def read_config(source: Mapping[str, Any] | str | Path) -> ActorConfig:
     A UserError is raised for unknown settings and other actors than Gaussian MLPs.
     """
     settings, where = (source, "the runner configuration") if isinstance(source, Mapping) else _read(Path(source))
-    actor = settings.get("actor", settings.get("policy"))
-    if not isinstance(actor, Mapping):
+    name = "actor" if "actor" in settings else "policy"
+    section = settings.get(name)
+    if not isinstance(section, Mapping):
         raise UserError(f"{where} must have a section 'actor' (or 'policy', before rsl_rl 4), found {_keys(settings)}.")
-    _known(actor, _ACTOR, f"in the actor of {where}")
-    model = _last(actor.get("class_name", "MLPModel"))
+    actor = with_defaults(_Actor, section, f"{where}.{name}")
+    model = _last(actor.class_name)
     if model not in _MODELS:
         raise unknown_name("actor", model, _MODELS, f"in {where}")
-    predicted, init, kind, limits = _distribution(actor, where)
-    normalized = ("obs_normalization", "actor_obs_normalization")
+    predicted, init, kind, limits = _distribution(actor, f"{where}.{name}.distribution_cfg")
+    normalized = actor.obs_normalization or actor.actor_obs_normalization or settings.get("empirical_normalization")
     config = GaussianConfig(
-        hidden=tuple(int(width) for width in actor.get("hidden_dims", actor.get("actor_hidden_dims", (256, 256, 256)))),
-        activation=activation_name(str(actor.get("activation", "elu")), where),
+        hidden=actor.hidden_dims if "hidden_dims" in section else actor.actor_hidden_dims,
+        activation=activation_name(actor.activation, where),
         state_dependent_std=predicted,
         log_std_init=0.0 if predicted else math.log(init),
         log_std_min=math.log(max(limits[0], 1e-6)),
         log_std_max=math.log(limits[1]),
-        normalization="meanstd"
-        if any(actor.get(key) for key in normalized) or settings.get("empirical_normalization")
-        else "identity",
+        normalization="meanstd" if normalized else "identity",
     )
     if predicted and kind != "log":
         raise UserError(f"The actor of {where} must predict the logarithm of its standard deviation (std_type: log).")
     groups = settings.get("obs_groups") or {}
-    return ActorConfig(config, tuple(groups.get("actor", groups.get("policy", ()))))
+    names = groups.get("actor", groups.get("policy", ())) if isinstance(groups, Mapping) else None
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"'obs_groups' of {where} must map 'actor' (or 'policy') to a list of names, found {groups}.")
+    return ActorConfig(config, tuple(names))
 
 
 def runner_config(config: GaussianConfig, spec: PolicySpec) -> dict[str, Any]:
@@ -168,7 +202,7 @@ def read_actor(
     """
     where = str(path)
     state = _actor_state(read_weights(Path(path), where), where)
-    layers = layers_of(state, "mlp")
+    layers = layers_of(state, "mlp", where)
     normalizer = {key.removeprefix("obs_normalizer."): value for key, value in state.items() if "normalizer" in key}
     known = {f"mlp.{2 * i}.{name}" for i in range(len(layers)) for name in ("weight", "bias")}
     known |= {f"obs_normalizer.{name}" for name in ("_mean", "_var", "_std", "count")} | {"std", "log_std"}
@@ -185,8 +219,10 @@ def read_actor(
     layers[0] = (layers[0][0][:, order], layers[0][1])
     statistics = None
     if normalizer:
-        mean, std = normalizer["_mean"].flatten()[order], normalizer["_std"].flatten()[order]
-        statistics = Statistics(mean, std + EPS)
+        mean, std = (normalizer.get(name, torch.empty(0)).flatten() for name in ("_mean", "_std"))
+        if not len(mean) == len(std) == len(order):
+            raise UserError(f"{where} has {len(mean)} means and {len(std)} deviations of {len(order)} observations.")
+        statistics = Statistics(mean[order], std[order] + EPS)
     return gaussian_policy(
         groups,
         layers,
@@ -233,32 +269,34 @@ def _read(path: Path) -> tuple[Mapping[str, Any], str]:
     return settings, str(path)
 
 
-def _distribution(actor: Mapping[str, Any], where: str) -> tuple[bool, float, str, Sequence[float]]:
+def _distribution(actor: _Actor, where: str) -> tuple[bool, float, str, tuple[float, ...]]:
     """Return whether the std is predicted, its initial value, parameterisation and range."""
-    gaussian = actor.get("distribution_cfg")
-    if gaussian is None:  # before rsl_rl 5
-        kind, init = str(actor.get("noise_std_type", "scalar")), float(actor.get("init_noise_std", 1.0))
-        return bool(actor.get("state_dependent_std")), init, kind, (1e-6, 1e6)
-    _known(gaussian, _DISTRIBUTION, f"in the distribution of {where}")
-    name = _last(gaussian.get("class_name", "GaussianDistribution"))
+    if actor.distribution_cfg is None:  # before rsl_rl 5
+        kind, init = actor.noise_std_type or "scalar", actor.init_noise_std or 1.0
+        return bool(actor.state_dependent_std), init, kind, (1e-6, 1e6)
+    gaussian = with_defaults(_Distribution, actor.distribution_cfg, where)
+    name = _last(gaussian.class_name)
     if name not in _GAUSSIANS:
         raise unknown_name("distribution", name, _GAUSSIANS, f"in {where}")
-    init, kind = float(gaussian.get("init_std", 1.0)), str(gaussian.get("std_type", "scalar"))
-    return _GAUSSIANS[name], init, kind, gaussian.get("std_range", (1e-6, 1e6))
+    limits = gaussian.std_range
+    if len(limits) != 2 or not max(limits[0], 1e-6) < limits[1]:
+        raise UserError(f"{where}.std_range must be two ascending numbers, found {list(limits)}.")
+    return _GAUSSIANS[name], gaussian.init_std, gaussian.std_type, limits
 
 
 def _actor_state(content: Mapping[str, Any], where: str) -> dict[str, Tensor]:
     """Return the actor's weights with the names of rsl_rl 4: `mlp`, `obs_normalizer`, `std` or `log_std`."""
     if "actor_state_dict" in content:
         renamed = {"distribution.std_param": "std", "distribution.log_std_param": "log_std"}
-        return {str(renamed.get(key, key)): value for key, value in content["actor_state_dict"].items()}
+        return {renamed.get(key, key): value for key, value in tensors_of(content["actor_state_dict"], where).items()}
     if "model_state_dict" not in content:
         raise UserError(f"{where} is not a model of rsl_rl: it has {_keys(content)}, expected 'actor_state_dict'.")
     state: dict[str, Tensor] = {}
-    for key, value in content["model_state_dict"].items():
+    for key, value in tensors_of(content["model_state_dict"], where).items():
         if not key.startswith("critic"):
             state[key.replace("actor_obs_normalizer.", "obs_normalizer.").replace("actor.", "mlp.")] = value
-    for key, value in (content.get("obs_norm_state_dict") or {}).items():
+    statistics = content.get("obs_norm_state_dict")
+    for key, value in tensors_of({} if statistics is None else statistics, where).items():
         state[f"obs_normalizer.{key}"] = value
     return state
 
@@ -310,12 +348,6 @@ def _check_plain(config: GaussianConfig, spec: PolicySpec) -> None:
     single = spec.horizon == spec.obs_horizon == 1 and not spec.hidden_dim
     if not single or any("." in key for key in spec.observation):
         raise UserError("rsl_rl maps one vector to one action; this policy has chunks, a history or a hidden state.")
-
-
-def _known(section: Mapping[str, Any], known: set[str], place: str) -> None:
-    for key in section:
-        if key not in known:
-            raise unknown_name("setting", str(key), known, place)
 
 
 def _last(name: Any) -> str:

@@ -28,8 +28,10 @@ from robopolicy.interop.gaussian_actor import (
     Statistics,
     activation_name,
     gaussian_policy,
+    layer_of,
     layers_of,
     read_weights,
+    tensors_of,
 )
 from robopolicy.nets.normalizer import RUNNING_CLIP
 from robopolicy.policies.heads.gaussian import GaussianPolicy
@@ -122,6 +124,7 @@ def _actor(
     where: str,
 ) -> GaussianPolicy:
     """Assign the weights by their names."""
+    state = tensors_of(state, where)
     layout = next((layout for name, layout in _LAYOUTS.items() if name in state), None)
     if layout is None:
         raise UserError(f"{where} holds no plain actor of PPO, A2C, SAC, TD3 or DDPG; {_ELSEWHERE}.")
@@ -144,10 +147,10 @@ def _actor(
 
 def _layers(state: Mapping[str, Tensor], layout: _Layout, where: str) -> tuple[list[Layer], Tensor | None]:
     """Return the layers, the output last, and the log standard deviation `(A,)`, or None where the output has it."""
-    layers = layers_of(state, layout.body)
+    layers = layers_of(state, layout.body, where)
     if not layout.head:
         return layers, torch.full_like(layers[-1][1], math.log(SPREAD))
-    mean = (state[f"{layout.head}.weight"], state[f"{layout.head}.bias"])
+    mean = layer_of(state, layout.head, where)
     if not layout.squashed:
         log_std = state.get(layout.log_std)
         if log_std is None:
@@ -155,7 +158,9 @@ def _layers(state: Mapping[str, Tensor], layout: _Layout, where: str) -> tuple[l
         if log_std.dim() == 1:
             return [*layers, mean], log_std
     elif f"{layout.log_std}.weight" in state:
-        spread = (state[f"{layout.log_std}.weight"], state[f"{layout.log_std}.bias"])
+        spread = layer_of(state, layout.log_std, where)
+        if spread[0].shape != mean[0].shape:
+            raise UserError(f"'{layout.head}' and '{layout.log_std}' of {where} have different shapes.")
         return [*layers, (torch.cat([mean[0], spread[0]]), torch.cat([mean[1], spread[1]]))], None
     raise UserError(f"{where} uses state-dependent exploration (gSDE), which is not supported; {_ELSEWHERE}.")
 

@@ -26,6 +26,13 @@ class PerRowGenerator:
     def __init__(self, seeds: Sequence[int], steps: Sequence[int]) -> None:
         self._rows = list(zip(seeds, steps, strict=True))
 
+    def take_rows(self) -> list[tuple[int, int]] | None:
+        """Seed and step of every row, for one draw of another process; None if they have been used."""
+        if type(self) is not PerRowGenerator or "_streams" in vars(self):
+            return None
+        _ = self._streams  # used from now on
+        return self._rows
+
     @cached_property
     def _streams(self) -> list[np.random.Generator]:
         return [episode_rng(*row) for row in self._rows]  # created when needed: many policies draw no noise
@@ -100,6 +107,17 @@ def normal(shape: Sequence[int], generator: Randomness, device: torch.device) ->
 def draw_seeds(rows: int, generator: Randomness, device: torch.device) -> Tensor:
     """Sample one seed per row, `(rows,)` int64: the bits of two normal numbers, from any source of randomness."""
     return normal((rows, 2), generator, device).view(torch.int64).squeeze(1)
+
+
+def row_streams(rows: int, generator: Randomness, device: torch.device) -> Tensor:
+    """Seed and step `(rows, 2)` int64, at least 0, of a stream per row for a policy in another process.
+
+    An unused `PerRowGenerator` has the same numbers there as here; other sources of randomness draw new seeds.
+    """
+    if isinstance(generator, PerRowGenerator) and (taken := generator.take_rows()) is not None and len(taken) == rows:
+        return torch.tensor(taken)
+    seeds = draw_seeds(rows, generator, device).cpu() & (2**63 - 1)
+    return torch.stack([seeds, torch.zeros_like(seeds)], 1)
 
 
 class RepeatedNoise(PerRowGenerator):

@@ -78,13 +78,16 @@ class DatasetEpisodes:
             return
         obs = sim.reset([episode.seed])
         actions = torch.tensor(np.asarray(episode.arrays.get("executed", episode.arrays["action"]), np.float32))
+        shared = [key for key in obs.keys() & episode.arrays.keys() if obs[key].is_floating_point()]
+        same = [key for key in shared if obs[key].shape[1:] == episode.arrays[key].shape[1:]]
+        if len(same) < len(shared):
+            self._note = "The task has other observations now, so the replay may differ from the recording."
         state, largest = sim.physics_state(), 0.0
         for step, action in enumerate(actions):
             yield state
-            for key in obs.keys() & episode.arrays.keys():
-                if obs[key].is_floating_point():
-                    difference = obs[key][0].cpu().numpy() - episode.arrays[key][step]
-                    largest = max(largest, float(np.abs(difference).max(initial=0.0)))
+            for key in same:
+                difference = obs[key][0].cpu().numpy() - episode.arrays[key][step]
+                largest = max(largest, float(np.abs(difference).max(initial=0.0)))
             if largest > TOLERANCE:
                 self._note = f"The replay differs from the recorded observations by up to {largest:.2g}."
             result = sim.step(action[None].to(sim.device))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -148,6 +149,7 @@ class McapSink:
     """MCAP file with the JSON schemas of Foxglove; written completely or not at all.
 
     Topics: `/scene`, `/tf`, `/path`, `/camera/NAME`, `/numbers` with all vectors and actions, and `/outcome`.
+    Numbers that are not finite become null.
     """
 
     def __init__(self, path: Path) -> None:
@@ -219,7 +221,8 @@ class McapSink:
             number = self._writer.register_schema(name=schema["title"], encoding="jsonschema", data=text)
             self._channels[topic] = self._writer.register_channel(topic, "json", number)
         nanoseconds = round(time * 1e9)
-        self._writer.add_message(self._channels[topic], nanoseconds, json.dumps(message).encode(), nanoseconds)
+        data = json.dumps(_finite(message), allow_nan=False).encode()
+        self._writer.add_message(self._channels[topic], nanoseconds, data, nanoseconds)
 
 
 class RerunSink:
@@ -270,6 +273,15 @@ class RerunSink:
 
 SINKS: dict[str, Callable[[Path], FrameSink]] = {".mcap": McapSink, ".rrd": RerunSink}
 """Sink by the suffix of its file."""
+
+
+def _finite(value: Any) -> Any:
+    """Replace numbers that are not finite by None; JSON has no such numbers."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _jpeg(image: NDArray[np.uint8]) -> bytes:

@@ -6,6 +6,9 @@ success detector alone: no policy reacts to predicted frames.
 Calibration moves the decision of the success head of a model to the threshold that separates successful from failed
 episodes best, on recorded frames and in replays. The head is trained on single recorded frames; an episode fails by all
 of its frames, and errors accumulate before a replay reaches success. Errors that hide success are beyond calibration.
+
+The test of a model needs a threshold that the tested replays did not set: each half of the episodes is tested at the
+threshold of the other half.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from torch import Tensor
 
 from robopolicy.worldmodel.base import DEVICE_ROWS, LatentVideoModel
 from robopolicy.worldmodel.success_detectors.clips import best_threshold
-from robopolicy.worldmodel.videos import VideoDataset
+from robopolicy.worldmodel.videos import VideoDataset, alternating_half
 
 _EPS = 1e-6  # distance of probabilities from 0 and 1 before the logit
 
@@ -38,6 +41,18 @@ class Replays:
         values, outcomes = torch.cat([self.logits, self.seen]).double().sigmoid(), self.recorded.repeat(2)
         threshold = best_threshold(values.numpy(), outcomes.numpy())
         return -float(torch.tensor(threshold, dtype=torch.float64).logit())
+
+    def cross_calibrated(self) -> Replays:
+        """Return the replays with the offset of each half of the episodes added to the logits of the other half.
+
+        A half without both outcomes sets no offset; that takes fewer than two successes or two failures.
+        """
+        half = torch.from_numpy(alternating_half(self.recorded.numpy()))
+        offset = torch.where(half, self._subset(~half).bias, self._subset(half).bias)
+        return replace(self, logits=self.logits + offset, seen=self.seen + offset)
+
+    def _subset(self, chosen: Tensor) -> Replays:
+        return replace(self, recorded=self.recorded[chosen], logits=self.logits[chosen], seen=self.seen[chosen])
 
     def rates(self) -> dict[str, float]:
         """Success rates: recorded, detected in recorded frames, and replayed; `agreement` is per replayed episode."""
@@ -74,12 +89,15 @@ def replay(model: LatentVideoModel, videos: VideoDataset, episodes: int = 128) -
 
 
 def calibrate_success(model: LatentVideoModel, videos: VideoDataset, episodes: int = 128) -> Replays:
-    """Set the offset of the success head by replays of `videos`, and return the replays with that offset."""
+    """Set the offset of the success head by replays of `videos`, and return the replays for the test of the model.
+
+    The offset of the model comes from all replays. Those returned are cross-calibrated, so that no replay is tested
+    at a threshold that it helped to set.
+    """
     model.success_bias.zero_()  # probabilities of an earlier offset may be saturated
     replays = replay(model, videos, episodes)
-    bias = replays.bias
-    model.success_bias.fill_(bias)
-    return replace(replays, logits=replays.logits + bias, seen=replays.seen + bias)
+    model.success_bias.fill_(replays.bias)
+    return replays.cross_calibrated()
 
 
 def _replay(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.core.distributed import rank, world_size
@@ -123,6 +124,17 @@ def split_episodes(
     if validation.all() or not validation.any():
         raise UserError(f"{episodes.num_episodes} episodes are too few to hold some back for validation; collect more.")
     return episodes.subset(~validation), episodes.subset(validation)
+
+
+def alternating_half(success: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return a mask `(E,)` of every second success and every second failure, from the first of each on.
+
+    Success is a mask `(E,)` of episodes. What one half calibrates can be tested on the other half.
+    """
+    half = np.zeros(len(success), np.bool_)
+    for outcome in (success, ~success):
+        half[np.flatnonzero(outcome)[::2]] = True
+    return half
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from robopolicy.deploy.server import running
 from robopolicy.deploy.wire import Reply, Request
 
 NOISE = np.zeros((1, 4, 2), np.float32)
-GOOD = Request(1, state(), NOISE, seed=3, deadline=1.0).pack()
+GOOD = Request(1, state(), NOISE, streams=np.array([[3, 0]]), deadline=1.0).pack()
 
 
 def damaged(rng: np.random.Generator) -> bytes:

@@ -155,7 +155,11 @@ def test_a_changed_manifest_is_refused(folder: Path, tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"spec": {"observation": 3}}, "does not describe a policy"),
+        ({"spec": {"observation": {"state": [3], "memory": []}, "action_dim": 2}}, "must have one positive size"),
         ({"action_scale": ()}, "has 0 scales for 2 actions"),
+        ({"action_scale": (0.0, 1.0)}, "scales that are not finite and positive"),
+        ({"action_scale": (1.0, float("inf"))}, "scales that are not finite and positive"),
+        ({"action_scale": (1.0, float("nan"))}, "scales that are not finite and positive"),
         ({"noise_shape": (7, 2)}, r"'noise' is \(1, 7, 2\) there and \(1, ., 2\) in the graph"),
         ({"noise_shape": ()}, "'noise' is absent there"),
         ({"takes_prefix": False}, "'prefix' is absent there"),
@@ -169,11 +173,67 @@ def test_a_manifest_of_another_graph_is_refused(folder: Path, tmp_path: Path, ch
     assert "\n" not in str(refusal.value)
 
 
+def rehashed(folder: Path, **changes: Any) -> Path:
+    """Write the hashes of changed files and changed entries to the manifest."""
+    write_manifest(folder, replace(read_manifest(folder), files=hash_files(folder), **changes))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"state": lambda value: value[..., :2]}, "does not belong to the graph"),
+        ({"state": lambda value: value.astype(np.float64)}, "does not belong to the graph"),
+        ({"state": lambda value: value[:1]}, "does not belong to the graph"),
+        ({"chunk": lambda value: np.concatenate([value, value], 1)}, "does not belong to the graph"),
+        ({"chunk": lambda value: value[0, 0, 0]}, "does not belong to the graph"),
+        (
+            dict.fromkeys(("goal", "state", "noise", "prefix", "prefix_weight", "chunk"), lambda value: value[:0]),
+            "no ch",
+        ),
+    ],
+    ids=["shape", "type", "rows", "chunk", "scalar", "empty"],
+)
+def test_golden_chunks_of_another_graph_are_refused(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], message: str, refused: Callable[..., str]
+) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    with np.load(copy / "golden.npz") as file:
+        golden = {name: changes.get(name, np.asarray)(file[name]) for name in file.files}
+    np.savez(copy / "golden.npz", **golden)
+    assert message in refused("verify", rehashed(copy))
+
+
+def test_a_scale_that_hides_errors_is_refused(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    with np.load(copy / "golden.npz") as file:
+        golden = dict(file)
+    np.savez(copy / "golden.npz", **{**golden, "chunk": golden["chunk"] + 100})
+    assert not open_bundle(rehashed(copy)).verify().ok
+    with pytest.raises(UserError, match=r"has a scale of 1e\+30 for golden actions of at most 1"):
+        open_bundle(rehashed(copy, action_scale=(1e30, 1e30))).verify()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("state", "INT32"), ("state", "INT64"), ("noise", "DOUBLE")])
+def test_graphs_with_other_input_types_are_refused(folder: Path, tmp_path: Path, name: str, kind: str) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(copy / "policy.onnx")
+    (entry,) = [entry for entry in model.graph.input if entry.name == name]
+    entry.type.tensor_type.elem_type = getattr(onnx.TensorProto, kind)
+    for node in model.graph.node:
+        node.input[:] = ["float_input" if used == name else used for used in node.input]
+    cast = onnx.helper.make_node("Cast", [name], ["float_input"], to=onnx.TensorProto.FLOAT)
+    model.graph.node.insert(0, cast)
+    onnx.save(model, copy / "policy.onnx")
+    with pytest.raises(UserError, match=rf"'{name}' of .* is tensor\({kind.lower()}\), expected tensor\(float\)"):
+        open_bundle(rehashed(copy))
+
+
 @pytest.mark.parametrize("size", [0, 1000])
 def test_truncated_graph_is_refused(folder: Path, tmp_path: Path, size: int) -> None:
     """The graph is refused even if the manifest has its hash, as after an export to a full disk."""
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     (copy / "policy.onnx").write_bytes((copy / "policy.onnx").read_bytes()[:size])
-    write_manifest(copy, replace(read_manifest(copy), files=hash_files(copy)))
     with pytest.raises(UserError, match="onnxruntime cannot run this graph"):
-        open_bundle(copy)
+        open_bundle(rehashed(copy))

@@ -12,7 +12,7 @@ from served_toys import IMAGES, SPEC, Shift
 
 from robopolicy.deploy.openpi import OpenpiConnection, OpenpiSession, decode, encode, request_names
 from robopolicy.deploy.server import ServerConfig, running
-from robopolicy.deploy.wire import Greeting, WireError
+from robopolicy.deploy.wire import Greeting, Reply, WireError
 from robopolicy.errors import UserError
 from robopolicy.spec import PolicySpec
 
@@ -101,12 +101,17 @@ def session(spec: PolicySpec = IMAGES) -> OpenpiSession:
     return OpenpiSession(Greeting(spec, "toy", noise=True), request_names(spec, NAMES if spec is IMAGES else {}))
 
 
+NUMBERS = {"observation/state": np.zeros(6), "observation/image": np.zeros((4, 4, 3), np.uint8)}
+CHUNK = Reply(0, np.zeros((1, 4, 2), np.float32))
+
+
 def test_a_rejected_request_leaves_no_trace_in_the_history() -> None:
     talk = session()
 
-    def ask(value: float, size: int = 4) -> Any:
+    def ask(value: float, size: int = 4, error: str = "") -> Any:
         image = np.full((size, size, 3), value if value == value else 0, np.uint8)
         found = talk.read(encode({"observation/state": np.full(6, value), "observation/image": image}))
+        talk.write(Reply(0, error=error) if error else CHUNK)
         return [found.obs[key][0].reshape(2, -1)[:, 0].tolist() for key in ("state", "image.front")]
 
     ask(1)
@@ -114,6 +119,7 @@ def test_a_rejected_request_leaves_no_trace_in_the_history() -> None:
         ask(2, size=3)
     with pytest.raises(WireError, match="expected finite numbers in 'observation/state'"):
         ask(np.nan)
+    ask(77, error="Expected numbers")
     assert ask(3) == [[1, 3], [1, 3]]
 
 
@@ -124,10 +130,16 @@ def test_history_is_filled_by_requests_and_cleared_by_a_reset() -> None:
         image = np.zeros((4, 4, 3), np.uint8)
         request = {"observation/state": np.full(6, value), "observation/image": image, **fields}
         found = talk.read(encode(request))
+        talk.write(Reply(0) if found is None else CHUNK)
         return None if found is None else found.obs["state"][0, :, 0].tolist()
 
     assert ask(1) == [1, 1] and ask(2) == [1, 2] and ask(3) == [2, 3]
     assert ask(0, endpoint="reset") is None and ask(4) == [4, 4]
+    streams = [
+        (talk.read(encode(NUMBERS | more)).streams, talk.write(CHUNK))[0] for more in ({}, {"seed": 5}, {"seed": 5})
+    ]
+    assert streams[0] is None and streams[1].tolist() == [[5, 2]] and streams[2].tolist() == [[5, 3]]
+    assert talk.read(encode(NUMBERS | {"seed": 5, "step": 0})).streams.tolist() == [[5, 0]]  # type: ignore[union-attr]
     whole = {"observation/state": np.eye(6)[:2], "observation/image": np.zeros((2, 4, 4, 3), np.uint8)}
     assert talk.read(encode(whole)).obs["state"].shape == (1, 2, 6)  # type: ignore[union-attr]
 
@@ -169,7 +181,7 @@ def marker(**fields: Any) -> dict[bytes, Any]:
         ({"observation/state": {b"__npgeneric__": True, b"data": b"x"}}, "expected a number, found b'x'"),
         ({"prompt": b"push"}, "expected 'prompt' as text, found b'push'"),
         ({"endpoint": "kill"}, "expected the endpoint 'infer' or 'reset', found 'kill'"),
-        ({"seed": -1}, "expected 'seed' as an integer from 0"),
+        ({"seed": -1}, r"expected 'seed' as an integer in \[0, "),
     ],
 )
 def test_invalid_requests_get_one_line(change: dict[str, Any], message: str) -> None:

@@ -1,5 +1,6 @@
 """Tests of the policy server: each client receives the chunks of the policy, independent of the other clients."""
 
+import socket
 import subprocess
 import sys
 import threading
@@ -50,11 +51,17 @@ def test_served_policy_equals_the_policy() -> None:
         assert torch.equal(remote.decode(obs, noise), policy.decode(obs, noise))
         remote.close()
         with connected(server.url) as client:
-            first = client.request(obs={"state": obs["state"].numpy()}, seed=9).chunk
-            again = client.request(obs={"state": obs["state"].numpy()}, seed=9).chunk
-            streams = PerRowGenerator([9] * 5, [1 << 16 | row for row in range(5)])
+            sent = {"state": obs["state"].numpy()}
+            first = client.request(obs=sent, streams=np.array([[9, row] for row in range(5)])).chunk
+            streams = PerRowGenerator([9] * 5, range(5))
             np.testing.assert_array_equal(first, policy.act(obs, generator=streams).detach().numpy())
-            assert not np.array_equal(first, again)  # the request number enters the random stream
+            chunks = [client.request(obs=sent).chunk for _ in range(2)]
+            assert not np.array_equal(*chunks)  # streams of the server: the request number enters
+            for wrong in (np.array([[9, 0]]), np.full((5, 2), -1), np.zeros((5, 2))):
+                with pytest.raises(
+                    UserError, match=r"Expected streams of shape \(5, 2\) as int64 numbers of at least 0"
+                ):
+                    client.request(obs=sent, streams=wrong)
 
 
 def test_served_policy_continues_a_prefix() -> None:
@@ -75,7 +82,8 @@ def test_replies_do_not_depend_on_other_requests_of_the_batch() -> None:
     def ask(server: Any, obs: np.ndarray, seed: int) -> np.ndarray:
         with connected(server.url) as client:
             barrier.wait(5)
-            return client.request(obs={"state": obs}, seed=seed).chunk
+            streams = np.array([[seed, row] for row in range(len(obs))])
+            return client.request(obs={"state": obs}, streams=streams).chunk
 
     policy, answers = flow(), {}
     for max_batch, together in ((1, 1), (8, 1), (1, len(requests)), (8, len(requests))):
@@ -201,6 +209,31 @@ def test_missed_deadlines_are_counted_and_late_requests_are_not_computed() -> No
         assert slow.request(stats=True).stats["deadline_misses"] == 2
 
 
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "int16", "uint16", "uint32", "uint64", "float16", "longdouble", ">f4"]
+)
+def test_observations_of_every_number_type_are_accepted(dtype: str) -> None:
+    with (
+        running(ServedChunkPolicy(OneRobot(), "robot"), ServerConfig(**FREE)) as server,
+        closing(ServerChunkPolicy(server.url)) as source,
+    ):
+        chunk = source.chunk({"state": np.ones((1, 6), dtype)}, np.full((1, 2), 9, np.int16))
+        assert chunk.tolist() == [[9.0, 9.0]] + [[1.0, 1.0]] * 3
+
+
+def test_observations_of_other_types_are_refused_before_they_are_sent() -> None:
+    with (
+        running(Shift(IMAGES), ServerConfig(**FREE)) as server,
+        closing(ServerChunkPolicy(server.url)) as source,
+    ):
+        obs = {"state": np.ones((2, 6)), "image.front": np.zeros((2, 3, 4, 4), np.uint8)}
+        assert source.chunk(obs).shape == (4, 2)
+        with pytest.raises(UserError, match=r"'image\.front' must be uint8, found int16"):
+            source.chunk({**obs, "image.front": np.zeros((2, 3, 4, 4), np.int16)})
+        with pytest.raises(UserError, match="'state' must be numbers, found <U1"):
+            source.chunk({**obs, "state": np.full((2, 6), "x")})
+
+
 def test_statistics_are_sent_on_request_and_logged() -> None:
     lines: list[str] = []
     with running(Shift(), ServerConfig(**FREE, log_every=0.05), lines.append) as server:
@@ -300,3 +333,13 @@ def test_tls_requires_a_trusted_certificate(tmp_path: Path, monkeypatch: pytest.
         monkeypatch.setenv("SSL_CERT_FILE", str(cert))
         with closing(ServerChunkPolicy(server.url)) as source:
             assert source.chunk({"state": np.zeros((1, 6))}).shape == (4, 2)
+
+
+def test_a_port_that_is_taken_leaves_nothing_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = ServerConfig(port=0, openpi_port=taken.getsockname()[1])
+        threads = threading.active_count()
+        for _ in range(2):
+            with pytest.raises(UserError, match="Cannot listen on 127"), running(Shift(), config):
+                pass
+        assert threading.active_count() == threads

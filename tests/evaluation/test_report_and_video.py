@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import re
 from contextlib import contextmanager
 
@@ -14,7 +15,7 @@ from robopolicy.errors import UserError
 from robopolicy.evaluation import plots, video
 from robopolicy.evaluation.actors import RandomActor
 from robopolicy.evaluation.harness import evaluate
-from robopolicy.evaluation.intervals import wilson
+from robopolicy.evaluation.intervals import student_mean, wilson
 from robopolicy.evaluation.report import Report, write_report
 from robopolicy.evaluation.result import Cost, EvalResult, compare, format_p
 
@@ -136,6 +137,23 @@ def test_runs_with_different_steps_are_averaged_over_their_common_range(tmp_path
     runs = [[{"update": u, "return": r} for u, r in run] for run in (one, other)]
     plots.learning_curves({"both": runs}, tmp_path / "curve.png", y="return", percent=False)
     assert [values.tolist() for values in drawn] == [steps, means]
+
+
+@pytest.mark.parametrize(("percent", "most"), [(True, 1.0), (False, math.inf)])
+def test_bands_over_runs_are_student_intervals_within_the_range_of_a_rate(tmp_path, monkeypatch, percent, most):
+    drawn: list[np.ndarray] = []
+    fill = Axes.fill_between
+
+    def keep(self, steps, bottom, top, **options):
+        drawn.extend((bottom, top))
+        return fill(self, steps, bottom, top, **options)
+
+    monkeypatch.setattr(Axes, "fill_between", keep)
+    scores = (0.6, 0.7, 0.9, 0.95, 1.0)
+    runs = [[{"update": 0, "eval/success": 0.5}, {"update": 10, "eval/success": score}] for score in scores]
+    plots.learning_curves({"five": runs}, tmp_path / "curve.png", percent=percent)
+    mean, scale = student_mean(scores), 100.0 if percent else 1.0
+    assert [float(bound[-1]) for bound in drawn] == pytest.approx([scale * mean.low, scale * min(mean.high, most)])
 
 
 @pytest.mark.parametrize("other", [[], [(30, 1.0), (40, 1.0)]])

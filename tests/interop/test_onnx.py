@@ -134,6 +134,32 @@ def test_files_that_are_no_policy_are_refused(tmp_path: Path) -> None:
         assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("state", "output", "message"),
+    [
+        ([1, 6], [1, 5000, 2], "horizons may be at most 4096, got 5000 and 1"),
+        ([1, 5000, 6], [1, 4, 2], "horizons may be at most 4096, got 4 and 5000"),
+        ([1, 6], [1, 0], "action_dim must be at least 1"),
+    ],
+)
+def test_graphs_of_impossible_sizes_are_refused(
+    state: list[int], output: list[int], message: str, tmp_path: Path
+) -> None:
+    nodes = [helper.make_node("ConstantOfShape", ["sizes"], ["chunk"])]
+    file = write(tmp_path / "p.onnx", {"state": state}, nodes, output, sizes=np.array(output))
+    with pytest.raises(UserError, match=f"does not describe a policy: .*{message}"):
+        open_onnx(file)
+
+
+@pytest.mark.parametrize("kind", ["UINT8", "INT32", "INT64"])
+def test_integer_inputs_are_refused_because_they_cut_fractions_off(kind: str, tmp_path: Path) -> None:
+    nodes = [helper.make_node("Cast", ["state"], ["chunk"], to=TensorProto.FLOAT)]
+    types = {"state": getattr(TensorProto, kind)}
+    file = write(tmp_path / "p.onnx", {"state": ["B", 6]}, nodes, ["B", 6], types=types)
+    with pytest.raises(UserError, match=rf"'state' of .* takes tensor\({kind.lower()}\), expected tensor\(float\) or"):
+        open_onnx(file)
+
+
 def test_missing_packages_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
     with pytest.raises(UserError, match=r"needs the package 'onnx'; run: pip install 'robopolicy\[onnx\]'"):

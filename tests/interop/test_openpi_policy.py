@@ -32,6 +32,7 @@ from robopolicy.training.checkpoint import load_policy
 
 STATE = {"state": torch.arange(12.0).reshape(2, 1, 6)}
 NAMES = {"state": "observation/state"}
+OURS = {"protocol": "openpi", "observation": {"observation/state": [6]}}  # metadata of our servers
 
 
 def test_chunks_are_those_of_the_server() -> None:
@@ -82,7 +83,14 @@ def test_replies_of_vllm_omni_are_read() -> None:
         ({"infer": lambda obs: {"actions": "soon"}}, "returned str instead of actions"),
         ({"error": b"\xc1"}, "returned no message of openpi: expected MessagePack"),
         ({"metadata": ["list"]}, "is no openpi server: expected a map"),
-        ({"metadata": {"protocol": "openpi", "observation": {"state": "wide"}}}, "declares no observations"),
+        ({"infer": lambda obs: {"actions": np.ones((5000, 2))}}, "horizons may be at most 4096, got 5000"),
+        ({"metadata": {"action_keys": 5}}, "has the action_keys 5, expected a list of names"),
+        ({"metadata": {**OURS, "observation": {"state": "wide"}}}, "does not describe a policy: observation must map"),
+        ({"metadata": {**OURS, "obs_horizon": 10**9}}, "horizons may be at most 4096, got 1 and 1000000000"),
+        (
+            {"metadata": {**OURS, "observation": {"observation/state": [6], "state": [2]}}},
+            "takes 'observation/state' and 'state', which are both 'state' here",
+        ),
     ],
 )
 def test_failures_are_one_line(settings: dict[str, Any], message: str) -> None:

@@ -136,6 +136,65 @@ def test_mismatched_files_and_configs_are_refused(tmp_path: Path) -> None:
         assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"policy": {"init_noise_std": 0}}, r"policy.init_noise_std must be positive"),
+        ({"policy": {"init_noise_std": "x"}}, r"policy.init_noise_std must be a value of type float, found 'x'"),
+        ({"policy": {"actor_hidden_dims": None}}, r"policy.actor_hidden_dims must be a list, found None"),
+        ({"policy": {"actor_hidden_dims": "256"}}, r"policy.actor_hidden_dims must be a list, found '256'"),
+        ({"policy": {}, "obs_groups": ["policy"]}, r"'obs_groups' of .* must map 'actor'"),
+        ({"policy": {}, "obs_groups": {"policy": "policy"}}, r"'obs_groups' of .* must map 'actor'"),
+        ({"actor": {"distribution_cfg": 5}}, r"actor.distribution_cfg must be a mapping, found 5"),
+        ({"actor": {"distribution_cfg": {"std_range": None}}}, r"std_range must be a list, found None"),
+        (
+            {"actor": {"distribution_cfg": {"std_range": [1]}}},
+            r"std_range must be two ascending numbers, found \[1.0\]",
+        ),
+    ],
+)
+def test_settings_of_a_wrong_type_or_range_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as refusal:
+        read_config(settings)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([1], "must be a mapping of names to tensors, found list"),
+        ({"std": 1.0}, "'std' of .* must be a tensor of numbers with a name, found float"),
+        ({"std": torch.ones(4)}, r"'log_std' of .* has shape \(1, 4\), expected \(1, 3\)"),
+        ({"mlp.4.bias": None}, r"'mlp.4' of .* has no bias"),
+        ({"mlp.0.weight": torch.zeros(8)}, r"'mlp.0' of .* is no linear layer, it has weight \(8,\) and bias \(8,\)"),
+        ({"mlp.2.weight": torch.zeros(5, 7)}, r"A layer of .* has 7 inputs after one of 8 outputs"),
+        ({"mlp.4.weight": torch.zeros(0, 5), "mlp.4.bias": torch.zeros(0)}, r"'mlp.4' of .* is no linear layer"),
+        ({"obs_normalizer._std": None}, "has 6 means and 0 deviations of 6 observations"),
+        ({"obs_normalizer._mean": torch.zeros(1, 5)}, "has 5 means and 6 deviations of 6 observations"),
+        ({"obs_normalizer._mean": torch.full((1, 6), torch.nan)}, "must be 6 finite numbers"),
+        ({"obs_normalizer._std": torch.full((1, 6), -1.0)}, "deviation that is not positive"),
+    ],
+)
+def test_damaged_weights_are_refused(changes: Any, message: str, tmp_path: Path) -> None:
+    content, config = layouts()["4"]
+    weights = content["actor_state_dict"]
+    if isinstance(changes, dict):
+        changes = {name: value for name, value in {**weights, **changes}.items() if value is not None}
+    torch.save({"actor_state_dict": changes}, tmp_path / "model.pt")
+    with pytest.raises(UserError, match=message) as refusal:
+        read_actor(tmp_path / "model.pt", read_config({**config, "obs_groups": {"actor": list(GROUPS)}}), SHAPES)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "content", [{"model_state_dict": [3]}, {"model_state_dict": {}, "obs_norm_state_dict": torch.ones(2)}]
+)
+def test_older_files_without_mappings_are_refused(content: dict[str, Any], tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "model.pt")
+    with pytest.raises(UserError, match="must be a mapping of names to tensors, found"):
+        read_actor(tmp_path / "model.pt", read_config({"policy": OLD}), SHAPES)
+
+
 def test_rsl_rl_model_computes_the_same_actions(tmp_path: Path) -> None:
     models = pytest.importorskip("rsl_rl.models", reason="needs robopolicy[rslrl]")
     groups = importlib.import_module("tensordict").TensorDict(

@@ -211,6 +211,37 @@ def test_unsupported_models_are_refused_with_an_alternative(tmp_path: Path) -> N
         read_model(tmp_path / "dqn.zip")
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"actor.mu.bias": None}, r"'actor\.mu' of .* has no bias"),
+        ({"actor.latent_pi.0.bias": None}, r"'actor\.latent_pi\.0' of .* has no bias"),
+        ({"actor.mu.weight": 5}, r"'actor\.mu\.weight' of .* must be a tensor of numbers with a name, found int"),
+        ({5: torch.zeros(1)}, "'5' of .* must be a tensor of numbers with a name"),
+        ({"actor.latent_pi.0.weight": torch.zeros(4)}, r"is no linear layer, it has weight \(4,\) and bias \(4,\)"),
+        ({"actor.mu.weight": torch.zeros(2, 9)}, "'actor.mu' and 'actor.log_std' of .* have different shapes"),
+        ({"actor.latent_pi.0.weight": torch.zeros(4, 0)}, "is no linear layer"),
+    ],
+)
+def test_damaged_weights_are_refused(changes: dict[Any, Any], message: str, tmp_path: Path) -> None:
+    names = {"actor.latent_pi.0": (4, 3), "actor.mu": (2, 4), "actor.log_std": (2, 4)}
+    weights: dict[Any, Any] = {f"{name}.weight": torch.zeros(shape) for name, shape in names.items()}
+    weights |= {f"{name}.bias": torch.zeros(shape[0]) for name, shape in names.items()}
+    box = {":type:": "Box", "low": "[-1. -1.]", "high": "[1. 1.]"}
+
+    def read(weights: dict[Any, Any]) -> GaussianPolicy:
+        with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
+            archive.writestr("data", json.dumps({"observation_space": box, "action_space": box}))
+            with archive.open("policy.pth", "w") as file:
+                torch.save(weights, file)
+        return read_model(tmp_path / "model.zip")
+
+    assert read(weights).spec == PolicySpec({"state": (3,)}, 2)
+    with pytest.raises(UserError, match=message) as refusal:
+        read({name: value for name, value in {**weights, **changes}.items() if value is not None})
+    assert "\n" not in str(refusal.value)
+
+
 def test_pickled_objects_among_the_weights_are_refused(tmp_path: Path) -> None:
     model_of("PPO").save(tmp_path / "model.zip")
     with zipfile.ZipFile(tmp_path / "model.zip") as whole, zipfile.ZipFile(tmp_path / "evil.zip", "w") as evil:

@@ -68,7 +68,9 @@ def damaged(data: bytes, changes: list[tuple[float, bytes]], cut: float = 1.0) -
 GREETING = Greeting(PolicySpec({"state": (3,)}, 2, horizon=4), "model")
 MESSAGES = {
     Greeting: GREETING.pack(),
-    Request: Request(1, {"state": np.zeros((2, 1, 3), np.float32)}, seed=3, deadline=1.0).pack(),
+    Request: Request(
+        1, {"state": np.zeros((2, 1, 3), np.float32)}, streams=np.array([[3, 0], [3, 1]]), deadline=1.0
+    ).pack(),
     Reply: Reply(1, np.zeros((2, 4, 2), np.float32), 0.1).pack(),
 }
 

@@ -17,7 +17,7 @@ from PIL import Image
 from robopolicy.cli.main import main
 from robopolicy.sim.physics_state import MujocoState
 from robopolicy.viewer.frames import EpisodeFrame
-from robopolicy.viewer.sinks import open_sink, write_episodes
+from robopolicy.viewer.sinks import FrameWriter, open_sink, write_episodes
 
 pytest.importorskip("mjviser", reason="needs robopolicy[viewer]")
 CART = """<mujoco><worldbody><geom type="plane" size="1 1 1"/>
@@ -89,6 +89,17 @@ def test_mcap_holds_poses_images_paths_and_outcomes(tmp_path: Path) -> None:
     loaded = trimesh.load(io.BytesIO(mesh), file_type="glb")
     np.testing.assert_allclose(loaded.extents, [0.2, 0.4, 0.6], atol=1e-6)
     assert entity["frame_id"] == "cart"
+
+
+def test_mcap_holds_json_where_numbers_are_not_finite(tmp_path: Path) -> None:
+    vectors = {"measured": np.array([np.nan, 1.0, -np.inf], np.float32)}
+    frame = EpisodeFrame(None, {}, vectors, float("nan"), chunk=np.array([[np.inf, 2.0]], np.float32))
+    with open_sink(tmp_path / "broken.mcap") as sink:
+        FrameWriter(sink).write("seed 0", 0.0, frame)
+    found = messages(tmp_path / "broken.mcap")
+    assert found["/numbers"][0][1] == {"measured": [None, 1.0, None]}
+    assert found["/chunk"][0][1] == {"actions": [[None, 2.0]]}
+    assert found["/outcome"][1][1] == {"reward": None}
 
 
 def test_rerun_verifies_its_file(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Tests of episodes for views: frames, predicted chunks, and replays of datasets."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -128,6 +130,34 @@ def test_replays_that_differ_are_marked(dataset: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(Episodes, "episode", altered)
     list(source.frames(0))
     assert source.note().startswith("The replay differs from the recorded observations by up to ")
+    source.close()
+
+
+def test_datasets_of_a_task_with_other_observations_are_shown(dataset: Path) -> None:
+    class Wider:
+        """The task with one more entry in every vector."""
+
+        def __init__(self, sim: VectorSim) -> None:
+            self._sim = sim
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._sim, name)
+
+        def reset(self, seeds: Any) -> dict[str, torch.Tensor]:
+            return self._widened(self._sim.reset(seeds))
+
+        def step(self, actions: torch.Tensor) -> Any:
+            result = self._sim.step(actions)
+            return replace(result, obs=self._widened(result.obs))
+
+        @staticmethod
+        def _widened(obs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {key: torch.cat([value, value[:, :1]], 1) for key, value in obs.items()}
+
+    source = DatasetEpisodes(dataset, lambda task: cast(VectorSim, Wider(lift())))
+    frames = list(source.frames(0))
+    assert all(frame.state is not None for frame in frames)
+    assert source.note().startswith("The task has other observations now")
     source.close()
 
 

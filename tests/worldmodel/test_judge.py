@@ -1,12 +1,15 @@
 """Tests of learned judges on videos of the pushing toy: predictions, calibration, abstention, and refused inputs."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from films import push_films
+from safetensors.torch import save_file
 from small_world import small_films, small_world
 
 from robopolicy.errors import UserError
@@ -14,7 +17,7 @@ from robopolicy.evaluation.judge_metrics import episode_confusions, frame_confus
 from robopolicy.evaluation.video_metrics import compare_videos
 from robopolicy.nets.vision import VisionConfig
 from robopolicy.worldmodel.contract import Images
-from robopolicy.worldmodel.success_detectors.classifier import disagreement, fit_classifier, fit_probe
+from robopolicy.worldmodel.success_detectors.classifier import StateProbe, disagreement, fit_classifier, fit_probe
 from robopolicy.worldmodel.success_detectors.clips import (
     Examples,
     FitConfig,
@@ -33,6 +36,10 @@ FIT = FitConfig(steps=150, batch_size=64, learning_rate=3e-3)
 
 def solved(state: dict[str, torch.Tensor]) -> torch.Tensor:
     return (state["block"] - torch.tensor(GOAL)).norm(dim=1) < RADIUS
+
+
+def load_any_probe(folder: Path) -> StateProbe:
+    return load_probe(folder, solved)
 
 
 def blurred(images: Images) -> Images:
@@ -138,6 +145,27 @@ def test_judge_round_trips_through_its_folder(classifier, probe, examples, tmp_p
     (tmp_path / "probe" / "model.safetensors").write_bytes(b"x")
     with pytest.raises(UserError, match="complete"):
         load_probe(tmp_path / "probe", solved)
+
+
+def test_damaged_files_of_a_judge_are_reported(classifier, probe, tmp_path):
+    for name, judge, load in (("classifier", classifier, load_classifier), ("probe", probe, load_any_probe)):
+        folder = tmp_path / name
+        save_judge(folder, judge)
+        facts = json.loads((folder / "judge.json").read_text())
+        damaged = [[], 3, "text", {}, {**facts, "config": []}, {**facts, "cameras": []}, {**facts, "spread": "wide"}]
+        damaged += [{key: value for key, value in facts.items() if key != missing} for missing in facts]
+        damaged += [{**facts, "cameras": {"a.b": 24}}, {**facts, "config": {**facts["config"], "hidden": [8]}}]
+        damaged += [{**facts, key: {} if key == "names" else -1} for key in ("temperature", "names") if key in facts]
+        for content in damaged:
+            (folder / "judge.json").write_text(json.dumps(content))
+            with pytest.raises(UserError) as found:
+                load(folder)
+            assert str(folder) in str(found.value) and "\n" not in str(found.value)
+        (folder / "judge.json").write_text(json.dumps(facts))
+        load(folder)
+    save_file({"std": torch.ones(4)}, tmp_path / "probe" / "model.safetensors")
+    with pytest.raises(UserError, match="do not match"):
+        load_any_probe(tmp_path / "probe")
 
 
 def test_fitting_is_deterministic_for_a_seed(examples):

@@ -5,6 +5,7 @@ import torch
 from small_world import small_films, small_world
 from torch import Tensor
 
+from robopolicy.evaluation.predicted_outcomes import PredictedOutcomes
 from robopolicy.worldmodel.replays import Replays, calibrate_success, replay
 from robopolicy.worldmodel.videos import VideoDataset
 from robopolicy_tasks.toy.push import push, solved
@@ -69,6 +70,35 @@ def test_calibration_does_not_follow_replays_that_lost_their_success():
 def test_one_kind_of_outcome_gives_no_offset():
     for outcome in (True, False):
         assert replays([outcome] * 2, [-1.0, -2.0], [-1.0, 3.0]).bias == 0.0
+
+
+def test_each_half_of_the_episodes_is_tested_at_the_threshold_of_the_other_one():
+    first, second = [torch.tensor(values).logit().tolist() for values in ([0.2, 0.4], [0.6, 0.8])]
+    found = replays([False, True, False, True], [first[0], first[1], second[0], second[1]], [-9.0, 5.0, -9.0, 5.0])
+    thresholds = torch.tensor([0.7, 0.7, 0.3, 0.3]).logit()  # halfway in probability; 0 and 1 are the first half
+    calibrated = found.cross_calibrated()
+    assert torch.allclose(calibrated.logits, found.logits - thresholds, atol=1e-5)
+    assert torch.allclose(calibrated.seen, found.seen - thresholds, atol=1e-5)
+    assert torch.equal(calibrated.recorded, found.recorded)
+
+
+def test_a_half_without_both_outcomes_sets_no_offset():
+    found = replays([True, False, False, False], [-3.0, -5.0, -6.0, -5.0], [-3.0, -5.0, -6.0, -5.0])
+    assert torch.equal(found.cross_calibrated().logits == found.logits, torch.tensor([True, True, False, True]))
+    assert torch.equal(replays([True], [-3.0], [-3.0]).cross_calibrated().logits, torch.tensor([-3.0]))
+
+
+def test_a_model_that_predicts_at_random_rarely_passes_the_gate(videos, monkeypatch):
+    """With the threshold of the tested replays themselves, 5 of 100 such models pass."""
+    model, generator = small_world(videos), torch.Generator().manual_seed(0)
+
+    def random_replays(*_) -> Replays:
+        logits, seen = torch.randn(2, 128, generator=generator)
+        return Replays(torch.arange(128) < 8, logits, seen, torch.zeros(1))
+
+    monkeypatch.setattr("robopolicy.worldmodel.replays.replay", random_replays)
+    passed = [not PredictedOutcomes.of(calibrate_success(model, videos)).reasons() for _ in range(400)]
+    assert sum(passed) <= 8
 
 
 def test_calibration_sets_the_offset_of_the_success_head_whatever_it_was(videos, monkeypatch):

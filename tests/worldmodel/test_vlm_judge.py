@@ -1,8 +1,10 @@
 """Tests of a vision-language model as judge: prompts and frames, vote counts, and backends."""
 
 import base64
+import importlib.util
 import io
 import json
+import socket
 import threading
 import types
 from collections.abc import Sequence
@@ -165,9 +167,54 @@ def test_redirects_are_not_followed(server, monkeypatch):
     assert [path for path, *_ in server.asked] == ["/chat/completions"]
 
 
-def test_addresses_and_tokens_are_checked(monkeypatch):
-    with pytest.raises(UserError, match="http://"):
-        ServedVLM("localhost:8000", "m")
+def test_a_proxy_never_receives_the_token(server, monkeypatch):
+    monkeypatch.setenv("ROBOPOLICY_TOKEN_LOCALHOST", "secret")
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    spec = importlib.util.find_spec(vlm.__name__)
+    assert spec is not None and spec.loader is not None
+    fresh = importlib.util.module_from_spec(spec)  # urllib reads the variables when an opener is built
+    spec.loader.exec_module(fresh)
+    with pytest.raises(UserError, match="no answer"):
+        fresh.ServedVLM("http://127.0.0.1:9/v1", "m", timeout=2.0)("?", [], 0)
+    assert server.asked == []
+
+
+def test_a_server_that_does_not_speak_http_is_reported():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"garbage\r\n\r\n")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        with pytest.raises(UserError, match=r"gave an invalid HTTP response\.$"):
+            ServedVLM(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", "m", timeout=5.0)("?", [], 0)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8000",
+        "http://",
+        "http://[::1/v1",
+        "http://127.0.0.1:8/v 1",
+        "http://127.0.0.1:8/v1\n",
+        "http://127.0.0.1:abc/v1",
+        "http://127.0.0.1:99999/v1",
+    ],
+)
+def test_invalid_addresses_are_refused(url):
+    with pytest.raises(UserError, match="must be like http://HOST:PORT/v1"):
+        ServedVLM(url, "m")
+
+
+def test_tokens_are_sent_encrypted_or_to_this_machine(monkeypatch):
     ServedVLM("http://example.org/v1", "m")
     monkeypatch.setenv("ROBOPOLICY_TOKEN_EXAMPLE_ORG", "secret")
     with pytest.raises(UserError, match="unencrypted"):

@@ -1,14 +1,17 @@
 """Tests of world models in use: judges by name, ensembles, searches and fine-tuning checked by the simulator."""
 
+import importlib
 import json
 from dataclasses import replace
 
 import pytest
 import torch
+from films import push_films
 from push_worlds import folder, world
 
 from robopolicy.algorithms.bc import BCConfig
 from robopolicy.cli.main import main
+from robopolicy.data.formats.lerobot import write_lerobot
 from robopolicy.errors import UserError
 from robopolicy.policies.heads.flow import FlowConfig
 from robopolicy.schema import from_dict, to_dict
@@ -18,6 +21,7 @@ from robopolicy.training.config import BudgetConfig, TrainConfig
 from robopolicy.training.world_sims import load_world, load_worlds, save_world
 from robopolicy.worldmodel.latent import EnsembleWorldModel, LatentWorldModel
 from robopolicy.worldmodel.success_detectors.classifier import StateProbe, SuccessClassifier
+from robopolicy.worldmodel.success_detectors.clips import Examples
 
 __all__ = ["folder"]  # a fixture
 NO = "SUCCESS: no\nPROGRESS: 25"
@@ -38,6 +42,39 @@ def test_judges_are_trained_evaluated_and_loaded_by_folder(folder, kind, capsys)
     assert main(["eval", "random", "--task", "push", *words, *out]) == 0
     ranked = ["random", "expert", "--judge", judge, "--episodes", "2", "--video", "0", "--json"]
     assert main(["worldmodel", "rank", model, *ranked, "--out", str(folder / f"rank_{kind}")]) == 0
+
+
+def test_a_judge_is_measured_on_episodes_that_did_not_calibrate_it(folder, monkeypatch):
+    used: dict[str, set[int]] = {}
+
+    def watch(module: str, name: str) -> None:
+        function = getattr(importlib.import_module(module), name)
+
+        def watched(*arguments, **options):
+            for index, each in enumerate(arguments):
+                if isinstance(each, Examples):
+                    used[f"{name} {index}"] = set(each.videos.episodes.seeds.tolist())
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(f"{module}.{name}", watched)
+
+    watch("robopolicy.worldmodel.success_detectors.classifier", "fit_classifier")
+    for name in ("frame_confusions", "episode_confusions"):
+        watch("robopolicy.evaluation.judge_metrics", name)
+    films = folder / "films_of_forty"
+    write_lerobot(push_films(40, size=16), films, video=False)
+    words = [str(folder / "world0"), str(films), "--steps", "1", "--members", "1", "--out", str(folder / "split")]
+    assert main(["worldmodel", "judge", *words]) == 0
+    train, calibration = used["fit_classifier 0"], used["fit_classifier 1"]
+    measurement = used["frame_confusions 1"]
+    assert (len(train), len(calibration), len(measurement)) == (32, 4, 4)
+    assert len(train | calibration | measurement) == 40 and used["episode_confusions 1"] == measurement
+
+
+def test_too_few_episodes_to_calibrate_and_measure_a_judge_are_refused(folder, refused):
+    write_lerobot(push_films(8, size=16).subset([0, 1, 6, 7]), folder / "few", video=False)
+    words = [str(folder / "world0"), str(folder / "few"), "--out", str(folder / "none")]
+    assert "4 episodes are too few to calibrate and measure a judge" in refused("worldmodel", "judge", *words)
 
 
 def test_vision_language_judge_receives_every_twentieth_frame(folder, monkeypatch):

@@ -17,7 +17,7 @@ def td_loss(critic: QEnsemble, batch: Transitions, target: Callable[[Transitions
     """Weighted temporal-difference loss, summed over members and averaged over the batch, and metrics.
 
     `target(batch)` is `(B,)`, `(M, B)` per member, or probabilities, see `QEnsemble.regression`, and is called after
-    the critic and without gradients. Dropout is active only in this loss.
+    the critic and without gradients. Dropout of the critic is active, in any mode of the critic.
     """
     with training_mode(critic):
         output = critic.output(critic.encode(batch.obs), batch.chunk)

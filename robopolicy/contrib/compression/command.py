@@ -210,7 +210,7 @@ def _load_scores(args: argparse.Namespace) -> dict[Widths, float]:
     file: Path = args.out / RECORD
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
-        known, rows = content["request"], content["students"]
+        known, rows = dict(content["request"]), content["students"]
         scores = {tuple(row["widths"]): float(row["score"]) for row in rows}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} cannot be read ({error}); drop --resume, or choose another folder.") from error

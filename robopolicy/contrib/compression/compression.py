@@ -29,6 +29,7 @@ from robopolicy.data.chunks import ChunkBatch
 from robopolicy.errors import UserError
 from robopolicy.evaluation.actors import NoisyActor, PolicyActor, RandomActor
 from robopolicy.evaluation.harness import run_episodes
+from robopolicy.nets.encoder import ObservationEncoder
 from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.policies.base import Observation, Policy
@@ -150,9 +151,11 @@ def student_of(teacher: Policy, widths: Widths, seed: int = 0) -> Policy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         student = make_policy(teacher.name, replace(config, hidden=tuple(widths)), teacher.spec)
-    known = dict(teacher.named_modules())
+    known: dict[str, Any] = dict(teacher.named_modules())
     for name, part in student.named_modules():
-        if isinstance(part, Normalizer):
+        if isinstance(part, ObservationEncoder):
+            part.copy_stats(known[name])
+        elif isinstance(part, Normalizer):
             part.load_state_dict(known[name].state_dict())
     return student.to(teacher.device)
 

@@ -15,6 +15,7 @@ from robopolicy.algorithms.td3 import TD3
 from robopolicy.constraints import Positive, Validated
 from robopolicy.contrib.control.prior_mask import MaskSchedule, PriorMask
 from robopolicy.data.batches import Transitions
+from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.policies.base import Observation, Policy, Sample
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness
@@ -55,7 +56,7 @@ def update_mask(mask: PriorMask, algorithm: SAC | TD3, batch: Transitions) -> Me
     """Fade the mask where the critic prefers the policy's own actions, on the first minibatch of `batch`."""
     metrics: Metrics = {}
     if not mask.finished:
-        with torch.no_grad():
+        with torch.no_grad(), evaluation_mode(algorithm.critic):
             obs = next(batch.split(algorithm.config.batch_size)).obs
             own = algorithm.policy.mode(obs)
             better = algorithm.critic.min_q(obs, own) >= algorithm.critic.min_q(obs, mask.inside(obs, own))

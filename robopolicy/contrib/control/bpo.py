@@ -18,7 +18,7 @@ rollout (the code's variant for Isaac Lab recomputes them every epoch).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from robopolicy.core.regularizers import k3
 from robopolicy.core.surrogates import best_ratio
 from robopolicy.critics.q import copy_statistics
 from robopolicy.critics.value import ValueConfig, ValueNet
+from robopolicy.data.batches import Rollout
 from robopolicy.policies.base import Info, Policy
 
 
@@ -73,6 +74,11 @@ class BPO(PPO):
         """Critics of the value and of the median."""
         return {**super().critics(), "median": self.median}
 
+    def process_rollout(self, batch: Rollout) -> RolloutBatch:
+        """Rows with importance weights in place of the advantages, which the loss computes again."""
+        weight = torch.ones_like(batch.reward) if batch.weight is None else batch.weight
+        return replace(super().process_rollout(batch), advantage=weight.flatten())
+
     def critic_loss(self, rows: RolloutBatch) -> Tensor:
         """Regression losses of the value and of the median."""
         returns = rows.value_target
@@ -81,14 +87,14 @@ class BPO(PPO):
         return super().critic_loss(rows) + median_loss(returns - self.median(rows.obs), temperature).mean()
 
     def loss(self, rows: RolloutBatch, *, log_stats: bool) -> tuple[Tensor, Info]:
-        """Distance of the ratios to their targets, weighted by the absolute advantage, minus the entropy bonus."""
+        """Distance of the ratios to their targets, weighted by importance and `|A|`, minus the entropy bonus."""
         config, returns = self.config, rows.value_target
         output = self.policy.decisions(rows.obs, rows.record)
         change = (output.logp - rows.logp).sum(1)  # (B,) nats
         with torch.no_grad():
             low, high = 1 - config.bound, 1 + config.bound
             target = best_ratio(returns - self.median(rows.obs), low, high, config.temperature)
-            weight = (returns - self.critic(rows.obs)).abs()
+            weight = rows.advantage * (returns - self.critic(rows.obs)).abs()
         ratio = change.exp()
         loss = ((ratio - target).abs() * weight).mean()
         if config.entropy_coef:

@@ -25,6 +25,7 @@ from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, froz
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.constraints import NonNegativeInt, Positive, PositiveInt
+from robopolicy.contrib.control.fixed_losses import refuse_unused
 from robopolicy.contrib.control.gaussian_critic import GaussianQ
 from robopolicy.critics.q import CriticConfig, TargetUpdate
 from robopolicy.data.batches import Transitions
@@ -48,6 +49,10 @@ class DSACTConfig(SACConfig):
     critic_target_interval: NonNegativeInt = 0  # critic steps per update of the target critic; 0: policy_delay
     spread_clip: Positive = 3.0  # sampled targets are clipped at this many average standard deviations from the mean
     huber: Positive = 50.0  # error of the mean beyond which its loss is linear
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_unused("dsac_t", self, "average_members")
 
 
 class RunningStd(nn.Module):

@@ -24,6 +24,7 @@ from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, froz
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.constraints import NonNegative, Positive, PositiveInt
+from robopolicy.contrib.control.fixed_losses import refuse_unused
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.noise import normal
@@ -37,6 +38,10 @@ class MDPOOffConfig(SACConfig):
     temperature_lr: NonNegative = 0.0  # 0 keeps the temperature fixed
     kl_coef: Positive = 1.0  # c, weight of log pi; log pi_k has lambda - c
     target_update_interval: PositiveInt = 1000  # actor steps between updates of pi_k
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_unused("mdpo_off", self, "average_members")
 
 
 class MDPOOff(SAC):

@@ -63,6 +63,8 @@ class MultiRewardCritic(PPO):
             wide(chunk_discount(self.config.gamma, batch.steps)),
             self.config.gae_lambda,
         )
+        if batch.weight is not None:
+            advantage = advantage * wide(batch.weight)
         parts = (x.view(steps * envs, -1) for x in (advantage, target, values))
         return RolloutBatch(obs, flatten(batch.record), batch.logp.flatten(0, 1), *parts)
 

@@ -35,10 +35,12 @@ from robopolicy.constraints import (
     PositiveFraction,
     PositiveInt,
 )
+from robopolicy.contrib.control.fixed_losses import refuse_unused
 from robopolicy.contrib.control.optimism import LazyUpdate, upper_value
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError
+from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.noise import uniform
 
@@ -60,6 +62,7 @@ class OptimisticACConfig(SACConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_unused("optimistic_ac", self, "average_members")
         if not self.backup_entropy:
             raise UserError(
                 "The targets of optimistic_ac are values of the best chunks and never contain entropy, so "
@@ -135,7 +138,7 @@ class OptimisticAC(SAC):
 
     def switch_critic(self, batch: Transitions) -> Info:
         """Compare the Bellman errors of the kept and the current critic, and switch if it is due; return the log."""
-        with torch.no_grad():
+        with torch.no_grad(), evaluation_mode(self.critic):
             chunks, quantile = self.candidates(batch), self.config.quantile
             kept, current = (bellman_error(critic, batch, chunks, quantile) for critic in (self.kept, self.critic))
         if self.switch.due(float(kept), float(current)):

@@ -9,15 +9,20 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from robopolicy.critics.q import CriticConfig, CriticInput, QEnsemble
+from robopolicy.critics.q import C51, CriticConfig, CriticInput, QEnsemble
+from robopolicy.errors import UserError
 
 
 class RewardPredictingQ(QEnsemble):
     """Values, scalar or as histograms, and one more output of every member for the reward of the window."""
 
     def __init__(self, config: CriticConfig, policy: CriticInput) -> None:
-        """Build the critic of `policy`."""
+        """Build the critic of `policy`; its histogram has scalar targets."""
         super().__init__(config, policy, extra=1)
+        if isinstance(self.histogram, C51):
+            raise UserError(
+                "A critic that predicts rewards has scalar targets; set algorithm.critic.histogram=hl_gauss, not c51."
+            )
 
     def value(self, output: Tensor) -> Tensor:
         """Values `(M, ...)` of raw outputs."""

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from robopolicy.algorithms.sac import SAC, SACConfig, soft_target
 from robopolicy.constraints import NonNegative
+from robopolicy.contrib.control.fixed_losses import refuse_unused
 from robopolicy.contrib.control.gaussian_critic import GaussianQ
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import Transitions
@@ -42,6 +43,10 @@ class STACConfig(SACConfig):
         )
     )
     pessimism: NonNegative = 0.25  # beta, number of standard deviations subtracted from every value
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_unused("stac", self, "average_members")
 
 
 def likelihood_loss(mean: Tensor, std: Tensor, target: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.constraints import PositiveInt
-from robopolicy.core.decisions import Decisions, by_trajectory, first_rows
+from robopolicy.core.decisions import Decisions, first_rows, per_row
 
 
 def set_values(returns: Tensor, ways: Tensor, subsets: Tensor) -> Tensor:
@@ -59,12 +59,4 @@ class SetAdvantage:
             size = min(self.size, len(members) - 1)
             if size > 1:  # a single rollout has no diversity
                 result[members] = set_advantage(reward[members][None], signature[members][None], size)[0]
-        return _per_row(result, decisions)
-
-
-def _per_row(values: Tensor, decisions: Decisions) -> Tensor:
-    """One value per trajectory, in order of `first_rows` (S,), at each of its rows `(N, 1)`."""
-    keys = by_trajectory(decisions).squeeze(1)
-    names = keys[first_rows(decisions)]
-    order = torch.argsort(names)
-    return values[order[torch.searchsorted(names[order], keys)]].unsqueeze(1)
+        return per_row(result, decisions)

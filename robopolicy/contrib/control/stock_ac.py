@@ -28,6 +28,7 @@ from robopolicy.algorithms.common.algorithm import Metrics
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.td3 import TD3, TD3Config, smoothed_chunk
 from robopolicy.constraints import Finite, Fraction, NonNegativeInt, Positive, PositiveFraction, PositiveInt
+from robopolicy.contrib.control.fixed_losses import refuse_unused
 from robopolicy.contrib.control.quantile_critic import QuantileQ, quantile_loss
 from robopolicy.contrib.control.stock_encoder import STOCK_PREFIX, StockEncoder
 from robopolicy.critics.q import CriticConfig
@@ -59,6 +60,7 @@ class StockACConfig(TD3Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_unused("stock_ac", self, "action_l2", "value_reduction")
         if self.functional not in UTILITIES:
             raise unknown_name("functional", self.functional, UTILITIES)
 
@@ -205,7 +207,7 @@ class StockAC(TD3):
             if self.policy_due():
                 loss, info = self.actor_loss(part)
                 optimizer_step(self.optimizer, loss)
-                self._policy_update.step(self.config.tau)
+                self._policy_update.step(self.config.target_policy_tau)
                 self._policy_update.copy_buffers()
                 if self.config.functional == "cvar":
                     self.search_start(part)

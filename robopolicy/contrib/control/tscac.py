@@ -28,6 +28,7 @@ from torch import Tensor
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
 from robopolicy.algorithms.td3 import TD3, TD3Config, q1
 from robopolicy.constraints import NonNegative, OpenFraction, Positive
+from robopolicy.contrib.control.fixed_losses import refuse_unused
 from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Info, Observation, Policy, Sample, chunk_mean
@@ -68,6 +69,7 @@ class TSCACConfig(TD3Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_unused("tscac", self, "action_l2", "value_reduction")
         if self.n_step:
             raise UserError(f"TSCAC's rewards evaluate single chunks; leave algorithm.n_step=0, got {self.n_step}.")
         for name in self.aux_rewards:

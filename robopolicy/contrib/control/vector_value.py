@@ -19,7 +19,7 @@ from robopolicy.spec import PolicySpec
 
 @dataclass(frozen=True)
 class VectorValueConfig(ValueConfig):
-    """Architecture of a `VectorValueNet`; `activation` and `residual` are not used."""
+    """Architecture of a `VectorValueNet`; `activation`, `layer_norm`, `residual` and `bias` are not used."""
 
     hidden: tuple[PositiveInt, ...] = (256, 128, 128, 64)
     modules: PositiveInt = 8  # weight modules of every layer
@@ -35,7 +35,8 @@ class TermValues(ValueNet):
     def __init__(self, config: ValueConfig, spec: PolicySpec, *, terms: int) -> None:
         super().__init__(config, spec)
         size, gain = spec.obs_horizon * self.encoder.feature_dim, 1.0 if config.orthogonal_init else None
-        self.head = MLP(size, config.hidden, terms, activation=config.activation, orthogonal_gain=gain)
+        sizes = (size, config.hidden, terms)
+        self.head = MLP(*sizes, activation=config.activation, layer_norm=config.layer_norm, orthogonal_gain=gain)
 
     def by_term(self, obs: Mapping[str, Tensor]) -> Tensor:
         """Expected sum of each reward term `(B, R)`."""

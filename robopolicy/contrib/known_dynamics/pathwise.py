@@ -41,8 +41,6 @@ class Pathwise(Algorithm):
                 f"{type(self).__name__} differentiates the mode of a squashed Gaussian, which respects the action "
                 f"bounds, got '{policy.name}'; pass policy=squashed_gaussian."
             )
-        if config.scenarios < 0:
-            raise UserError(f"algorithm.scenarios must not be negative, got {config.scenarios}.")
         super().__init__(policy, total_updates=total_updates)
         self.config = config
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr)

@@ -54,7 +54,9 @@ class CDSAConfig(Validated):
 def cdsa_loss(model: DataModel, batch: ChunkBatch, generator: torch.Generator | None = None) -> tuple[Tensor, Info]:
     """Sum of the four losses on a batch of chunks with their next observations."""
     if batch.next_obs is None or batch.next_obs_valid is None:
-        raise UserError("CDSA needs chunks with the observations after them; sample with reach=action_horizon.")
+        raise UserError(
+            "CDSA needs chunks with the observations after them; sample with lookahead_steps=action_horizon."
+        )
     return data_model_loss(
         model, batch.obs, batch.chunk, batch.next_obs, batch.next_obs_valid, generator, executed=batch.executed
     )

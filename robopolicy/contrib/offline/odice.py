@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
-from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step
+from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, make_adam, optimizer_step
 from robopolicy.algorithms.common.offline import ImitationConfig, imitation_loss, require_imitation
 from robopolicy.constraints import NonNegative, OpenFraction, Positive
 from robopolicy.core.gradients import flat_gradient
@@ -34,6 +34,7 @@ from robopolicy.critics.q import CriticConfig, CriticInput, QEnsemble
 from robopolicy.data.batches import Transitions
 from robopolicy.data.episodes import Array, Episodes
 from robopolicy.errors import UserError
+from robopolicy.nets.module_state import evaluation_mode
 from robopolicy.policies.base import Info, Observation, Policy, Sample
 from robopolicy.policies.noise import Randomness
 
@@ -130,6 +131,7 @@ class ODICE(OffPolicy):
         """Prepare to train `policy` by weighted imitation."""
         policy = require_imitation(policy, self.name)
         super().__init__(config, policy.eval(), total_updates=total_updates)
+        self.critic_optimizer = make_adam(self.critic, config.critic_lr)  # no weight decay of V
         self.optimizer = torch.optim.Adam(
             policy.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True
         )
@@ -189,7 +191,8 @@ class ODICE(OffPolicy):
     @torch.no_grad()
     def weights(self, batch: Transitions) -> Tensor:
         """Imitation weights `(B,)` of the batch's chunks, averaged over the twins."""
-        residual = self.target(batch) - self.critic.values(batch.obs)
+        with evaluation_mode(self.critic):
+            residual = self.target(batch) - self.critic.values(batch.obs)
         return visit_weight(residual, self.config.weight_max).mean(0)
 
     def update(self, batch: Transitions) -> Metrics:

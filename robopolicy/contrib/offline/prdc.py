@@ -11,7 +11,7 @@ demonstrations, in which the nearest pair is distant, nor with images, clouds, e
 
 The metric `novelty` is the distance to this pair relative to the usual one between pairs of the data: values well above
 1 show that the actor has left the data (`robopolicy.contrib.offline.nearest_neighbors`, which needs the extra
-`neighbours`).
+`offline`).
 
 Deviations from the public code: states are standardised by the dataset, independent of the policy; a pair contains the
 executed part of a chunk.

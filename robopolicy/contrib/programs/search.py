@@ -176,6 +176,8 @@ class ProgramSearch(Part):
         self.trials = [ScoredProgram(**{**trial, "score": _number(trial["score"])}) for trial in state["trials"]]
         self.curve = [_number(score) for score in state["curve"]]
         self._asked = list(state["asked"])
+        if not all(isinstance(program, str) for program in (*self._asked, *(trial.program for trial in self.trials))):
+            raise TypeError("a program is no text")
         self._rng.bit_generator.state = state["random"]
 
 
@@ -204,7 +206,11 @@ def refine(
     """
     given = dict(request or {})
     if record is not None and record.is_file():
-        search.load_state_dict(read_record(record, given))
+        state = read_record(record, given)
+        try:
+            search.load_state_dict(state)
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(record, error) from error
 
     def save() -> None:
         if record is not None:
@@ -228,11 +234,9 @@ def read_record(record: Path, request: Mapping[str, Any]) -> dict[str, Any]:
     """
     try:
         content = parse_json(record.read_text(encoding="utf-8"))
-        version, known, state = content["version"], content["request"], content["search"]
+        version, known, state = content["version"], dict(content["request"]), content["search"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{record} is damaged ({type(error).__name__}: {error}); delete it or choose another --out."
-        ) from error
+        raise _damaged(record, error) from error
     if version != VERSION:
         raise UserError(f"{record} has version {version!r}, expected {VERSION}; choose another --out.")
     other = [key for key in request if known.get(key) != request[key]]
@@ -242,6 +246,10 @@ def read_record(record: Path, request: Mapping[str, Any]) -> dict[str, Any]:
             "comparable; pass the original settings, or choose another folder."
         )
     return state
+
+
+def _damaged(record: Path, error: Exception) -> UserError:
+    return UserError(f"{record} is damaged ({type(error).__name__}: {error}); delete it or choose another --out.")
 
 
 def _jsonable(score: float) -> float | None:

@@ -10,6 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from robopolicy.core.dominance import dominance_matrix
+
 
 def novelty(behaviours: Tensor, reference: Tensor, neighbours: int, *, within: bool = True) -> Tensor:
     """Mean distance `(K,)` to the nearest behaviours of a reference set (Lehman and Stanley 2011).
@@ -25,12 +27,6 @@ def novelty(behaviours: Tensor, reference: Tensor, neighbours: int, *, within: b
     return nearest.mean(1) if nearest.shape[1] else torch.full((len(behaviours),), math.inf, dtype=nearest.dtype)
 
 
-def dominates(values: Tensor) -> Tensor:
-    """Whether row i of objectives `(K, O)` dominates row j, as `[i, j]`; higher is better."""
-    first, second = values[:, None], values
-    return (first >= second).all(2) & (first > second).any(2)
-
-
 def pareto_ranks(first: Tensor, second: Tensor) -> Tensor:
     """Rank `(K,)` of the Pareto front of each row, 0 for the rows that no other dominates (Deb et al. 2002).
 
@@ -38,7 +34,7 @@ def pareto_ranks(first: Tensor, second: Tensor) -> Tensor:
         first: (K,) objective to maximise.
         second: (K,) the other objective.
     """
-    dominated = dominates(torch.stack([first, second], 1))
+    dominated = dominance_matrix(torch.stack([first, second], 1))
     rank = torch.full((len(first),), -1)
     for place in range(len(first)):
         left = rank < 0

@@ -13,7 +13,7 @@ from robopolicy.constraints import NonNegative, NonNegativeInt, Positive, Positi
 from robopolicy.contrib.text_catalogue.partitions import by_group_source
 from robopolicy.core.advantage import Scope, outcome, valid_entries
 from robopolicy.core.advantage_sources import UnitView
-from robopolicy.core.decisions import Decisions, by_group, by_trajectory, counted_rows, first_rows, pair
+from robopolicy.core.decisions import Decisions, by_group, by_trajectory, counted_rows, first_rows, pair, per_row
 from robopolicy.core.group_statistics import ROLLOUTS, dense_ids
 from robopolicy.core.segments import Segments
 
@@ -187,14 +187,6 @@ def upper_half(values: Tensor, decisions: Decisions) -> Tensor:
     count = torch.searchsorted(ordered, ordered, right=True) - start
     high = torch.arange(len(order), device=order.device) - start >= count // 2
     return per_row(torch.zeros_like(high).scatter(0, order, high), decisions)
-
-
-def per_row(values: Tensor, decisions: Decisions) -> Tensor:
-    """Broadcast one value per trajectory, in order of `first_rows` (S,), to its rows `(N, 1)`."""
-    keys = by_trajectory(decisions).squeeze(1)
-    names = keys[first_rows(decisions)]
-    order = torch.argsort(names)
-    return values[order[torch.searchsorted(names[order], keys)]].unsqueeze(1)
 
 
 def lengths(decisions: Decisions) -> Tensor:

@@ -146,10 +146,6 @@ class UncertainTokens:
 
     below: PositiveFraction = 0.9
 
-    def __post_init__(self) -> None:
-        if not 0.0 < self.below <= 1.0:
-            raise ValueError(f"'uncertain' keeps decisions below a probability in (0, 1], got {self.below}.")
-
     def __call__(self, decisions: Decisions, advantage: Tensor, log_ratio: Tensor) -> Tensor:
         """Compute the mask, bool `(N, T)`."""
         return decisions.logp_old < math.log(self.below)

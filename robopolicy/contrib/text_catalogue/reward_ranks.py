@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.constraints import Fraction
+from robopolicy.core.dominance import dominance_matrix
 from robopolicy.text.rollouts.protocols import Outcomes, Reward
 
 
@@ -18,7 +19,8 @@ class Rank(Reward):
 
     Source: URPO, Lu et al. 2025.
 
-    With `where`, only trajectories with a positive value of that metric are ranked, e.g. tasks without a verifier.
+    With `where`, only trajectories with a positive value of that metric are ranked, e.g. tasks without a verifier;
+    the others keep their reward.
     """
 
     metric: str = "reward"
@@ -26,8 +28,12 @@ class Rank(Reward):
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         """Compute rewards `(M,)`."""
-        ranked = in_groups(outcomes.key, outcomes.require(self.metric), ranks)
-        return ranked if self.where is None else torch.where(outcomes.require(self.where) > 0, ranked, outcomes.reward)
+        metric = outcomes.require(self.metric)
+        if self.where is None:
+            return in_groups(outcomes.key, metric, ranks)
+        ranked, reward = outcomes.require(self.where) > 0, outcomes.reward.to(torch.float64, copy=True)
+        reward[ranked] = in_groups(outcomes.key[ranked], metric[ranked], ranks)
+        return reward
 
 
 @dataclass(frozen=True)
@@ -88,9 +94,3 @@ def pareto_ranks(values: Tensor) -> Tensor:
     equal = (values[:, None] == values).all(2)
     dominated = dominance_matrix(values).double().sum(0) + 0.5 * (equal.double().sum(1) - 1.0)
     return 1.0 - dominated / (len(values) - 1)
-
-
-def dominance_matrix(values: Tensor) -> Tensor:
-    """Return bool `[i, j]`: row i of objectives `(K, O)`, higher is better, dominates row j."""
-    mine, other = values[:, None], values
-    return (mine >= other).all(2) & (mine > other).any(2)

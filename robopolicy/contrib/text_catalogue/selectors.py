@@ -55,10 +55,6 @@ class Diverse:
 
     keep: PositiveInt = 2  # of a group
 
-    def __post_init__(self) -> None:
-        if self.keep < 1:
-            raise ValueError(f"'diverse' keeps at least 1 trajectory of a group, got {self.keep}.")
-
     def __call__(self, decisions: Decisions, generator: torch.Generator | None) -> Tensor:
         """Select row indices (M,)."""
         chosen = decisions.require_extra("chosen")

@@ -44,10 +44,6 @@ class Shape:
     limit: NonNegative | None = None
     fraction: FractionBelowOne | None = None  # in [0, 1)
 
-    def __post_init__(self) -> None:
-        if self.fraction is not None and not 0.0 <= self.fraction < 1.0:
-            raise ValueError(f"Shape fraction must lie in [0, 1), got {self.fraction}.")
-
     def __call__(self, advantage: Tensor, decisions: Decisions) -> Tensor:
         """Shape the advantage."""
         bonus = self.bonus(decisions)

@@ -125,15 +125,18 @@ class BlackBoxPolicy(Policy):
         """Chunk for `noise` `(B, H, A)`, without gradients."""
         if not self.config.noise:
             raise self._lacks("decode")
-        return self._call_checked(obs, noise)
+        if tuple(noise.shape[1:]) != self.noise_shape:
+            raise UserError(
+                f"{self.label} expects noise of shape {_shape(*self.noise_shape)}, found {_shape(*noise.shape[1:])}."
+            )
+        return self.compute(obs, lambda part, rows: self.call(part, noise[rows]))
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """Chunk for fresh standard normal noise, or without noise if the black box takes none."""
         if not self.config.noise:
-            return self._call_checked(obs, None)
+            return self.compute(obs, lambda part, rows: self.call(part, None))
         reference = next(iter(obs.values()))
-        shape = (len(reference), *self.noise_shape)
-        return self._call_checked(obs, normal(shape, generator, reference.device))
+        return self.decode(obs, normal((len(reference), *self.noise_shape), generator, reference.device))
 
     def fit_normalizer(self, statistics: Statistics) -> None:
         """Fit the units of the chunks for critics."""
@@ -145,20 +148,19 @@ class BlackBoxPolicy(Policy):
         return self.config.network_calls
 
     @torch.no_grad()
-    def _call_checked(self, obs: Observation, noise: Tensor | None) -> Tensor:
-        obs = self._select_inputs(obs, noise)
+    def compute(self, obs: Observation, call: Callable[[Observation, slice], Any]) -> Tensor:
+        """Chunks `(B, H, A)` of `call(observations, rows)` for parts of the batch, with retries and checks."""
+        obs = self._select_inputs(obs)
         rows = len(next(iter(obs.values())))
         size = self.config.max_batch or rows
-        parts = [
-            self._call_with_retries(
-                {key: value[i : i + size] for key, value in obs.items()}, None if noise is None else noise[i : i + size]
-            )
-            for i in range(0, rows, size)
-        ]
+        parts: list[Tensor] = []
+        for start in range(0, rows, size):
+            part = slice(start, start + size)
+            parts.append(self._call_with_retries({key: value[part] for key, value in obs.items()}, part, call))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _select_inputs(self, obs: Observation, noise: Tensor | None) -> Observation:
-        """Check observations and noise; return the observations that the black box uses."""
+    def _select_inputs(self, obs: Observation) -> Observation:
+        """Check the observations; return the ones that the black box uses."""
         spec = self.spec
         for key, shape in spec.observation.items():
             if key not in obs:
@@ -170,13 +172,9 @@ class BlackBoxPolicy(Policy):
                     f"{self.label} expects '{key}' of shape {_shape(spec.obs_horizon, *shape)}, found "
                     f"{_shape(*obs[key].shape[1:])}."
                 )
-        if noise is not None and tuple(noise.shape[1:]) != self.noise_shape:
-            raise UserError(
-                f"{self.label} expects noise of shape {_shape(*self.noise_shape)}, found {_shape(*noise.shape[1:])}."
-            )
         return {key: obs[key] for key in spec.observation}
 
-    def _call_with_retries(self, obs: Observation, noise: Tensor | None) -> Tensor:
+    def _call_with_retries(self, obs: Observation, rows: slice, call: Callable[[Observation, slice], Any]) -> Tensor:
         """Run one batch, with retries after failures."""
         failure = Exception()
         delays = (0.0, *self.config.retry_delays)
@@ -184,7 +182,7 @@ class BlackBoxPolicy(Policy):
             time.sleep(delay)
             start = time.monotonic()
             try:
-                result = self.call(obs, noise)
+                result = call(obs, rows)
             except UserError:
                 raise
             except Exception as error:

@@ -13,6 +13,7 @@ and frames to text: a served model, or a local one.
 from __future__ import annotations
 
 import base64
+import http.client
 import io
 import json
 import re
@@ -21,7 +22,7 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import numpy as np
 import torch
@@ -132,7 +133,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-_OPENER = urllib.request.build_opener(_NoRedirects)
+_OPENER = urllib.request.build_opener(_NoRedirects, urllib.request.ProxyHandler({}))  # a proxy would see the token
 
 
 class ServedVLM:
@@ -152,9 +153,7 @@ class ServedVLM:
         The token of the host (`robopolicy.tokens`) is sent as a bearer token. A `temperature` above 0 lets votes
         differ; `timeout` is in seconds.
         """
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UserError(f"The URL of a served model must start with http:// or https://, got '{url}'.")
+        parts = _split_url(url)
         self.url, self.model, self.temperature, self.timeout = url.rstrip("/"), model, temperature, timeout
         self._token, self._max_tokens = client_token(parts), max_tokens
 
@@ -181,6 +180,20 @@ class ServedVLM:
             raise UserError(f"The model at {self.url} refused with status {error.code}.") from error
         except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
             raise UserError(f"The model at {self.url} gave no answer: {error}.") from error
+        except http.client.HTTPException as error:
+            raise UserError(f"The server at {self.url} gave an invalid HTTP response.") from error
+
+
+def _split_url(url: str) -> SplitResult:
+    """Split the address of a server; other text raises a UserError."""
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets or port
+        parts, valid = SplitResult("", "", "", "", ""), False
+    if not valid or not url.isascii() or not url.isprintable() or " " in url:
+        raise UserError(f"The URL of a served model must be like http://HOST:PORT/v1, got {url!r}.")
+    return parts
 
 
 class LocalVLM:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +81,16 @@ def test_students_copy_normalizers_and_training_is_reproducible(teacher, seen):
     own = student_of(teacher, (8,))
     assert torch.equal(own.encoder.normalizer.offset, teacher.encoder.normalizer.offset)  # type: ignore[union-attr]
     assert own.spec == teacher.spec and widths_of(own) == (8,)
+
+
+def test_students_copy_the_bounds_of_point_clouds():
+    spec = PolicySpec({"state": (2,), "point_cloud.front": (8, 3)}, 1)
+    policy = GaussianPolicy(GaussianConfig(hidden=(16,), normalization="minmax"), spec)
+    bounds = {"min": -10 * torch.ones(8, 3), "max": 30 * torch.ones(8, 3)}
+    state, action = ({"min": -torch.ones(n), "max": torch.ones(n)} for n in (2, 1))
+    policy.fit_normalizer({"state": state, "point_cloud.front": bounds, "action": action})
+    theirs = dict(student_of(policy, (8,)).named_buffers())
+    assert all(torch.equal(theirs[name], buffer) for name, buffer in policy.named_buffers())
 
 
 def test_students_of_flow_policies_can_be_built_and_trained():
@@ -177,6 +188,11 @@ def test_an_interrupted_search_resumes_without_retraining(checkpoint, capsys, mo
     assert main(words) == 130 and len(trained) == 2
     assert main(words) == 2 and "continue with --resume" in capsys.readouterr().err
     assert main([*words, "--resume", "--updates", "31"]) == 2 and "another updates" in capsys.readouterr().err
+    record = Path("small/students.json")
+    whole = record.read_text()
+    record.write_text(json.dumps({**json.loads(whole), "request": []}))
+    assert main([*words, "--resume"]) == 2 and "has another teacher" in capsys.readouterr().err
+    record.write_text(whole)
     again: list = []
     monkeypatch.setattr(compression, "distil", lambda s, *a, **k: again.append(widths_of_config(s)) or real(s, *a, **k))
     assert main([*words, "--resume"]) == 0

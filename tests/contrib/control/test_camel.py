@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from chunk_bandit import SMALL, batch, flow, gaussian
 from torch import Tensor
 
 from robopolicy.algorithms.registry import ALGORITHMS, make_algorithm
-from robopolicy.contrib.control.action_masking import MaskConfig
+from robopolicy.contrib.control.action_masking import MaskConfig, update_mask
 from robopolicy.contrib.control.camel_sac import CAMELSAC, CAMELSACConfig
 from robopolicy.contrib.control.prior_mask import MaskSchedule, PriorMask
 from robopolicy.data.replay import Replay
@@ -119,6 +120,19 @@ def test_critic_decides_which_action_is_preferred(better: float, share: float) -
     algorithm.policy.mode = lambda obs: -lean(obs).sign()  # type: ignore[method-assign]
     assert bool(prior.abs().max() <= 1)
     assert algorithm.update(random_batch())["mask/policy_preferred_fraction"] == share
+
+
+def test_preferred_actions_are_compared_without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    algorithm = learner("camel_sac", critic=replace(SMALL, dropout=0.5))
+    data, seen, min_q = random_batch(), [], algorithm.critic.min_q
+
+    def spy(obs: Any, chunk: Tensor) -> Tensor:
+        seen.append(any(module.training for module in algorithm.critic.modules()))
+        return min_q(obs, chunk)
+
+    monkeypatch.setattr(algorithm.critic, "min_q", spy)
+    update_mask(algorithm.mask, algorithm, data)
+    assert seen == [False, False] and algorithm.critic.training
 
 
 def successes(prior: str) -> int:

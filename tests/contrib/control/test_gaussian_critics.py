@@ -380,6 +380,12 @@ def test_invalid_settings_are_refused() -> None:
         SAC(SACConfig(), gaussian(squash=False), total_updates=1)
 
 
+@pytest.mark.parametrize("name", ["dsac_t", "stac", "mdpo_off"])
+def test_averaging_members_is_refused_where_the_losses_are_fixed(name: str) -> None:
+    with pytest.raises(UserError, match=f"'{name}' have a fixed form, so algorithm.average_members=true has no effect"):
+        learner(name, average_members=True)
+
+
 @pytest.mark.parametrize("name", ["dsac_t", "stac"])
 def test_num_min_qs_is_refused_where_all_members_bootstrap(name: str) -> None:
     with pytest.raises(

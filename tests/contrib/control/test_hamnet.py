@@ -61,6 +61,15 @@ def test_reward_term_advantages_sum_to_the_advantage_of_the_reward() -> None:
         torch.testing.assert_close(getattr(rows, name).sum(1), getattr(plain, name), rtol=1e-4, atol=1e-4)
 
 
+def test_advantages_of_all_terms_are_multiplied_by_the_importance_weight() -> None:
+    algorithm = learner()
+    batch = rollout_of(algorithm)
+    weight = torch.rand(batch.shape) * 2
+    plain, weighted = (algorithm.process_rollout(replace(batch, weight=each)) for each in (None, weight))
+    torch.testing.assert_close(weighted.advantage, plain.advantage * weight.flatten()[:, None])
+    torch.testing.assert_close(weighted.value_target, plain.value_target)
+
+
 def test_fresh_gradient_uses_summed_advantages_and_clips_each_reward_term_separately() -> None:
     algorithm = learner()
     rows = algorithm.process_rollout(rollout_of(algorithm))

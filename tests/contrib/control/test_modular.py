@@ -7,9 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.contrib.control.modular import ModularMLP, modular_layer
+from robopolicy.contrib.control.vector_value import TermValues
+from robopolicy.critics.value import ValueConfig
 from robopolicy.errors import UserError
 from robopolicy.nets.mlp import MLP
 from robopolicy.policies.heads.gaussian import GaussianConfig
+from robopolicy.spec import PolicySpec
 
 
 def test_single_module_with_unit_gates_equals_a_plain_mlp() -> None:
@@ -92,3 +95,9 @@ def test_impossible_sizes_are_refused() -> None:
 def test_a_misspelt_backbone_option_is_reported() -> None:
     with pytest.raises(UserError, match="Did you mean 'modules'"):
         GaussianConfig(backbone="modular", backbone_options={"modul": 2})
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_plain_values_of_terms_use_layer_norm_as_configured(layer_norm: bool) -> None:
+    values = TermValues(ValueConfig(hidden=(8, 8), layer_norm=layer_norm), PolicySpec({"state": (2,)}, 1), terms=2)
+    assert sum(isinstance(part, nn.LayerNorm) for part in values.head.modules()) == 2 * layer_norm

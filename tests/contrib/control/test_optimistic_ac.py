@@ -100,6 +100,12 @@ def test_kept_critic_is_frozen_until_a_switch_that_resets_the_policy() -> None:
     assert not algorithm.optimizer.state
 
 
+def test_equal_critics_have_equal_errors_with_dropout() -> None:
+    algorithm = optimistic(critic=CriticConfig(members=3, hidden=(32, 32), dropout=0.5))
+    errors = algorithm.switch_critic(bandit(discount=0.9))
+    assert torch.equal(errors["kept_error"], errors["current_error"])
+
+
 def test_switch_is_due_when_the_kept_critic_error_exceeds_the_threshold() -> None:
     switch = LazyUpdate(2.0, 0.1)
     assert not switch.due(2.1, 1.0) and switch.due(2.11, 1.0) and switch.changes == 1
@@ -137,6 +143,7 @@ def test_invalid_settings_are_refused() -> None:
         ({"min_switch_interval": -1}, "min_switch_interval must be at least 0"),
         ({"num_min_qs": 1}, "'optimistic_ac' bootstraps from all members"),
         ({"backup_entropy": False}, "backup_entropy=false has no effect"),
+        ({"average_members": True}, "average_members=true has no effect"),
     )
     for settings, reason in refused:
         with pytest.raises(UserError, match=reason):

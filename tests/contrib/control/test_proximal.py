@@ -19,7 +19,7 @@ from on_policy_learners import (
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
-from robopolicy.algorithms.common.rollout_batch import RolloutBatch, compute_advantages, flatten, normalize
+from robopolicy.algorithms.common.rollout_batch import RolloutBatch, flatten, normalize
 from robopolicy.algorithms.ppo import PPO
 from robopolicy.contrib.control.bpo import BPO, median_loss
 from robopolicy.contrib.control.mdpo import MDPO
@@ -30,8 +30,7 @@ from robopolicy.errors import UserError
 
 
 def rows_of(learner: PPO) -> RolloutBatch:
-    rollout = tools.sampler_for(learner).collect(learner.act)
-    return compute_advantages(rollout, learner.critic, gamma=0.99, gae_lambda=0.95)
+    return learner.process_rollout(tools.sampler_for(learner).collect(learner.act))
 
 
 def test_median_loss_is_minimal_where_the_mean_sigmoid_is_one_half() -> None:
@@ -96,6 +95,15 @@ def test_bpo_gradient_lowers_ratios_above_their_target() -> None:
     down = (weight * torch.e * learner.policy.decisions(rows.obs, rows.record).logp.sum(1)).mean()
     for a, b in zip(actual, torch.autograd.grad(down, list(learner.policy.parameters())), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_bpo_multiplies_the_loss_of_a_row_by_its_importance_weight() -> None:
+    learner: BPO = algorithm("bpo")
+    rollout = tools.sampler_for(learner).collect(learner.act)
+    weight = torch.rand(rollout.shape) * 2
+    plain, weighted = (learner.process_rollout(replace(rollout, weight=each)) for each in (None, weight))
+    each = torch.stack([learner.loss(row, log_stats=False)[0] for row in plain.split(1)])
+    torch.testing.assert_close(learner.loss(weighted, log_stats=False)[0], (each * weight.flatten()).mean())
 
 
 def assert_same_gradient(loss: Tensor, expected: Tensor, learner: PPO) -> None:

@@ -143,5 +143,7 @@ def test_invalid_settings_are_refused() -> None:
         SLMGACConfig(reward_coef=-1.0)
     with pytest.raises(UserError, match=r"reward_trust_coef must lie in \[0, 1\]"):
         SLMGACConfig(reward_trust_coef=1.5)
+    with pytest.raises(UserError, match=r"set algorithm\.critic\.histogram=hl_gauss"):
+        sl_mgac(critic=replace(CRITIC, bins=11, histogram="c51", value_min=-2.0, value_max=2.0))
     with pytest.raises(UserError, match="needs policy=squashed_gaussian"):
         SLMGAC(SLMGACConfig(), flow(), total_updates=1)

@@ -228,6 +228,12 @@ def test_cvar_learns_the_safe_action_and_mean_learns_the_risky_action(functional
         assert float(stock_of(algorithm.policy).start) == pytest.approx(0.5, abs=0.2)
 
 
+def test_policy_tau_sets_the_rate_of_the_target_policy() -> None:
+    algorithm = learned(stock_ac(policy_tau=1.0, policy_delay=1), two_stages, 2)
+    for mine, other in zip(algorithm.policy.parameters(), algorithm.target_policy.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
 @pytest.mark.parametrize("functional", ["cvar", "setpoint"])
 def test_a_resumed_run_ends_with_the_same_weights(functional: str) -> None:
     assert_resumes(lambda seed: stock_ac(seed, functional=functional), two_stages)
@@ -261,6 +267,10 @@ def test_invalid_policies_and_settings_are_refused() -> None:
             StockAC(StockACConfig(), other, total_updates=1)
     with pytest.raises(UserError, match="discount differently"):
         StockAC(StockACConfig(gamma=0.99), policy(), total_updates=1)
+    with pytest.raises(UserError, match=r"algorithm\.action_l2=1\.0 has no effect"):
+        StockACConfig(action_l2=1.0)
+    with pytest.raises(UserError, match=r"algorithm\.value_reduction=mean has no effect"):
+        StockACConfig(value_reduction="mean")
     with pytest.raises(UserError, match="functional"):
         StockACConfig(functional="median")
     with pytest.raises(UserError, match="level"):

@@ -138,6 +138,10 @@ def test_unsupported_policies_and_settings_are_refused() -> None:
         TSCACConfig(aux_rewards=("control_cost", "control_cost"))
     with pytest.raises(UserError, match=r"single chunks; leave algorithm.n_step=0, got 5"):
         TSCACConfig(n_step=5)
+    with pytest.raises(UserError, match=r"algorithm\.action_l2=1\.0 has no effect"):
+        TSCACConfig(action_l2=1.0)
+    with pytest.raises(UserError, match=r"algorithm\.value_reduction=min has no effect"):
+        TSCACConfig(value_reduction="min")
     with pytest.raises(UserError, match="stage1_fraction"):
         TSCACConfig(stage1_fraction=1.0)
 

@@ -203,6 +203,26 @@ def test_odice_imitates_the_good_minority_of_the_data(head: str) -> None:
     assert regret(algorithm.inference_policy()) < 0.2
 
 
+def test_weight_decay_changes_the_policy_and_not_v() -> None:
+    plain, decayed = odice(weight_decay=0.0), odice(weight_decay=0.5)
+    for algorithm in (plain, decayed):
+        torch.manual_seed(1)
+        algorithm.generator.manual_seed(1)
+        algorithm.update(chained(algorithm))
+    values, policies = (
+        [torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True)]
+        for one, other in ((plain.critic, decayed.critic), (plain.policy, decayed.policy))
+    )
+    assert all(values) and not all(policies)
+
+
+def test_imitation_weights_are_computed_without_dropout() -> None:
+    algorithm = odice(critic=replace(SMALL, dropout=0.5))
+    data = chained(algorithm)
+    assert torch.equal(algorithm.weights(data), algorithm.weights(data))
+    assert not torch.equal(algorithm.critic.values(data.obs), algorithm.critic.values(data.obs))  # mode is restored
+
+
 def test_invalid_settings_are_refused() -> None:
     with pytest.raises(UserError, match="conservatism"):
         ODICEConfig(conservatism=1.0)

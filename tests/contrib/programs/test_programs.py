@@ -74,6 +74,26 @@ def test_a_damaged_record_is_refused(tmp_path):
         refine(new_search(), score_programs, 1, record)
 
 
+@pytest.mark.parametrize(
+    ("request_", "changes"),
+    [
+        ([], {}),
+        (None, {}),
+        ({"task": "t"}, {"random": {}}),
+        ({"task": "t"}, {"curve": 1}),
+        ({"task": "t"}, {"trials": [{"program": "1"}]}),
+        ({"task": "t"}, {"asked": [1]}),
+    ],
+)
+def test_a_record_with_wrong_types_is_refused(request_, changes, tmp_path):
+    record = tmp_path / "search.json"
+    search = {**new_search().state_dict(), **changes}
+    record.write_text(json.dumps({"version": 1, "request": request_, "search": search}))
+    with pytest.raises(UserError, match=r"search\.json (is damaged|has task None)") as refused:
+        refine(new_search(), score_programs, 1, record, {"task": "t"})
+    assert "\n" not in str(refused.value)
+
+
 def test_a_nan_score_ranks_last_and_ties_prefer_the_shorter_program():
     search = ProgramSearch(["long program", "short", "none"], Digits())
     assert search.ask() == ["long program", "short", "none"]

@@ -101,6 +101,10 @@ def test_formulas_compute_expected_values(text, expected):
         ("norm(state, state)", "calls norm with 2 arguments"),
         ("state[state[0]]", "index that is not an integer"),
         ("[]", "empty list"),
+        ("state[0:3:2]", "has a slice with a step"),
+        ("sum(state[::-1]) > 0", "has a slice with a step"),
+        (f"state[0] < 1{'0' * 400}", "contains a constant above 3.4e+38"),
+        ("state[0] < 1e999", "contains a constant above 3.4e+38"),
     ],
 )
 def test_invalid_formulas_are_refused(text, complaint):

@@ -18,6 +18,12 @@ def test_beta_scale_accepts_a_negative_low() -> None:
         ("weight", {"name": "entropy_gate", "bounds": "constant"}, "must be EntropyBounds, got 'constant'"),
         ("stage", {"name": "beta_scale", "low": 1}, "'beta_scale' needs low < high, got 1 and 1.0"),
         ("mask", {"name": "uncertain", "below": 0}, r"'below' of mask 'uncertain' must lie in \(0, 1\], got 0"),
+        ("selector", {"name": "diverse", "keep": 0}, "'keep' of selector 'diverse' must be at least 1, got 0"),
+        (
+            "stage",
+            {"name": "shape", "bonus": {"name": "early_bonus", "key": "x"}, "fraction": 1},
+            r"'fraction' of stage 'shape' must lie in",
+        ),
         (
             "estimator",
             {"surrogate": "drift", "surrogate_options": {"beta": 0}},

@@ -125,6 +125,14 @@ def test_rank_reward_is_computed_within_groups():
     gives(Rank("judge", where="open"), [1.0, 0.0, 0.3], [0.1, 0.2, 0.3], [0, 0, 1], judge=[5, 4, 9], open=[1, 1, 0])
 
 
+def test_only_selected_trajectories_are_ranked():
+    gives(Rank("judge", where="open"), [0.0, 1.0, 9.0], [0.0, 0.0, 9.0], judge=[1, 2, 3], open=[1, 1, 0])
+    rewards = torch.tensor([0.2, 0.4], dtype=torch.float64)
+    given = Outcomes(torch.zeros(2, dtype=torch.int64), rewards, {"open": torch.ones(2)})
+    Rank(where="open")(given)
+    assert rewards.tolist() == [0.2, 0.4]  # the input is unchanged
+
+
 def test_verified_tasks_keep_their_rewards():
     """Limit of URPO (Lu et al. 2025): without open tasks nothing is ranked."""
     gives(Rank("judge", where="open"), [0.1, 0.7], [0.1, 0.7], judge=[5, 4], open=[0, 0])

@@ -25,6 +25,7 @@ from torch import Tensor
 from robopolicy.errors import UserError
 
 LONGEST = 500  # maximum characters of a formula
+LARGEST = torch.finfo(torch.float32).max  # of a constant
 
 
 def _norm(value: Tensor) -> Tensor:
@@ -164,7 +165,9 @@ class _Checker:
         match node:
             case ast.Constant(value=bool()) | ast.Constant(value=complex()):
                 raise self._refusal("contains a constant that is not a number")
-            case ast.Constant(value=int() | float()):
+            case ast.Constant(value=int() | float() as value):
+                if value > LARGEST:
+                    raise self._refusal(f"contains a constant above {LARGEST:.1e}")
                 return ValueType(1)
             case ast.Name():
                 if node.id not in self.sizes:
@@ -196,6 +199,8 @@ class _Checker:
 
     def _chosen(self, node: ast.Subscript) -> ValueType:
         whole = next(self._numbers([node.value])).size
+        if isinstance(node.slice, ast.Slice) and node.slice.step is not None:
+            raise self._refusal(f"has a slice with a step in '{ast.unparse(node)}', which is not in the language")
         try:
             places = _places(node)
             size = len(range(whole)[places])
