@@ -62,27 +62,28 @@ class BeforeAfter(Study):
         tuned: list[Key] = [(TUNED, self.label, seed) for seed in self.seeds]
         return tuned + [(BASE, self.label, seed) for seed in self.null_seeds]
 
-    def planned(self, method: str, task: str) -> int:
+    def rows(self, key: Key) -> Sequence[tuple[str, str]]:
         """Every cell has a cloned policy."""
-        return len(self.seeds) + (len(self.null_seeds) if method == BASE else 0)
+        return [(method, self.label) for method in dict.fromkeys((BASE, str(key[0])))]
 
-    def run(self, key: Key, folder: Path) -> Cell:
-        """Train and evaluate the policies of a seed."""
-        seed, data, tuned = int(key[2]), folder / "data", folder / "finetuned"
+    def facts(self, key: Key, folder: Path) -> Cell:
+        """The seed, and the result of its clone."""
+        seed, data = int(key[2]), folder / "data"
         if not data.exists():
             size = ("--episodes", str(self.demonstrations), "--seed", str(100_000 + 1_000 * seed))
             run_command("collect", self.task, *size, *self.collecting, "--out", str(data))
-        common = (f"seed={seed}", "threads=1", *self.settings)
         words = (f"experiment={self.cloning}", f"dataset={data}", f"budget.updates={self.cloning_updates}")
-        start = train_to_end(folder / "base", *words, *common)
+        return {"seed": seed, "base": self.evaluate(train_to_end(folder / "base", *words, *self._common(seed)))}
+
+    def run(self, key: Key, folder: Path) -> Cell:
+        """Fine-tune the clone of a seed, and evaluate the result."""
         if key[0] == BASE:
-            return {"seed": seed, "base": self.evaluate(start)}
+            return {}
+        tuned, start = folder / "finetuned", folder / "base" / "checkpoints" / "last"
         words = (f"experiment={self.tuning}", f"init_from={start}", f"budget.updates={self.tuning_updates}")
-        last = train_to_end(tuned, *words, *common)
+        last = train_to_end(tuned, *words, *self._common(int(key[2])))
         report = read_report(tuned)
         return {
-            "seed": seed,
-            "base": self.evaluate(start),
             "finetuned": self.evaluate(last),
             "env_steps": report["env_steps"],
             "seconds": round(report["seconds"], 1),
@@ -97,6 +98,14 @@ class BeforeAfter(Study):
             if result is not None
         ]
 
+    def failure(self, task: str) -> dict[str, ArrayLike]:
+        """No success, or no return."""
+        return {self.measure: 0.0}
+
+    def failures(self, cell: Cell) -> list[Score]:
+        """The failure of fine-tuning, and the result of the clone."""
+        return [*self.scores(cell), *(score for score in super().failures(cell) if score.method == TUNED)]
+
     def contrasts(self, method: str, task: str) -> Sequence[Contrast]:
         """The fine-tuned policy with the cloned one."""
         return (Contrast(BASE, self.measure),) if method == TUNED else ()
@@ -104,3 +113,7 @@ class BeforeAfter(Study):
     def describe(self, cell: Cell) -> str:
         """The measure before and after."""
         return " -> ".join(self.short(cell[stage]) for stage in ("base", "finetuned") if stage in cell)
+
+    def _common(self, seed: int) -> tuple[str, ...]:
+        """Settings of both trainings."""
+        return (f"seed={seed}", "threads=1", *self.settings)

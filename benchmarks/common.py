@@ -1,7 +1,8 @@
 """Shared parts of the benchmarks: table, JSON last line, committed results and cells that survive interruptions.
 
 Rows are dictionaries with the same keys, one per line of the table. Figures are the numbers to quote: plain numbers,
-`low` and `high`, seeds. Versions and a description of the machine are added to all written results.
+`low` and `high`, seeds. Results state the processors and versions of their runs: of the cells of the table, or of this
+process if it measured the whole table.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import os
 import platform
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +49,7 @@ PACKAGES = (
 )
 
 Row = Mapping[str, object]
+Cell = Mapping[str, Any]  # result of one run
 Act = Callable[[Observation], Tensor]  # observations of N environments -> actions (N, A)
 
 
@@ -101,15 +104,33 @@ def made_on() -> dict[str, object]:
     return {"cpu": machine()["cpu"], **versions(("robopolicy", "torch", "mujoco"))}
 
 
-def print_result(name: str, rows: Sequence[Row], figures: Mapping[str, Any]) -> None:
-    """Print the table and, as the last line, one JSON object."""
+def made_by(cells: Iterable[Cell]) -> list[dict[str, object]]:
+    """Number of cells per processor and versions, the most frequent first; only the number if they are not recorded."""
+    found = Counter(tuple(cell.get("made_on", {}).items()) for cell in cells)
+    return [{"cells": count, **dict(made)} for made, count in found.most_common()]
+
+
+def made_by_text(cells: Iterable[Cell]) -> str:
+    """The same as a sentence."""
+    parts: list[str] = []
+    for group in made_by(cells):
+        count, cpu = group.pop("cells"), group.pop("cpu", None)
+        used = ", ".join(f"{key} {value}" for key, value in group.items())
+        parts.append(f"{count} not recorded" if cpu is None else f"{count} on {cpu} with {used}")
+    return f"Cells by processor and versions: {'; '.join(parts)}."
+
+
+def print_result(
+    name: str, rows: Sequence[Row], figures: Mapping[str, Any], *, cells: Sequence[Cell] | None = None
+) -> None:
+    """Print the table and, as the last line, one JSON object; `cells` as in `write_result`."""
     table = Table(title=name)
     for column in rows[0] if rows else ():
         table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
     for row in rows:
         table.add_row(*(as_text(value) for value in row.values()))
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-    print(json.dumps(plain(_record(name, figures))), flush=True)
+    print(json.dumps(plain(_record(name, figures, cells))), flush=True)
 
 
 def write_result(
@@ -120,21 +141,27 @@ def write_result(
     command: str,
     protocol: Sequence[str] = (),
     notes: Sequence[str] = (),
+    cells: Sequence[Cell] | None = None,
 ) -> None:
     """Write `results/NAME.json` and the Markdown table `results/NAME.md`, with its protocol and notes below.
 
-    The page of all benchmarks shows the notes as well; it states the protocol once.
+    The page of all benchmarks shows the notes as well; it states the protocol once. `cells` are the runs of the table,
+    whose processors and versions it states. Without them, this process has measured the table.
     """
-    record = _record(name, figures)
+    record = _record(name, figures, cells)
     RESULTS.mkdir(parents=True, exist_ok=True)
     content = json.dumps(plain({**record, "command": command, "rows": list(rows), "notes": list(notes)}), indent=2)
     write_text(RESULTS / f"{name}.json", content + "\n")
     columns = list(rows[0]) if rows else []
+    if cells is None:
+        used = ", ".join(f"{key} {value}" for key, value in record["versions"].items())
+        made = f"`{command}` on {record['machine']['cpu']}, {record['machine']['cores']} cores. Versions: {used}."
+    else:
+        made = f"`{command}`. {made_by_text(cells)}"
     lines = [
         f"# {name}",
         "",
-        f"`{command}` on {record['machine']['cpu']}, {record['machine']['cores']} cores. "
-        f"Versions: {', '.join(f'{key} {value}' for key, value in record['versions'].items())}.",
+        made,
         "",
         f"| {' | '.join(columns)} |",
         f"|{'---|' * len(columns)}",
@@ -171,8 +198,9 @@ def save_json(path: Path, content: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(plain(content), indent=2) + "\n")
 
 
-def _record(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
-    return {"benchmark": name, **figures, "versions": versions(PACKAGES), "machine": machine()}
+def _record(name: str, figures: Mapping[str, Any], cells: Sequence[Cell] | None) -> dict[str, Any]:
+    here = {"versions": versions(PACKAGES), "machine": machine()} if cells is None else {"made_on": made_by(cells)}
+    return {"benchmark": name, **figures, **here}
 
 
 def plain(value: Any) -> Any:

@@ -21,15 +21,19 @@ from functools import partial
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.common import print_result, write_result
+from benchmarks.common import made_by_text, made_on, print_result, write_result
 from benchmarks.parallel import run_cells
 from benchmarks.sac_vs_sb3 import ratio
-from robopolicy.evaluation.intervals import paired_difference
+from robopolicy.evaluation.intervals import student_mean
 from robopolicy.training.build import RunComponents, build, resolve_config
 from robopolicy.training.compose import compose_config
 
 Key = tuple[str, int, int]  # case, overlap, seed
-NOTES = ["Intervals cover the turns of one run; runs differ by more where threads compete for cores, as with PPO."]
+NOTES = [
+    "Ratios are time with overlap / time without, with 95 % bootstrap intervals over the turns of one run; runs differ "
+    "by more where threads compete for cores, as with PPO.",
+    "The change of the return is the mean of the differences paired by seed, with Student's 95 % interval over seeds.",
+]
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def final_return(key: Key) -> dict[str, Any]:
     train(parts, last)
     value = parts.source.metrics()["rollout/return"]
     parts.close()
-    return {"case": name, "overlap": overlap, "seed": seed, "return": value}
+    return {"case": name, "overlap": overlap, "seed": seed, "return": value, "made_on": made_on()}
 
 
 def rows(times: dict[str, dict[str, Any]], cells: Sequence[dict[str, Any]]) -> list[dict[str, object]]:
@@ -123,6 +127,7 @@ def rows(times: dict[str, dict[str, Any]], cells: Sequence[dict[str, Any]]) -> l
                 "simulation": f"{found['simulating']:.0%}",
                 "wall time": _interval(found["wall"]),
                 "CPU time": _interval(found["cpu"]),
+                "seeds": len(seeds),
                 "return": f"{fmean(alternating[seed] for seed in seeds):.0f}" if seeds else "-",
                 "change of the return": _change([alternating[seed] for seed in seeds], [overlapped[s] for s in seeds]),
             }
@@ -135,11 +140,10 @@ def _interval(value: dict[str, float]) -> str:
 
 
 def _change(alternating: list[float], overlapped: list[float]) -> str:
-    """Mean difference of the returns, paired by seed, with its interval."""
+    """Mean difference of the returns, paired by seed, with Student's interval over the seeds."""
     if len(alternating) < 2:
         return "-"
-    difference = paired_difference(alternating, overlapped).difference
-    return f"{difference.estimate:+.0f} [{difference.low:+.0f}, {difference.high:+.0f}]"
+    return f"{student_mean([new - old for old, new in zip(alternating, overlapped, strict=True)]):+.0f}"
 
 
 def _name(key: Key) -> str:
@@ -166,7 +170,8 @@ def main() -> None:
     if not arguments.returns:
         figures = {"times": times, "cells": cells}
         print_result("overlap", rows(times, cells), figures)
-        write_result("overlap", rows(times, cells), figures, command="python -m benchmarks.overlap", notes=NOTES)
+        notes = [*NOTES, f"Returns are from cells that ran earlier. {made_by_text(cells)}"]
+        write_result("overlap", rows(times, cells), figures, command="python -m benchmarks.overlap", notes=notes)
 
 
 if __name__ == "__main__":

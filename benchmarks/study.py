@@ -3,16 +3,15 @@
 A study names its cells and how one runs. Everything else is common to all studies: cells that survive interruptions,
 intervals and tests over training seeds, Holm's correction, the null arm, published numbers, and the command line.
 
-Cells are compared with today's settings by `is_current`; whoever changes what a method computes deletes its cells.
+Cells are compared with today's settings by `current`; whoever changes what a method computes deletes its cells.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import shutil
-import tempfile
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,10 +26,12 @@ from typing import Any, ClassVar
 from numpy.typing import ArrayLike
 
 from benchmarks import common
+from benchmarks.study_settings import changed, recorded
 from robopolicy.errors import UserError
 from robopolicy.evaluation.comparison import Outcomes, seed_interval
 from robopolicy.evaluation.intervals import Interval
-from robopolicy.training.queue import Job, QueueReport, locked, run_queue
+from robopolicy.training.guards import TrainingDiverged
+from robopolicy.training.queue import Job, QueueFolder, QueueReport, locked, run_queue
 
 Key = tuple[str | int, ...]  # of a cell; the last part is the training seed
 Cell = dict[str, Any]
@@ -116,17 +117,54 @@ class Study(ABC):
     def cell_keys(self) -> list[Key]:
         """Keys of all cells, the null arm included, in the order in which they run."""
 
+    def rows(self, key: Key) -> Sequence[tuple[str, str]]:
+        """Rows (method, task) to which a cell adds its seed; studies override it whose keys have other names."""
+        return [(str(key[0]), str(key[1]))]
+
     def planned(self, method: str, task: str) -> int:
-        """Number of seeds that a row is to have; 0 if its cells have other names."""
-        return sum(key[:-1] in ((method, task), (method,)) for key in self.cell_keys())
+        """Number of seeds that a row is to have.
+
+        Raises:
+            ValueError: The study has no such method or task, or a key names a row that does not exist.
+        """
+        seeds: dict[tuple[str, str], set[str | int]] = {(m, t): set() for m in self.methods for t in self.tasks}
+        for key in self.cell_keys():
+            for row in self.rows(key):
+                if row not in seeds:
+                    raise ValueError(f"{self.name} has no row {row}, which its cell {key} names.")
+                seeds[row].add(key[-1])
+        tasks = self.tasks if task == ALL else [task]
+        if method not in self.methods or not set(tasks) <= set(self.tasks):
+            raise ValueError(f"{self.name} has no row {(method, task)}.")
+        return len(set.intersection(*(seeds[method, each] for each in tasks)))
+
+    def facts(self, key: Key, folder: Path) -> Cell:
+        """Names and settings of a cell, and what it knows before its training: all that is left if this diverges.
+
+        Without facts, a cell whose training diverges fails.
+        """
+        return {}
 
     @abstractmethod
     def run(self, key: Key, folder: Path) -> Cell:
-        """Run one cell in a folder that survives interruptions."""
+        """Run one cell in a folder that survives interruptions; returns what is not among its facts."""
+
+    def trainings(self, key: Key) -> Mapping[str, Sequence[str]]:
+        """Arguments of `robopolicy train` whose algorithms and policies a cell records, by run."""
+        return {}
 
     @abstractmethod
     def scores(self, cell: Cell) -> list[Score]:
         """What a cell says about methods."""
+
+    def failure(self, task: str) -> dict[str, ArrayLike]:
+        """Measures of a run that diverged; all others have no value."""
+        return {"success": 0.0}
+
+    def failures(self, cell: Cell) -> list[Score]:
+        """What a cell says about methods if its training diverged."""
+        *_, seed = cell["key"]
+        return [Score(m, task, seed, self.failure(task), diverged=True) for m, task in self.rows(tuple(cell["key"]))]
 
     def all_scores(self, cells: Sequence[Cell]) -> list[Score]:
         """Scores of all cells; studies override it whose scores need several cells."""
@@ -149,7 +187,7 @@ class Study(ABC):
         return f"{self.name}/{'-'.join(map(str, key))}"
 
     def is_current(self, cell: Cell) -> bool:
-        """Whether a finished cell has the settings of today; others run again."""
+        """Whether a finished cell has the settings of the study; see `current` for those of its trainings."""
         return True
 
     def bounds(self, measure: str) -> tuple[float, float]:
@@ -212,7 +250,20 @@ def finished(study: Study, cells: Path | None = None) -> list[Cell]:
     """All finished cells of a study, also of seeds that it no longer plans."""
     folder = (cells or common.RESULTS / "cells") / study.name
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    return [cell for cell in found if study.is_current(cell)]
+    return [cell for cell in found if current(study, cell)]
+
+
+def current(study: Study, cell: Cell) -> bool:
+    """Whether a finished cell has the settings of today, defaults included if it recorded them; others run again."""
+    if not study.is_current(cell):
+        return False
+    return "configs" not in cell or not changed(cell["configs"], study.trainings(tuple(cell["key"])))
+
+
+def failed(study: Study, work: Path = WORK) -> list[str]:
+    """Planned cells that failed in this folder of unfinished cells, each with its error."""
+    place = QueueFolder(work)
+    return [f"`{job.name}` ({place.failure(job)})" for job in jobs(study) if place.state(job) == "failed"]
 
 
 def selected(jobs: Sequence[Job], patterns: Sequence[str]) -> list[Job]:
@@ -293,45 +344,12 @@ def run_command(*words: str) -> None:
         raise RuntimeError(f"robopolicy {' '.join(words)} failed.")
 
 
-def main(study: Study) -> int:
-    """Command line of a study: run its missing cells, then print and write its table; returns the exit code."""
-    from benchmarks.study_table import write_study
-
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{study.name}", description=f"{study.question} {study.description}"
-    )
-    parser.add_argument("--quick", action="store_true", help="run a few small cells and print their table")
-    parser.add_argument("--table", action="store_true", help="write the table of the finished cells without running")
-    parser.add_argument("--cells", nargs="+", default=[], metavar="PATTERN", help="names of cells, e.g. 'ppo-hopper-*'")
-    parser.add_argument("--jobs", type=int, default=2, help="parallel cells, one thread each")
-    parser.add_argument("--work", type=Path, default=WORK, help=f"folder of unfinished cells (default: {WORK})")
-    parser.add_argument("--retry-failed", action="store_true", help="run failed cells again")
-    arguments = parser.parse_args()
-    if arguments.quick:
-        with tempfile.TemporaryDirectory() as folder:
-            small, cells = study.quick(), Path(folder) / "cells"
-            report = run_jobs(jobs(small, cells), parallel=arguments.jobs, work=Path(folder) / "work")
-            write_study(small, finished(small, cells), keep=False)
-        return report.exit_code
-    if not arguments.table:
-        try:
-            chosen = selected(jobs(study), arguments.cells)
-            options = {"work": arguments.work, "retry_failed": arguments.retry_failed}
-            report = run_jobs(chosen, parallel=arguments.jobs, **options)
-        except UserError as error:
-            parser.error(str(error))
-        if report.signal:
-            return report.exit_code
-    write_study(study, finished(study))
-    return 0
-
-
 def _load(study: Study, key: Key, cells: Path) -> Cell | None:
     path = cells / f"{study.cell_name(key)}.json"
     if not path.exists():
         return None
     cell = json.loads(path.read_text(encoding="utf-8"))
-    return cell if study.is_current(cell) else None
+    return cell if current(study, cell) else None
 
 
 def _is_finished(study: Study, key: Key, cells: Path) -> bool:
@@ -339,9 +357,26 @@ def _is_finished(study: Study, key: Key, cells: Path) -> bool:
 
 
 def _run(study: Study, key: Key, cells: Path, folder: Path) -> None:
-    common.save_json(cells / f"{study.cell_name(key)}.json", {**study.run(key, folder), "made_on": common.made_on()})
+    common.save_json(cells / f"{study.cell_name(key)}.json", run_cell(study, key, folder))
+
+
+def run_cell(study: Study, key: Key, folder: Path) -> Cell:
+    """A complete cell: its facts and results, or the message of a training that diverged.
+
+    Raises:
+        TrainingDiverged: The study states no facts of its cells.
+    """
+    facts, configs, start = study.facts(key, folder), recorded(study.trainings(key)), time.perf_counter()
+    try:
+        results = study.run(key, folder)
+    except TrainingDiverged as error:
+        if not facts:
+            raise
+        results = {"diverged": str(error), "seconds": round(time.perf_counter() - start, 1)}
+    stored = {"configs": configs} if configs else {}
+    return {"key": list(key), **facts, **results, **stored, "made_on": common.made_on()}
 
 
 def _describe(study: Study, key: Key, cells: Path) -> str:
     cell = _load(study, key, cells)
-    return "" if cell is None else study.describe(cell)
+    return "" if cell is None else cell.get("diverged") or study.describe(cell)

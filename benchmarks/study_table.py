@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from benchmarks.common import print_result, write_result
-from benchmarks.study import ALL, Cell, Contrast, Published, Score, Study
+from benchmarks.common import made_by_text, print_result, write_result
+from benchmarks.study import ALL, Cell, Contrast, Published, Score, Study, failed
 from robopolicy.evaluation.comparison import (
     MIN_SEEDS,
     NullRate,
@@ -24,13 +24,13 @@ from robopolicy.evaluation.intervals import Interval, student_mean
 Part = tuple[str, str, str]  # task, baseline, measure
 TESTS = {True: "a t-test paired over common seeds, which share data or an initial policy", False: "Welch's t-test"}
 CURVE_POINTS = 21
-REPRODUCTION_SEEDS = 3  # of a published score; a verdict needs more, because it compares two methods
 PROTOCOL = (
     "Intervals (95 %) and tests count training seeds. A verdict compares a method with the baseline of its row by "
     "{test}, with Holm's correction over the table, from at least {seeds} seeds per side. Level: no difference found."
 )
 
-UNFINISHED = "Seeds `3 of 5`: the other planned cells have not run, or failed."
+UNFINISHED = "Seeds `3 of 5`: the other planned cells have no result."
+DIVERGED = "Seeds `5, 2 diverged`: runs that diverged count with the score of a failure."
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,14 @@ class Entry:
 
     @property
     def seeds(self) -> str:
-        """Number of seeds, and of planned ones if they are more."""
-        return f"{self.score.n} of {self.planned}" if self.planned > self.score.n else str(self.score.n)
+        """Number of seeds, of planned ones if they are more, and of runs that diverged if there are any."""
+        count = f"{self.score.n} of {self.planned}" if self.planned > self.score.n else str(self.score.n)
+        return f"{count}, {self.runs.diverged} diverged" if self.runs.diverged else count
 
     @property
     def reproduced(self) -> bool | None:
         """Whether the published score was reached; None with too few seeds, or where every score reaches it."""
-        if self.published is None or self.score.n < REPRODUCTION_SEEDS:
+        if self.published is None or self.score.n < MIN_SEEDS:
             return None
         if self.published.reached_at <= self.bounds[0]:
             return None
@@ -110,7 +111,9 @@ class StudyTable:
     entries: tuple[Entry, ...]
     null: NullRate | None
     covered: tuple[int, int]  # comparisons with a null arm, and all
-    processors: tuple[str, ...]  # of the cells
+    made_by: str  # sentence about the processors and versions of the cells
+    missing: tuple[str, ...]  # planned methods without a score
+    unrecorded: tuple[int, int]  # cells without the settings of their training, and all; zeros: the study records none
 
     def rows(self) -> list[dict[str, object]]:
         """One row per entry."""
@@ -130,12 +133,18 @@ class StudyTable:
     def protocol(self) -> list[str]:
         """Sentences about intervals, verdicts and the null arm."""
         missing = [UNFINISHED] if any(entry.planned > entry.score.n for entry in self.entries) else []
+        missing += [DIVERGED] if any(entry.runs.diverged for entry in self.entries) else []
         return [PROTOCOL.format(test=TESTS[self.study.paired], seeds=MIN_SEEDS), *missing, self.null_note()]
 
     def notes(self) -> list[str]:
-        """Sentences of the study, and the processors of its cells."""
-        made = f"Cells by processor: {', '.join(self.processors)}."
-        return [*self.study.notes(self.scores), *([made] if self.processors else [])]
+        """Sentences of the study, its missing methods, and how its cells were made."""
+        lines = self.study.notes(self.scores)
+        if self.missing:
+            lines.append(f"No cell has run yet: {', '.join(f'`{name}`' for name in self.missing)}.")
+        without, cells = self.unrecorded
+        if without:
+            lines.append(f"{without} of {cells} cells have no recorded settings, so changed defaults do not show.")
+        return [*lines, *([self.made_by] if self.made_by else [])]
 
     def null_note(self) -> str:
         """Sentence about the null arm."""
@@ -160,8 +169,17 @@ class StudyTable:
             "p (Holm)": "-" if p is None else f"{p:.2g}",
             "verdict": "-" if verdict is None else ": ".join(filter(None, (verdict.verdict, verdict.reason))),
             "published": "-" if published is None else show(published.interval, ""),
-            **self.study.details(entry.scores),
+            **self._details(entry),
         }
+
+    def _details(self, entry: Entry) -> dict[str, object]:
+        """Further columns, from the runs that ended; empty where all diverged."""
+        ended = [score for score in entry.scores if not score.diverged]
+        if ended:
+            return self.study.details(ended)
+        others = ([s for s in other.scores if not s.diverged] for other in self.entries)
+        known = next(filter(None, others), None)
+        return dict.fromkeys(self.study.details(known), "-") if known else {}
 
     def _formatter(self, measure: str) -> Callable[[Interval, str], str]:
         def show(interval: Interval, sign: str) -> str:
@@ -175,7 +193,9 @@ class StudyTable:
 
 def tabulate(study: Study, cells: Sequence[Cell]) -> StudyTable:
     """The table of finished cells."""
-    unique = {(s.method, s.task, s.seed): s for s in study.all_scores(cells)}
+    ended, diverged = ([c for c in cells if bool(c.get("diverged")) == value] for value in (False, True))
+    lost = [score for cell in diverged for score in study.failures(cell)]
+    unique = {(s.method, s.task, s.seed): s for s in (*lost, *study.all_scores(ended))}
     scores = tuple(s for s in unique.values() if s.method in study.methods and s.task in study.tasks)
     every = (*pooled(study, scores), *scores) if study.pooled else scores
     found = {(task, method): list[Score]() for task in (ALL, *study.tasks) for method in study.methods}
@@ -215,26 +235,44 @@ def tabulate(study: Study, cells: Sequence[Cell]) -> StudyTable:
     null = {part: _runs(groups[part[:2]], part[2]) for part in parts}
     large = [part for part in parts if len(null[part].outcomes) >= 2 * MIN_SEEDS]
     rate = null_rate(null, {part: large.count(part) for part in large}, paired=study.paired)
-    return StudyTable(study, scores, entries, rate, (len(large), len(parts)), processors(cells))
+    planned = [method for method in study.methods if any(study.planned(method, task) for task in study.tasks)]
+    return StudyTable(
+        study,
+        scores,
+        entries,
+        null=rate,
+        covered=(len(large), len(parts)),
+        made_by=made_by_text(cells) if cells else "",
+        missing=tuple(method for method in planned if not any(method == entry.method for entry in entries)),
+        unrecorded=unrecorded(study, cells),
+    )
 
 
 def write_study(study: Study, cells: Sequence[Cell], *, keep: bool = True) -> StudyTable:
     """Print the table, and with `keep` write it to `benchmarks/results` unless it is empty."""
     table = tabulate(study, cells)
-    print_result(study.name, table.rows(), table.figures())
+    print_result(study.name, table.rows(), table.figures(), cells=cells)
     if keep and table.entries:
         command = f"python -m benchmarks.{study.name}"
-        notes = {"protocol": table.protocol(), "notes": table.notes()}
-        write_result(study.name, table.rows(), table.figures(), command=command, **notes)
-        for name, rows in study.tables(cells).items():
-            write_result(name, rows, {}, command=command)
+        lost = failed(study)
+        ended = [f"Failed, without a result: {', '.join(lost)}."] if lost else []
+        protocol, notes = table.protocol(), [*table.notes(), *ended]
+        rows, figures = table.rows(), table.figures()
+        write_result(study.name, rows, figures, command=command, protocol=protocol, notes=notes, cells=cells)
+        for name, further in study.tables(cells).items():
+            write_result(name, further, {}, command=command, cells=cells)
     return table
 
 
-def processors(cells: Sequence[Cell]) -> tuple[str, ...]:
-    """Processors with their numbers of cells, the most frequent first."""
-    found = Counter(cell["made_on"]["cpu"] if "made_on" in cell else "not recorded" for cell in cells)
-    return tuple(f"{name} ({count})" for name, count in found.most_common())
+def unrecorded(study: Study, cells: Sequence[Cell]) -> tuple[int, int]:
+    """Number of cells that do not record the settings of their training, and of all; zeros if the study records none.
+
+    Cells of a training that is not ours have none to record.
+    """
+    if not any(study.trainings(key) for key in study.cell_keys()):
+        return 0, 0
+    without = [c for c in cells if "configs" not in c and ("key" not in c or study.trainings(tuple(c["key"])))]
+    return len(without), len(cells)
 
 
 def pooled(study: Study, scores: Sequence[Score]) -> list[Score]:
@@ -264,14 +302,16 @@ def _normalised(study: Study, score: Score) -> float:
 def _measures(group: tuple[str, str], members: Sequence[Score], contrasts: dict[Part, Contrast]) -> list[str]:
     """Measures of a row: the ones of its contrasts, or the first one of a baseline."""
     named = [key[2] for key in contrasts if key[:2] == group]
-    return named or [next(iter(members[0].measures))]
+    ended = [score for score in members if not score.diverged]
+    return named or [next(iter((ended or members)[0].measures))]
 
 
 def _runs(members: Sequence[Score], measure: str) -> SeedRuns:
-    known = [score for score in members if measure in score.measures]
+    """Runs of a row in one measure; a run that diverged has no value of a measure without a score of failures."""
+    known = [score for score in members if measure in score.measures or score.diverged]
     reasons = [score.reason for score in known if score.reason]
     return SeedRuns(
-        {score.seed: score.measures[measure] for score in known},
+        {score.seed: score.measures.get(measure, math.nan) for score in known},
         sum(score.diverged for score in known),
         reasons[0] if 2 * len(reasons) > len(known) else "",
     )

@@ -25,6 +25,10 @@ from benchmarks.sac_vs_sb3 import ratio
 from robopolicy.training.build import RunComponents, build, resolve_config
 from robopolicy.training.compose import compose_config
 
+NOTES = [
+    "The ratio is the median of the ratios paired by turn; its brackets are a 95 % bootstrap interval over the turns "
+    "of one run."
+]
 PEER = "dppo"
 LEARNERS = (  # rows of `benchmarks.finetune`
     PEER,
@@ -101,7 +105,7 @@ def main() -> None:
         rows += found
     print_result("update_time", rows, figures)
     if not quick:
-        write_result("update_time", rows, figures, command="python -m benchmarks.update_time")
+        write_result("update_time", rows, figures, command="python -m benchmarks.update_time", notes=NOTES)
 
 
 if __name__ == "__main__":

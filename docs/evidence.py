@@ -13,7 +13,7 @@ from docs.measured import RESULTS, entries_of, rows_of
 
 TEXT = "text"
 EVIDENCE = {
-    "reproduced": "reaches every published score that was measured, over at least three seeds",
+    "reproduced": "reaches every published score that was measured, over at least five seeds, and is not behind",
     "ahead": "ahead of its baseline more often than behind, corrected for all comparisons of the table",
     "level": "no difference to its baseline was found, or as often ahead as behind",
     "behind": "behind its baseline more often than ahead",
@@ -30,10 +30,10 @@ def evidence(places: Sequence[str], results: Path = RESULTS) -> str:
     """Evidence of the entries that pointers name, a key of `EVIDENCE`."""
     entries = [entry for place in places for entry in entries_of(*_parts(place), results)]
     reached = [entry["reproduced"] for entry in entries if entry["reproduced"] is not None]
-    if reached and all(reached):
-        return "reproduced"
     verdicts = [entry["verdict"] for entry in entries]
     ahead, behind = verdicts.count("ahead"), verdicts.count("behind")
+    if reached and all(reached) and not behind:
+        return "reproduced"
     if ahead == behind == verdicts.count("level") == 0:
         return "none"
     return "ahead" if ahead > behind else "behind" if behind > ahead else "level"

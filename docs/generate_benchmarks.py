@@ -30,7 +30,7 @@ Every table is the output of one command and is generated from `benchmarks/resul
 seed: intervals (95 %) and verdicts count seeds, a verdict needs five per side and is corrected for the number of
 comparisons in its table, and "level" means that no difference was found. Methods whose mechanism could not act have no
 verdict. The null arm is the share of tables with a difference where none exists. Other tables compare speeds or show
-single systems. Absolute times depend on the machine; ratios within a table do not.
+single systems. Times depend on the machine, and so do their ratios.
 """
 
 SECTIONS = {
@@ -51,9 +51,9 @@ SECTIONS = {
 QUESTIONS = {  # of benchmarks that are no studies
     "demo": "Does the demo hold for every seed?",
     "update_time": "How long does an update take compared with DPPO's?",
-    "ppo_vs_sb3": "Is PPO as good as Stable-Baselines3's, and faster?",
-    "sac_vs_sb3": "Is SAC as good as Stable-Baselines3's, and faster?",
-    "rsl_rl": "Is PPO as good as rsl_rl's on mjlab?",
+    "ppo_vs_sb3": "How fast is PPO compared with Stable-Baselines3's?",
+    "sac_vs_sb3": "How fast is SAC compared with Stable-Baselines3's?",
+    "rsl_rl": "How fast is PPO compared with rsl_rl's on mjlab?",
     "walking": "How well does one trained quadruped follow velocity commands?",
     "world_throughput": "How fast are the world models?",
     "trl": "How does GRPO compare with TRL's trainer?",

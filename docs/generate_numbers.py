@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from docs import table_charts
 from docs.markdown import table
@@ -88,20 +89,40 @@ BLOCKS: dict[str, Callable[[], str]] = {
 }
 
 
+PPO_THREADS = "ours with physics on one thread per core and the critic on a second thread, theirs on one thread"
+SIMULATORS = (
+    ("vs_envpool", "EnvPool", "one thread per core"),
+    ("vs_sync", "gymnasium's `SyncVectorEnv`", "one thread"),
+    ("vs_async", "`AsyncVectorEnv`", "one process per environment"),
+)
+"""Key of the ratio, name of the simulator and its threads."""
+
+
 def _speed() -> list[list[str]]:
+    """Speed of PPO and of the simulator, with the threads of both sides."""
     ppo, simulator = record("ppo_vs_sb3"), record("sim_throughput")
-    found = ppo["HalfCheetah-v5"]
-    ours, theirs = (
-        "{iqm:.0f} [{low:.0f}, {high:.0f}]".format(**found[name]) for name in ("robopolicy", "stable-baselines3")
-    )
-    ratio = "{value:.2f}x of its time ({low:.2f} to {high:.2f} over the seeds)".format(**found["wall_ratio"])
-    steps = simulator["vs_async"], simulator["vs_async_low"], simulator["vs_async_high"]
-    task = f"PPO against Stable-Baselines3, HalfCheetah-v5, 1M steps, {found['seeds']} seeds"
-    envs = f"HalfCheetah steps/s against gymnasium's `AsyncVectorEnv`, {simulator['num_envs']} environments"
+    robots = [name for name, found in ppo.items() if isinstance(found, dict) and "seeds" in found]
+    what = f"Time of PPO against Stable-Baselines3, 1M steps, {ppo[robots[0]]['seeds']} seeds; {PPO_THREADS}"
+    envs = f"HalfCheetah steps/s, {simulator['num_envs']} environments; ours on one thread per core"
     return [
-        [task, f"{ratio}; return {ours} against {theirs}", _command("ppo_vs_sb3")],
-        [envs, "{:.2f}x ({:.2f} to {:.2f} over the turns)".format(*steps), _command("sim_throughput")],
+        [what, "; ".join(_ppo(name, ppo[name]) for name in robots), _command("ppo_vs_sb3")],
+        [envs, "; ".join(_simulator(simulator, *each) for each in SIMULATORS), _command("sim_throughput")],
     ]
+
+
+def _ppo(name: str, found: Mapping[str, Any]) -> str:
+    """Time and return on one robot, against Stable-Baselines3."""
+    ours, theirs = (
+        "{iqm:.0f} [{low:.0f}, {high:.0f}]".format(**found[learner]) for learner in ("robopolicy", "stable-baselines3")
+    )
+    ratio = "{value:.2f}x ({low:.2f} to {high:.2f} over the seeds)".format(**found["wall_ratio"])
+    return f"{name} {ratio}, return {ours} against {theirs}"
+
+
+def _simulator(found: Mapping[str, Any], key: str, name: str, threads: str) -> str:
+    """Speed against another simulator."""
+    value, low, high = found[key], found[f"{key}_low"], found[f"{key}_high"]
+    return f"{value:.2f}x {name} ({low:.2f} to {high:.2f} over the turns; {threads})"
 
 
 def _fine_tuning(method: str, task: str) -> list[str]:

@@ -20,6 +20,7 @@ OTHER = "#aab2bf"  # too few seeds, not applicable, diverged
 BASELINE, PUBLISHED = "#1d2530", "#5b6ee1"
 MEASURE = ": "  # between a task and a further measure, in the name of a column
 PANEL = 1.75  # inches
+COLUMNS = 6  # of panels, at most
 INTERVAL_SEEDS = 3  # with fewer, an interval covers the panel and is not drawn
 MOST_LINES = 2  # of baselines in a panel
 MARKS = {"ahead": "**ahead**", "behind": "**behind**", "level": "level", "diverged": "diverged"}
@@ -103,21 +104,27 @@ def _further(record: Mapping[str, Any]) -> list[str]:
 def draw(record: Mapping[str, Any], path: Path) -> None:
     """Draw means over seeds with 95 % intervals, coloured by verdict; lines are baselines, diamonds published.
 
-    A further measure of a task has a panel of its own, with the differences to the baselines.
+    Every task has a panel with all methods; where there is one method alone, the tasks share a panel. A further measure
+    of a task has a panel of its own, with the differences to the baselines.
     """
     from robopolicy.evaluation.plots import panels
 
     grid, methods, tasks = _grid(record["entries"])
-    if len(tasks) > len(methods):  # one panel per method
+    if len(methods) == 1:
         grid, methods, tasks = {(task, method): entry for (method, task), entry in grid.items()}, tasks, methods
     colours = {method: _colour(method, grid) for method in methods}
     order = sorted(methods, key=lambda method: _place(method, methods, tasks, grid, colours))
-    width, height = 2.2 + PANEL * len(tasks), 1.5 + ROW * len(order)
-    with panels(path, max(width, 5.5), height, 1, len(tasks), sharex=False) as axes:
-        for ax, task in zip(axes[0], tasks, strict=True):
+    columns = min(len(tasks), COLUMNS)
+    rows = math.ceil(len(tasks) / columns)
+    width, height = 2.2 + PANEL * columns, rows * (1.5 + ROW * len(order))
+    with panels(path, max(width, 5.5), height, rows, columns, sharex=False) as axes:
+        for ax in axes.flat[len(tasks) :]:
+            ax.set_axis_off()
+        for ax, task in zip(axes.flat, tasks, strict=False):
             found = {method: grid[method, task] for method in order if (method, task) in grid}
             _draw_panel(ax, task, found, order, colours)
-        name_rows(axes[0, 0], order)
+        for first in axes[:, 0]:
+            name_rows(first, order)
         _draw_legend(axes[0, 0].figure, record["entries"])
 
 

@@ -35,7 +35,7 @@ class Chart:
 CHARTS = {
     "demo": Chart(["seed"], ["base", "fine-tuned"], "success [%]"),
     "update_time": Chart(["method"], ["of DPPO's"], "time of an update, in DPPO's", panel="width", log=True, one=True),
-    "ppo_vs_sb3": Chart(["learner"], ["return, IQM [95 %]"], "return", panel="task", shared=False),
+    "ppo_vs_sb3": Chart(["learner"], ["seconds, median"], "seconds of a run", panel="task", shared=False),
     "rsl_rl": Chart(
         ["learner"],
         ["simulating [s]", "rest of the rollout [s]", "updating [s]"],
@@ -51,7 +51,7 @@ CHARTS = {
         ["simulator"], ["env steps/s (median)"], "environment steps/s", bounds=("smallest", "largest")
     ),
     "replay": Chart(["windows"], ["ms to write a step", "ms to draw"], "milliseconds", panel="environments", log=True),
-    "overlap": Chart(["learner"], ["wall time", "CPU time"], "time without overlap / with overlap", one=True),
+    "overlap": Chart(["learner"], ["wall time", "CPU time"], "time with overlap / without", one=True),
     "latency": Chart(["policy"], ["faster by"], "faster than torch by", log=True, one=True),
     "safety_filter": Chart(
         ["limits"], ["p50 [ms]", "p99 [ms]", "p99.9 [ms]", "maximum [ms]"], "milliseconds per tick", log=True

@@ -56,6 +56,11 @@ class Compositions(Study):
         pairs: list[Key] = [(PAIR, task, seed) for seed in SEEDS for task in TASKS]
         return pairs + [(ALONE, task, seed) for seed in NULL_SEEDS for task in TASKS]
 
+    def rows(self, key: Key) -> Sequence[tuple[str, str]]:
+        """All rows of a task for a pair; only the parents in the null arm."""
+        shown = self.methods if key[0] == PAIR else [BETTER, *PARENTS]
+        return [(method, str(key[1])) for method in shown]
+
     def run(self, key: Key, folder: Path) -> Cell:
         """Train the parents, search and evaluate."""
         kind, task, seed = key

@@ -65,6 +65,19 @@ class Control(Study):
         chosen = [(m, task, seed) for m, task, seed in every if seed in self.seeds(self.learners[m], task)]
         return keys_named(chosen, self.only)
 
+    def facts(self, key: Key, folder: Path) -> Cell:
+        """Learner, robot, seed and budget."""
+        name, task, seed = key
+        family = self._method(str(name)).family
+        return {"method": name, "family": family.name, "task": task, "seed": seed, "env_steps": family.env_steps}
+
+    def trainings(self, key: Key) -> Mapping[str, Sequence[str]]:
+        """Settings of our learners."""
+        from benchmarks.control.cell import settings
+
+        method = self._method(str(key[0]))
+        return {} if method.is_baseline else {"run": settings(method, self.robots[str(key[1])], int(key[2]))}
+
     def run(self, key: Key, folder: Path) -> Cell:
         """Train and evaluate one learner."""
         from benchmarks.control.cell import run_cell
@@ -75,13 +88,17 @@ class Control(Study):
     def scores(self, cell: Cell) -> list[Score]:
         """The return of the learner."""
         measures: dict[str, ArrayLike] = {"return": cell["return"]}
-        diverged = bool(cell["diverged"])
-        return [Score(cell["method"], cell["task"], cell["seed"], measures, diverged, "", cell["curve"], cell)]
+        return [Score(cell["method"], cell["task"], cell["seed"], measures, curve=cell["curve"], cell=cell)]
+
+    def failure(self, task: str) -> dict[str, ArrayLike]:
+        """The return of random actions, which has the score 0."""
+        return {"return": self.robots[task].random}
 
     def contrasts(self, method: str, task: str) -> Sequence[Contrast]:
         """Every learner with the baseline of its family, over all tasks."""
         found = self.learners[method]
-        return () if task != ALL or found.is_baseline else (Contrast(found.family.baseline, "score"),)
+        compared = task == ALL and found.family.baseline and not found.is_baseline
+        return (Contrast(found.family.baseline, "score"),) if compared else ()
 
     def normalised(self, task: str, value: float) -> float:
         """A return between 0 (random) and 1 (expert)."""
@@ -93,15 +110,14 @@ class Control(Study):
         return method is not None and cell["env_steps"] == self._method(cell["method"]).family.env_steps
 
     def describe(self, cell: Cell) -> str:
-        """Return and training time."""
-        return cell["diverged"] or f"return {cell['return']:.0f}"
+        """Return."""
+        return f"return {cell['return']:.0f}"
 
     def details(self, scores: Sequence[Score]) -> dict[str, object]:
-        """Family, diverged runs and seconds of training."""
+        """Family and seconds of training."""
         cells = [score.cell for score in scores if score.cell]
         return {
             "family": self.learners[scores[0].method].family.name,
-            "diverged": sum(score.diverged for score in scores),
             "seconds": round(median(cell["seconds"] for cell in cells)) if cells else "-",
         }
 

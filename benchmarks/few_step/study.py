@@ -51,6 +51,10 @@ class FewStep(Study):
         every: list[Key] = [(name, "lift", seed) for seed in self.seeds for name in LEARNERS]
         return every + [(METHODS[BASELINE], "lift", seed) for seed in self.null_seeds]
 
+    def rows(self, key: Key) -> Sequence[tuple[str, str]]:
+        """The head with each of its samplers."""
+        return [(f"{key[0]}-{label}", str(key[1])) for label in LEARNERS[str(key[0])].samplers]
+
     def run(self, key: Key, folder: Path) -> Cell:
         """Train one head, and evaluate it with all of its samplers."""
         from benchmarks.few_step.training import train, with_sampler

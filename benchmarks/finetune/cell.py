@@ -9,7 +9,6 @@ from benchmarks.finetune.bases import base_policy, demonstration_count, demonstr
 from benchmarks.finetune.methods import FLOW, Base, Method
 from benchmarks.finetune.tasks import BenchTask
 from benchmarks.study import learning_curve, read_report, train_to_end
-from robopolicy.training.guards import TrainingDiverged
 
 GOAL = 0.9  # success whose first crossing is reported
 
@@ -22,34 +21,34 @@ def run_base(base: Base, task: BenchTask, seed: int) -> dict[str, Any]:
     return {**common, "demonstrations": episodes, "base": judge(checkpoint, task.task)}
 
 
-def run_cell(method: Method, task: BenchTask, seed: int, folder: Path, *, steps: int | None = None) -> dict[str, Any]:
-    """All table data of one method on one task with one seed; the run is in `folder`, its inputs are shared.
-
-    A run that diverges has no result.
-    """
-    kind = method.base.kind if method.base else FLOW.kind
-    base = base_policy(method.base, task, seed) if method.base else None
-    before = judge(base, task.task)
-    settings = plan(method, task, steps, before)
-    inputs = [f"init_from={base}"] if base else []
-    inputs += [f"dataset={demonstrations(task, seed, kind)}"] if method.demonstrations else []
-    run = folder / "run"
-    common = {
+def facts(method: Method, task: BenchTask, seed: int, *, steps: int | None = None) -> dict[str, Any]:
+    """Settings of one method on one task with one seed, and the result of its base; shared inputs are made once."""
+    before = judge(base_policy(method.base, task, seed) if method.base else None, task.task)
+    return {
         "method": method.name,
         "task": task.name,
         "seed": seed,
         "preset": method.preset(),
-        "settings": settings,
-        "demonstrations": demonstration_count(task, seed, kind),
+        "settings": plan(method, task, steps, before),
+        "demonstrations": demonstration_count(task, seed, _kind(method)),
         "base": before,
     }
-    try:
-        last = train_to_end(run, *settings, *inputs, f"seed={seed}")
-    except TrainingDiverged as error:
-        return {**common, "diverged": str(error)}
+
+
+def run_cell(method: Method, task: BenchTask, seed: int, folder: Path, *, steps: int | None = None) -> dict[str, Any]:
+    """Results of one method on one task with one seed; the run is in `folder`.
+
+    Raises:
+        TrainingDiverged: A value is not finite.
+    """
+    base = base_policy(method.base, task, seed) if method.base else None
+    settings = plan(method, task, steps, judge(base, task.task))
+    inputs = [f"init_from={base}"] if base else []
+    inputs += [f"dataset={demonstrations(task, seed, _kind(method))}"] if method.demonstrations else []
+    run = folder / "run"
+    last = train_to_end(run, *settings, *inputs, f"seed={seed}")
     report = read_report(run)
     return {
-        **common,
         "finetuned": judge(run / "checkpoints" / "best", task.task),
         "last": judge(last, task.task),
         "env_steps": report["env_steps"],
@@ -70,6 +69,11 @@ def plan(method: Method, task: BenchTask, steps: int | None, before: dict[str, A
         *_pace(method, task, steps, before),
         f"evaluation.episodes={task.evaluated}",
     ]
+
+
+def _kind(method: Method) -> str:
+    """Kind of head whose number of demonstrations the method has."""
+    return method.base.kind if method.base else FLOW.kind
 
 
 def _first_crossing(folder: Path) -> float | None:

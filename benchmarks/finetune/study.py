@@ -23,10 +23,11 @@ NULL_SEEDS = range(101, 106)  # further clones of the demonstrations, for the nu
 class FineTuning(Study):
     """Demonstrations, a cloned base, fine-tuning, and 200 held-out episodes of base and result.
 
-    The result is the best checkpoint by the run's own evaluations in other episodes; if it falls short of the base in
-    fresh episodes, the base replaces it, as `robopolicy train` does by default. `last` is the last checkpoint. A
-    verdict compares the result with its base: methods without a base are compared with the clone of the same
-    demonstrations. A run that diverges counts as success, or return, 0.
+    The result is the best checkpoint by the run's own evaluations in other episodes. It falls back to its base if it
+    falls short of it in fresh episodes, as `robopolicy train` does by default, so a result can equal its base; the
+    table in `benchmarks/results` also has the last checkpoint. A verdict compares the result with its base: methods
+    without a base are compared with the clone of the same demonstrations. A run that diverges counts as success, or
+    return, 0.
     """
 
     name = "finetune"
@@ -61,10 +62,18 @@ class FineTuning(Study):
         ]
         return [*null, *sorted(tuned, key=_turn)]
 
-    def planned(self, method: str, task: str) -> int:
-        """Every cell of a method that fine-tunes a base has this base."""
-        names = {method, *(name for name, found in METHODS.items() if found.base and found.base.name == method)}
-        return len({key[2] for key in self.cell_keys() if key[0] in names and key[1] == task})
+    def rows(self, key: Key) -> Sequence[tuple[str, str]]:
+        """The method, and the base that it fine-tunes."""
+        name, task = str(key[0]), str(key[1])
+        base = METHODS[name].base if name in METHODS else None
+        return [(name, task), *([(base.name, task)] if base else [])]
+
+    def facts(self, key: Key, folder: Path) -> Cell:
+        """Settings, and the result of the base."""
+        from benchmarks.finetune.cell import facts
+
+        name, task, seed = str(key[0]), TASKS[str(key[1])], int(key[2])
+        return {} if name in BASES else facts(METHODS[name], task, seed, steps=self.steps or None)
 
     def run(self, key: Key, folder: Path) -> Cell:
         """Fine-tune and evaluate one method."""
@@ -93,12 +102,18 @@ class FineTuning(Study):
         if cell["base"] is not None:
             base = METHODS[method].base if method in METHODS else BASES.get(method)
             found += [Score(base.name, task, seed, _measures(cell["base"]))] if base else []
-        if cell.get("diverged"):
-            found.append(Score(method, task, seed, {TASKS[task].measure: [0.0]}, diverged=True))
         if "finetuned" in cell:
             curve = cell.get("curve", ())
             found.append(Score(method, task, seed, _measures(cell["finetuned"]), curve=curve, cell=cell))
         return found
+
+    def failure(self, task: str) -> dict[str, ArrayLike]:
+        """No success, or no return."""
+        return {TASKS[task].measure: 0.0}
+
+    def failures(self, cell: Cell) -> list[Score]:
+        """The failure of the method, and the result of its base."""
+        return [*self.scores(cell), *(score for score in super().failures(cell) if score.method == cell["method"])]
 
     def contrasts(self, method: str, task: str) -> Sequence[Contrast]:
         """Every result with its base."""
@@ -110,7 +125,7 @@ class FineTuning(Study):
     def describe(self, cell: Cell) -> str:
         """Scores before and after."""
         before, after = (_score(cell.get(stage)) for stage in ("base", "finetuned"))
-        return f"{before} -> {cell.get('diverged') or after}"
+        return f"{before} -> {after}"
 
     def details(self, scores: Sequence[Score]) -> dict[str, object]:
         """Last checkpoint, steps to 90 %, seconds, and network calls."""

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from numpy.typing import ArrayLike
+
 from benchmarks.study import Cell, Contrast, Key, Score, Study, train_to_end
 
 SEEDS = range(1, 6)
@@ -25,7 +27,7 @@ class FirstStep(Study):
 
     Adam's first step moves every weight by the whole learning rate, whatever its gradient. `algorithm.lr_warmup`
     increases the rate over the first five updates; rows `-abrupt` have `algorithm.lr_warmup=0`. Minibatches are whole
-    rollouts, and the critic needs no warm-up here. `update` is the KL at the end of the first update.
+    rollouts, and the critic needs no warm-up here. `update` is the KL before the last step of the first update.
     """
 
     name = "first_step"
@@ -49,6 +51,10 @@ class FirstStep(Study):
         every: list[Key] = [(method, "lift", seed) for seed in self.seeds for method in METHODS]
         return every + [(m, "lift", seed) for seed in self.null_seeds for m in METHODS if m.endswith(ABRUPT)]
 
+    def facts(self, key: Key, folder: Path) -> Cell:
+        """Row and seed."""
+        return {"method": key[0], "seed": key[2]}
+
     def run(self, key: Key, folder: Path) -> Cell:
         """Take one update of one step, and one of all epochs, from the same clone."""
         from benchmarks.finetune.bases import clone
@@ -67,11 +73,15 @@ class FirstStep(Study):
         )
         step = kl_of(train_to_end(folder / "step", *settings, "algorithm.epochs=2"))
         update = kl_of(train_to_end(folder / "update", *settings))
-        return {"method": name, "seed": seed, "step": step, "update": update}
+        return {"step": step, "update": update}
 
     def scores(self, cell: Cell) -> list[Score]:
         """The KL of the first step."""
         return [Score(cell["method"], "lift", cell["seed"], {KL: cell["step"]}, cell=cell)]
+
+    def failure(self, task: str) -> dict[str, ArrayLike]:
+        """A first step to a policy that is not finite has no KL."""
+        return {KL: math.nan}
 
     def contrasts(self, method: str, task: str) -> Sequence[Contrast]:
         """The default with the abrupt row; a smaller step is better."""
@@ -82,11 +92,11 @@ class FirstStep(Study):
         return 0.0, math.inf
 
     def describe(self, cell: Cell) -> str:
-        """KL of the step and of the update."""
-        return f"KL {cell['step']:.2g}, at the end of the update {cell['update']:.2g}"
+        """KL of the first step, and before the last one of the update."""
+        return f"KL {cell['step']:.2g}, before the last step of the update {cell['update']:.2g}"
 
     def details(self, scores: Sequence[Score]) -> dict[str, object]:
-        """KL at the end of the first update."""
+        """KL before the last step of the first update."""
         update = {score.seed: score.cell["update"] for score in scores}
         return {"update [95 %]": f"{self.interval(KL, update):.2g}"}
 

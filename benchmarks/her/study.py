@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,17 +10,19 @@ from pathlib import Path
 from benchmarks.common import outcomes
 from benchmarks.study import Cell, Contrast, Key, Score, Study, keys_named, learning_curve, read_report, train_to_end
 
-SEEDS = range(3)
-BASELINE = "sac"
+SEEDS = range(5)
+BASELINES = ("sac", "td3")  # without goals in hindsight
 FLOW = (
     *("algorithm=fql", "algorithm.alpha=0.1", "policy=flow", "chunk.horizon=1", "chunk.action_horizon=1"),
     *("policy.normalization=identity", "policy.action_normalization=identity"),
 )  # a weak pull to its own actions, of which no demonstrations exist
+TD3 = ("algorithm=td3",)
 METHODS: dict[str, tuple[str, tuple[str, ...]]] = {  # row -> strategy and settings of the learner
-    BASELINE: ("none", ()),
+    "sac": ("none", ()),
+    "td3": ("none", TD3),
     "sac_her": ("future", ()),
     "sac_her_final": ("final", ()),
-    "td3_her": ("future", ("algorithm=td3",)),
+    "td3_her": ("future", TD3),
     "fql_her": ("future", FLOW),
 }
 EPISODES = 100
@@ -40,7 +42,7 @@ class GoalTask:
 
 TASKS = {
     "reach": GoalTask("gymnasium_robotics/FetchReach-v4", 10_000, 0.95),
-    "push": GoalTask("gymnasium_robotics/FetchPush-v4", 400_000, 0.8, ("td3_her",), "hindsight_objects"),
+    "push": GoalTask("gymnasium_robotics/FetchPush-v4", 400_000, 0.8, ("sac", "td3", "td3_her"), "hindsight_objects"),
 }
 
 
@@ -48,13 +50,13 @@ TASKS = {
 class HER(Study):
     """Success at the last step of 100 held-out episodes with deterministic actions.
 
-    `sac` keeps the goals of the episodes; `sac_her` learns four of five windows with a goal that a later state of the
-    episode achieved, `sac_her_final` with the goal of its last state. `td3_her` and `fql_her` (a flow policy without
-    demonstrations) do so as `sac_her` does. The presets were chosen with other seeds.
+    `sac` and `td3` keep the goals of the episodes; `sac_her` learns four of five windows with a goal that a later state
+    of the episode achieved, `sac_her_final` with the goal of its last state. `td3_her` and `fql_her` (a flow policy
+    without demonstrations, compared with `sac`) do so as `sac_her` does. The presets were chosen with other seeds.
     """
 
     name = "her"
-    question = "Do goals in hindsight solve sparse goals?"
+    question = "How much do goals in hindsight raise success on tasks with sparse goals?"
     priority = 20
     paired = False
     steps: int = 0  # environment steps in place of the tasks' own
@@ -67,13 +69,28 @@ class HER(Study):
 
     @property
     def methods(self) -> list[str]:
-        """SAC without and with goals in hindsight."""
+        """Learners without and with goals in hindsight."""
         return list(METHODS)
 
     def cell_keys(self) -> list[Key]:
-        """Every row of every task with three seeds, short tasks first."""
+        """Every row of every task with five seeds, short tasks first."""
         every = [(method, name, seed) for name, task in TASKS.items() for seed in SEEDS for method in task.methods]
         return keys_named(every, self.only)
+
+    def facts(self, key: Key, folder: Path) -> Cell:
+        """Row, task, seed and budget."""
+        method, task, seed = key
+        return {"method": method, "task": task, "seed": seed, "env_steps": self._steps(str(task))}
+
+    def trainings(self, key: Key) -> Mapping[str, Sequence[str]]:
+        """Settings of the preset, the strategy and the learner."""
+        task, (strategy, learner) = TASKS[str(key[1])], METHODS[str(key[0])]
+        settings = (
+            *(f"experiment={task.preset}", f"task={task.name}", f"replay.hindsight.strategy={strategy}"),
+            *(f"budget.env_steps={self._steps(str(key[1]))}", f"seed={key[2]}", "evaluation.episodes=20"),
+            *("evaluation.max_fraction=0", "guards.restore_best=false", *learner),
+        )
+        return {"run": settings}
 
     def run(self, key: Key, folder: Path) -> Cell:
         """Train and evaluate one row."""
@@ -81,22 +98,12 @@ class HER(Study):
         from robopolicy.sim.registry import SimOptions, make_sim
         from robopolicy.training.checkpoint import load_policy
 
-        method, name, seed = str(key[0]), str(key[1]), int(key[2])
-        task, run = TASKS[name], folder / "run"
-        strategy, learner = METHODS[method]
-        steps = self.steps or task.env_steps
-        last = train_to_end(
-            run,
-            *(f"experiment={task.preset}", f"task={task.name}", f"replay.hindsight.strategy={strategy}"),
-            *(f"budget.env_steps={steps}", f"seed={seed}", "evaluation.episodes=20", "evaluation.max_fraction=0"),
-            *("guards.restore_best=false", *learner),
-        )
+        task, run = TASKS[str(key[1])], folder / "run"
+        last = train_to_end(run, *self.trainings(key)["run"])
         with closing(make_sim(task.name, SimOptions(num_envs=10, success_step="last"))) as sim:
             found = evaluate(load_policy(last)[0], sim, episodes=EPISODES, seed=HELD_OUT)
         report = read_report(run)
-        common = {"method": method, "task": name, "seed": seed, "env_steps": steps}
-        curve = learning_curve(run, "success")
-        return {**common, "success": outcomes(found), "curve": curve, "seconds": report["seconds"]}
+        return {"success": outcomes(found), "curve": learning_curve(run, "success"), "seconds": report["seconds"]}
 
     def scores(self, cell: Cell) -> list[Score]:
         """The success of the row."""
@@ -104,13 +111,15 @@ class HER(Study):
         return [Score(cell["method"], cell["task"], cell["seed"], measures, curve=cell["curve"], cell=cell)]
 
     def contrasts(self, method: str, task: str) -> Sequence[Contrast]:
-        """Goals in hindsight with the goals of the episodes, where both run."""
-        compared = task in TASKS and {method, BASELINE} <= set(TASKS[task].methods)
-        return (Contrast(BASELINE, "success"),) if compared and method != BASELINE else ()
+        """Goals in hindsight with the goals of the episodes: of the same learner where it runs, else of SAC."""
+        if method in BASELINES or task not in TASKS:
+            return ()
+        same = method.partition("_")[0]
+        return (Contrast(same if same in TASKS[task].methods else "sac", "success"),)
 
     def is_current(self, cell: Cell) -> bool:
         """Cells with another budget run again."""
-        return cell["env_steps"] == (self.steps or TASKS[cell["task"]].env_steps)
+        return cell["env_steps"] == self._steps(cell["task"])
 
     def describe(self, cell: Cell) -> str:
         """Success."""
@@ -126,6 +135,9 @@ class HER(Study):
     def quick(self) -> HER:
         """FetchReach with few steps."""
         return HER(1500, ("sac-reach-0", "sac_her-reach-0"))
+
+    def _steps(self, task: str) -> int:
+        return self.steps or TASKS[task].env_steps
 
 
 STUDY = HER()

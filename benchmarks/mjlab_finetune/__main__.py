@@ -3,7 +3,7 @@
 import sys
 
 from benchmarks.mjlab_finetune.study import STUDY
-from benchmarks.study import main
+from benchmarks.study_command import main
 
 if __name__ == "__main__":
     sys.exit(main(STUDY))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -12,25 +12,35 @@ from benchmarks.study import Cell, Contrast, Key, Score, Study, keys_named, read
 from benchmarks.themes import contributed
 
 SEEDS = range(1, 6)  # reward and data were chosen with seed 0, so that the learners differ
-NULL_SEEDS = range(6, 11)  # further runs of the baseline, for the null arm
-BASELINE = "bc"
-WORK = Path("runs/offline")
+NULL_SEEDS = range(6, 11)  # further runs of the baselines, for the null arm
+IMITATED = "bc"  # cannot solve the task, because most of the data leads away from the goal
+DATA = Path("runs/offline/mixed")
 OFFLINE = ("replay.offline_updates={updates}", "algorithm.critic.hidden=[128,128]")
 IMITATION = "policy.imitation=mse"  # many actions are on their bounds, where the tanh density ends
-METHODS: dict[str, tuple[str, ...]] = {
-    BASELINE: (IMITATION,),
-    "iql": (*OFFLINE, IMITATION, "algorithm.beta=10", "algorithm.implicit.expectile=0.9"),
-    "cal_ql": (
-        *(*OFFLINE, "algorithm.lr=3e-4", "algorithm.candidates=4"),
-        *("algorithm.conservative.weight=1", "algorithm.conservative.samples=4"),
-    ),
-    "td3_bc": (*OFFLINE, "algorithm.critic.layer_norm=true"),
-    **{name: tuple(settings) for name, settings in contributed("offline", "methods").items()},
-}
-"""Algorithm -> settings in addition to the shared ones; `{updates}` is the budget.
 
-Contrib themes add entries by `[offline.methods]`: name -> settings.
-"""
+
+@dataclass(frozen=True)
+class Learner:
+    """One row."""
+
+    settings: Sequence[str]  # in addition to the shared ones; `{updates}` is the budget
+    against: str = IMITATED  # row
+
+
+METHODS: dict[str, Learner] = {
+    IMITATED: Learner((IMITATION,), ""),
+    "iql": Learner((*OFFLINE, IMITATION, "algorithm.beta=10", "algorithm.implicit.expectile=0.9")),
+    "cal_ql": Learner(
+        (
+            *(*OFFLINE, "algorithm.lr=3e-4", "algorithm.candidates=4"),
+            *("algorithm.conservative.weight=1", "algorithm.conservative.samples=4"),
+        )
+    ),
+    "td3_bc": Learner((*OFFLINE, "algorithm.critic.layer_norm=true")),
+    **{name: Learner(**row) for name, row in contributed("offline", "methods").items()},
+}
+"""Algorithm -> row; contrib themes add rows by `[offline.methods]`, with the fields of `Learner` as keys."""
+BASELINES = tuple(name for name in METHODS if any(name == row.against for row in METHODS.values()))
 
 
 @dataclass(frozen=True)
@@ -60,31 +70,39 @@ class Offline(Study):
         return list(METHODS)
 
     def cell_keys(self) -> list[Key]:
-        """Every learner with five seeds, then the null arm."""
+        """Every learner with five seeds, and more seeds of the baselines for the null arm."""
         every: list[Key] = [(method, "point_mass", seed) for seed in SEEDS for method in METHODS]
-        every += [(BASELINE, "point_mass", seed) for seed in NULL_SEEDS]
+        every += [(method, "point_mass", seed) for seed in NULL_SEEDS for method in BASELINES]
         return keys_named(every, self.only)
+
+    def facts(self, key: Key, folder: Path) -> Cell:
+        """Learner, seed and budget."""
+        return {"method": key[0], "seed": key[2], "updates": self.updates}
+
+    def trainings(self, key: Key) -> Mapping[str, Sequence[str]]:
+        """Shared settings, and the learner's own."""
+        from benchmarks.offline.data import TASK
+
+        settings = (
+            *(f"task={TASK}", "task.reward=shaped", f"dataset={DATA}", f"algorithm={key[0]}"),
+            *("policy=squashed_gaussian", "policy.hidden=[128,128]", "algorithm.batch_size=128"),
+            *("chunk.horizon=2", "chunk.action_horizon=2", "evaluation.episodes=0"),
+            *(f"budget.updates={self.updates}", f"checkpoint_every={self.updates}", f"seed={key[2]}"),
+            *(setting.format(updates=self.updates) for setting in METHODS[str(key[0])].settings),
+        )
+        return {"run": settings}
 
     def run(self, key: Key, folder: Path) -> Cell:
         """Train and evaluate one learner."""
         from benchmarks.finetune.bases import held_out
         from benchmarks.offline.data import TASK, dataset
 
-        method, seed, run = str(key[0]), int(key[2]), folder / "run"
-        last = train_to_end(
-            run,
-            *(f"task={TASK}", "task.reward=shaped", f"dataset={dataset(WORK / 'mixed')}", f"algorithm={method}"),
-            *("policy=squashed_gaussian", "policy.hidden=[128,128]", "algorithm.batch_size=128"),
-            *("chunk.horizon=2", "chunk.action_horizon=2", "evaluation.episodes=0"),
-            *(f"budget.updates={self.updates}", f"checkpoint_every={self.updates}", f"seed={seed}"),
-            *(setting.format(updates=self.updates) for setting in METHODS[method]),
-        )
+        run = folder / "run"
+        dataset(DATA)
+        last = train_to_end(run, *self.trainings(key)["run"])
         report = read_report(run)
         found = held_out(last, TASK)
         return {
-            "method": method,
-            "seed": seed,
-            "updates": self.updates,
             "success": outcomes(found),
             "steps": found.lengths.astype(int).tolist(),
             "seconds": round(report["seconds"], 1),
@@ -95,8 +113,9 @@ class Offline(Study):
         return [Score(cell["method"], "point_mass", cell["seed"], {"success": cell["success"]}, cell=cell)]
 
     def contrasts(self, method: str, task: str) -> Sequence[Contrast]:
-        """Every learner with imitation."""
-        return (Contrast(BASELINE, "success"),) if method != BASELINE else ()
+        """Every learner with its baseline; imitation is a reference."""
+        against = METHODS[method].against
+        return (Contrast(against, "success"),) if against else ()
 
     def is_current(self, cell: Cell) -> bool:
         """Cells with another number of updates run again."""
@@ -120,6 +139,8 @@ class Offline(Study):
             "Networks and batches are small. Imitation minimises the squared error, because many actions are on "
             "their bounds; `iql` has its published settings for stitching; `cal_ql` has its weight for dense rewards, "
             "fewer samples and the actor learning rate of the others; the critics of the TD3 variants have LayerNorm.",
+            "`bc` cannot solve the task, because most of the data leads away from the goal. `prdc` and `a2pr` extend "
+            "`td3_bc`, and `odice` extends `iql`, so they are compared with these.",
         ]
 
     def quick(self) -> Offline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -72,6 +72,16 @@ class OGBench(Study):
         ]
         return list(dict.fromkeys(every))
 
+    def facts(self, key: Key, folder: Path) -> Cell:
+        """Method, task, seed and budget."""
+        method, task, seed = key
+        settings = {"updates": self._updates(METHODS[str(method)]), "precision": self.precision}
+        return {"method": method, "task": task, "seed": seed, **settings}
+
+    def trainings(self, key: Key) -> Mapping[str, Sequence[str]]:
+        """Settings of the method."""
+        return {"run": self.settings(METHODS[str(key[0])], str(key[1]), int(key[2]))}
+
     def run(self, key: Key, folder: Path) -> Cell:
         """Train one method, and evaluate it along the way."""
         name, task, seed = str(key[0]), str(key[1]), int(key[2])
@@ -79,9 +89,8 @@ class OGBench(Study):
         make_data(TASKS[task].domain)
         train_to_end(run, *self.settings(METHODS[name], task, seed))
         report = read_report(run)
-        cell = {"method": name, "task": task, "seed": seed, "updates": self._updates(METHODS[name])}
         curve = [(updates, rate) for updates, rate in learning_curve(run, "success", by="update") if updates]
-        return {**cell, "precision": self.precision, "curve": curve, "seconds": round(report["seconds"], 1)}
+        return {"curve": curve, "seconds": round(report["seconds"], 1)}
 
     def settings(self, method: Method, task: str, seed: int) -> tuple[str, ...]:
         """Arguments of `robopolicy train`."""

@@ -51,6 +51,21 @@ class TextParts(Study):
         every += [(PLAIN, "lift", seed) for seed in NULL_SEEDS]
         return keys_named(every, self.only)
 
+    def rows(self, key: Key) -> Sequence[tuple[str, str]]:
+        """The part; cells of the plain clip also show the cloned policy."""
+        part, task = str(key[0]), str(key[1])
+        return [(part, task), *([(BASE, task)] if part == PLAIN else [])]
+
+    def facts(self, key: Key, folder: Path) -> Cell:
+        """Part, seed and budget, and the outcomes of the cloned policy."""
+        from benchmarks.finetune.bases import base_policy, held_out
+        from benchmarks.finetune.methods import FLOW
+        from benchmarks.finetune.tasks import TASKS
+
+        task, seed = TASKS["lift"], int(key[2])
+        base = outcomes(held_out(base_policy(FLOW, task, seed), task.task))
+        return {"part": key[0], "seed": seed, "budget": self.env_steps, "base": base}
+
     def run(self, key: Key, folder: Path) -> Cell:
         """Fine-tune a clone with one recipe."""
         from benchmarks.finetune.bases import base_policy, held_out
@@ -74,10 +89,6 @@ class TextParts(Study):
         )
         report = read_report(run)
         return {
-            "part": part,
-            "seed": seed,
-            "budget": self.env_steps,
-            "base": outcomes(held_out(base, task.task)),
             "after": outcomes(held_out(last, task.task)),
             "env_steps": report["env_steps"],
             "seconds": round(report["seconds"], 1),
@@ -86,8 +97,12 @@ class TextParts(Study):
     def scores(self, cell: Cell) -> list[Score]:
         """Success after fine-tuning, and before for the plain clip."""
         part, seed = cell["part"], cell["seed"]
-        found = [Score(part, "lift", seed, {"success": cell["after"]}, cell=cell)]
+        found = [Score(part, "lift", seed, {"success": cell["after"]}, cell=cell)] if "after" in cell else []
         return [Score(BASE, "lift", seed, {"success": cell["base"]}), *found] if part == PLAIN else found
+
+    def failures(self, cell: Cell) -> list[Score]:
+        """The failure of the part, and the outcomes of the cloned policy."""
+        return [*self.scores(cell), *(score for score in super().failures(cell) if score.method != BASE)]
 
     def contrasts(self, method: str, task: str) -> Sequence[Contrast]:
         """Every part with the plain clip, and the plain clip with the clone."""

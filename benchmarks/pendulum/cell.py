@@ -63,7 +63,7 @@ ROWS = {
 
 
 def run_cell(row: Row, seed: int, folder: Path, env_steps: int) -> dict[str, Any]:
-    """All table data of one learner with one seed; the run is in `folder` and resumes there."""
+    """All figures of one learner with one seed; the run is in `folder` and resumes there."""
     register()
     run = folder / "run"
     if (run / "config.yaml").exists() and not (run / "report.json").exists():
@@ -74,10 +74,9 @@ def run_cell(row: Row, seed: int, folder: Path, env_steps: int) -> dict[str, Any
     report = trainer.train()
     algorithm = trainer.algorithm
     assert isinstance(algorithm, OffPolicy)
-    common = {"seed": seed, "env_steps": env_steps, "seconds": report["seconds"]}
     with closing(make_sim(PLAIN, SimOptions(num_envs=EPISODES))) as sim:
         return {
-            **common,
+            "seconds": report["seconds"],
             **judge(algorithm.inference_policy(), sim),
             "bias": value_bias(algorithm, sim) if isinstance(algorithm, SAC) else None,
             "curve": learning_curve(run, "return_mean"),

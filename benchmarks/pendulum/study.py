@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.pendulum.cell import ENV_STEPS, HOLDS, ROWS
+from numpy.typing import ArrayLike
+
+from benchmarks.pendulum.cell import ENV_STEPS, HOLDS, ROWS, settings
 from benchmarks.study import Cell, Contrast, Key, Score, Study
 from benchmarks.themes import contributed
 
 GOOD = -200.0  # mean return of a pendulum that is swung up and held
+RANDOM = -1204.0  # mean return of random actions
 TASK, BASELINE = "pendulum", "sac"
 AGAINST = {"stac-noisy": "sac-noisy", "sac-two-ray": "sac-two"}  # rows with a baseline of their own
 BASELINES = (BASELINE, *AGAINST.values())
 SEEDS = range(5)
 NULL_SEEDS = range(100, 105)  # further runs of the baselines, for the null arm
-SHOWN = (f"steps to {GOOD:.0f}", *(f"held for {hold}" for hold in HOLDS[1:]), "bias")
+REACHED = f"steps to {GOOD:.0f}"
+LOST = "lost when deciding every 8 steps"
+SHOWN = ("jerk", REACHED, *(f"every {hold} steps" for hold in HOLDS[1:]), "bias")
 
 
 @dataclass(frozen=True)
@@ -62,15 +67,31 @@ class Pendulum(Study):
         null: list[Key] = [(row, seed) for row in BASELINES for seed in NULL_SEEDS]
         return list(self.only) or [*((row, seed) for seed in SEEDS for row in ROWS), *null]
 
+    def rows(self, key: Key) -> Sequence[tuple[str, str]]:
+        """The learner on the only task."""
+        return [(str(key[0]), TASK)]
+
+    def facts(self, key: Key, folder: Path) -> Cell:
+        """Learner, seed and budget."""
+        return {"row": key[0], "seed": key[1], "env_steps": self.env_steps}
+
+    def trainings(self, key: Key) -> Mapping[str, Sequence[str]]:
+        """Settings of the learner."""
+        return {"run": settings(ROWS[str(key[0])], int(key[1]), self.env_steps)}
+
     def run(self, key: Key, folder: Path) -> Cell:
         """Train and evaluate one learner."""
         from benchmarks.pendulum.cell import run_cell
 
-        return {"row": key[0], **run_cell(ROWS[str(key[0])], int(key[1]), folder, self.env_steps)}
+        return run_cell(ROWS[str(key[0])], int(key[1]), folder, self.env_steps)
 
     def scores(self, cell: Cell) -> list[Score]:
         """All figures of a learner."""
         return [Score(cell["row"], TASK, cell["seed"], measured(cell), curve=cell["curve"], cell=cell)]
+
+    def failure(self, task: str) -> dict[str, ArrayLike]:
+        """The return of random actions, and a first good policy that is never reached."""
+        return {"return": RANDOM, REACHED: float(ENV_STEPS)}
 
     def contrasts(self, method: str, task: str) -> Sequence[Contrast]:
         """The return against SAC, and the claims of the learner."""
@@ -92,6 +113,13 @@ class Pendulum(Study):
         found = [measured(score.cell) for score in scores]
         return {name: f"{fmean(f[name] for f in found):,.4g}" if name in found[0] else "-" for name in SHOWN}
 
+    def notes(self, scores: Sequence[Score]) -> list[str]:
+        """Meaning of the slower decisions."""
+        return [
+            "`every 8 steps` is the return if a policy decides every 8 steps and its last action is repeated; `srl` "
+            "executes the sequence of 8 actions that it has planned.",
+        ]
+
     def quick(self) -> Pendulum:
         """Two learners with 600 steps."""
         return Pendulum(600, ((BASELINE, 0), ("sac-noisy", 0)))
@@ -108,8 +136,8 @@ def measured(cell: Cell) -> dict[str, Any]:
     return {
         "return": cell["return"],
         "jerk": cell["jerk"],
-        f"steps to {GOOD:.0f}": float(reached[0] if reached else ENV_STEPS),
-        **{f"held for {hold}": held[hold] for hold in HOLDS[1:]},
-        "lost when held for 8": held[HOLDS[0]] - held[8],
+        REACHED: float(reached[0] if reached else ENV_STEPS),
+        **{f"every {hold} steps": held[hold] for hold in HOLDS[1:]},
+        LOST: held[HOLDS[0]] - held[8],
         **bias,
     }

@@ -2,7 +2,7 @@
 
 import sys
 
-from benchmarks.study import main
+from benchmarks.study_command import main
 from benchmarks.takeover.study import STUDY
 
 if __name__ == "__main__":

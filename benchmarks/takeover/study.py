@@ -51,6 +51,10 @@ class Takeover(Study):
         """One cell per training seed, which also draws the start states."""
         return [("lift", seed) for seed in self.seeds]
 
+    def rows(self, key: Key) -> Sequence[tuple[str, str]]:
+        """A cell has all three policies."""
+        return [(method, str(key[0])) for method in METHODS]
+
     def run(self, key: Key, folder: Path) -> Cell:
         """Demonstrate, clone, correct and evaluate, in real time."""
         from benchmarks.takeover.person import TASK, register_person

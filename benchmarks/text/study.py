@@ -54,6 +54,11 @@ class TextRecipes(Study):
         recipes: list[Key] = [(arm, task, seed) for seed in SEEDS for task in TASKS for arm in arms(task)[1:]]
         return keys_named(baseline + recipes, self.only)
 
+    def rows(self, key: Key) -> Sequence[tuple[str, str]]:
+        """The arm; cells of the baseline also show the imitated policy."""
+        arm, task = str(key[0]), str(key[1])
+        return [(arm, task), *([(IMITATION, task)] if arm == BASELINE else [])]
+
     def run(self, key: Key, folder: Path) -> Cell:
         """Train and evaluate one arm."""
         from benchmarks.text.cell import run_cell

@@ -61,9 +61,9 @@ class WorldModel(Study):
         ]
         return full + [(name, policy, SEEDS[0]) for name, task in ABLATIONS.items() for policy in task.policies]
 
-    def planned(self, method: str, task: str) -> int:
-        """Seeds of the task; each has a cell per policy."""
-        return len({seed for name, _, seed in self.cell_keys() if name == task})
+    def rows(self, key: Key) -> Sequence[tuple[str, str]]:
+        """The task; it has a cell per policy."""
+        return [(MODEL, str(key[0]))]
 
     def run(self, key: Key, folder: Path) -> Cell:
         """Evaluate one policy in the simulator and in the world model."""

@@ -32,6 +32,17 @@ def test_results_and_cells_are_written_atomically(tmp_path: Path, monkeypatch: p
     assert not list(tmp_path.rglob("*.part"))
 
 
+def test_results_state_where_their_cells_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    old, new = {"return": 1.0}, {"return": 2.0, "made_on": {"cpu": "Intel", "torch": "2.0"}}
+    common.write_result("demo", ROWS, {}, command="python -m benchmarks.demo", cells=[new, old, old])
+    record = json.loads((tmp_path / "demo.json").read_text())
+    assert record["made_on"] == [{"cells": 2}, {"cells": 1, "cpu": "Intel", "torch": "2.0"}]
+    assert "machine" not in record and "versions" not in record
+    text = "Cells by processor and versions: 2 not recorded; 1 on Intel with torch 2.0."
+    assert f"`python -m benchmarks.demo`. {text}" in (tmp_path / "demo.md").read_text()
+
+
 def test_simulator_throughput_measures_every_simulator() -> None:
     pytest.importorskip("envpool")
     rows, figures = sim_throughput.summarise(sim_throughput.measure(num_envs=2, turns=1, seconds=0.01))

@@ -15,11 +15,13 @@ from benchmarks.control.study import STUDY
 from benchmarks.control.tasks import TASKS
 from benchmarks.control_million.study import ControlMillion
 from benchmarks.study import ALL
+from benchmarks.study_settings import recorded
 from benchmarks.study_table import tabulate
 from benchmarks.themes import contributed
 from docs.generate_methods import load
 from robopolicy.algorithms.registry import ALGORITHMS
 from robopolicy.sim.registry import get_task
+from robopolicy.training.guards import TrainingDiverged
 
 OWN = sorted(METHODS.keys() - contributed("control", "methods").keys() - {family.baseline for family in FAMILIES})
 
@@ -62,19 +64,18 @@ def test_a_cell_trains_evaluates_and_records_its_curve(tmp_path: Path, monkeypat
     method = replace(METHODS[name], family=SMALL[METHODS[name].family])
     cell = run_cell(method, TASKS["hopper"], 0, tmp_path)
     steps = [point[0] for point in cell["curve"]]
-    assert 10 <= len(steps) <= 12 and steps == sorted(steps) and 300 < steps[-1] <= cell["env_steps"] == 320
+    assert 10 <= len(steps) <= 12 and steps == sorted(steps) and 300 < steps[-1] <= 320
     assert np.isfinite(cell["return"]) and cell["seconds"] > 0
 
 
 @pytest.mark.parametrize("name", ["ppo", "sb3_ppo"])
-def test_a_diverged_run_is_a_cell_with_the_random_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
+def test_a_diverged_run_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str):
     pytest.importorskip("stable_baselines3")
     monkeypatch.setattr(cell_module, "CURVE_EPISODES", 2)
     monkeypatch.setattr(cell_module, "make_ppo", diverging(cell_module.make_ppo))
     method = replace(METHODS[name], family=SMALL[ON_POLICY], settings=("algorithm.lr=1e30",))
-    found = run_cell(method, TASKS["hopper"], 0, tmp_path)
-    assert found["return"] == TASKS["hopper"].random
-    assert "diverged" in found["diverged"]
+    with pytest.raises(TrainingDiverged, match="diverged"):
+        run_cell(method, TASKS["hopper"], 0, tmp_path)
 
 
 def diverging(make: Any) -> Any:
@@ -92,7 +93,7 @@ def cell(method: str, task: str, seed: int, value: float) -> dict[str, Any]:
     family = METHODS[method].family
     curve = [(1000 * step, value * step / 3) for step in (1, 2, 3)]
     common = {"method": method, "family": family.name, "task": task, "seed": seed, "seconds": 9.0}
-    return {**common, "env_steps": family.env_steps, "return": value, "diverged": "", "curve": curve}
+    return {**common, "env_steps": family.env_steps, "return": value, "curve": curve}
 
 
 def cells(**values: float) -> list[dict[str, Any]]:
@@ -127,10 +128,13 @@ def test_runs_that_diverge_on_most_seeds_are_called_diverged():
     found = cells(sb3_sac=500.0, sac=500.0)
     for run in found:
         if run["method"] == "sac" and run["seed"] > 1:
-            run |= {"return": TASKS[run["task"]].random, "diverged": "NaN", "curve": []}
+            run |= {"key": [run["method"], run["task"], run["seed"]], "diverged": "NaN"}
+            del run["return"], run["curve"]
     assert verdicts(found)["sac"] == "diverged"
     (row,) = [row for row in tabulate(STUDY, found).rows() if (row["method"], row["task"]) == ("sac", ALL)]
-    assert row["verdict"] == "diverged: 3 of 5 runs diverged" and row["diverged"] == 3
+    assert row["verdict"] == "diverged: 3 of 5 runs diverged" and row["seeds"] == "5, 3 diverged"
+    hopper = {entry.seeds: entry.runs.means for entry in tabulate(STUDY, found).entries if entry.task == "hopper"}
+    assert hopper["5, 3 diverged"][2] == TASKS["hopper"].random
 
 
 def test_cells_with_another_budget_run_again():
@@ -144,7 +148,28 @@ def test_the_study_of_a_million_steps_has_the_cells_of_its_families():
     study = ControlMillion()
     keys = study.cell_keys()
     assert len([key for key in keys if key[0] == "sb3_ppo"]) == 4 * 10  # five seeds, and five of the null arm
-    assert len([key for key in keys if key[0] == "ppo"]) == 4 * 5
+    assert len([key for key in keys if key[0] == "ppo"]) == 4 * 10
     assert {key[1] for key in keys if key[0] == "td3"} == {"half_cheetah", "hopper", "ant"}
-    assert study.contrasts("sac", "hopper") == () and study.contrasts("props", "ant")[0].baseline == "sb3_ppo"
-    assert study.published("td3", "hopper") is not None and study.published("ppo", "hopper") is None
+    assert study.contrasts("sac", ALL) == study.contrasts("props", "ant") == ()
+    assert study.contrasts("props", ALL)[0].baseline == "sb3_ppo"
+    assert study.published("td3", "hopper") is not None and study.published("ppo", "ant") is None
+
+
+def test_the_study_of_a_million_steps_has_one_verdict_per_learner_and_notes_on_its_rows():
+    study = ControlMillion()
+    found = [
+        {**cell(name, task, seed, value + 10 * seed), "env_steps": 1_000_000}
+        for name, value in (("sb3_ppo", 1000.0), ("ppo", 1500.0))
+        for task in study.tasks
+        for seed in range(5)
+    ]
+    table = tabulate(study, found)
+    verdicts = {(entry.method, entry.task): entry.verdict.verdict for entry in table.entries if entry.verdict}
+    assert verdicts == {("ppo", ALL): "ahead"}
+    notes = " ".join(table.study.notes(table.scores))
+    assert "100 to 104" in notes and "bfloat16" not in notes and "`bpo`" not in notes
+
+
+@pytest.mark.parametrize("name", ["fpo", "fpo_pp", "policyflow"])
+def test_flow_learners_from_scratch_start_with_their_whole_learning_rate(name: str):
+    assert recorded(STUDY.trainings((name, "hopper", 0)))["run"]["algorithm"]["lr_warmup"] == 0

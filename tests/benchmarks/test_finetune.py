@@ -10,14 +10,13 @@ import pytest
 
 from benchmarks.finetune import bases
 from benchmarks.finetune.bases import judge
-from benchmarks.finetune.cell import plan, run_cell
+from benchmarks.finetune.cell import facts, plan, run_cell
 from benchmarks.finetune.methods import FLOW, METHODS, Method
 from benchmarks.finetune.study import STUDY
 from benchmarks.finetune.tasks import MAIN, TASKS, BenchTask
 from benchmarks.study import train_once
 from benchmarks.study_table import tabulate
 from robopolicy.training.compose import compose_config
-from robopolicy.training.guards import TrainingDiverged
 
 POINT_MASS = BenchTask(
     *("point_mass", "toy/point_mass", {"flow": 4}),
@@ -106,7 +105,8 @@ def test_the_number_of_demonstrations_brings_the_clone_into_the_range(tmp_path, 
     ids=lambda method: method.name,
 )
 def test_a_cell_runs_from_demonstrations_to_evaluation(small_work: Path, method: Method):
-    cell = run_cell(method, POINT_MASS, 0, small_work)
+    known = facts(method, POINT_MASS, 0)
+    cell = known | run_cell(method, POINT_MASS, 0, small_work)
     assert (cell["base"] is None) == (method.base is None)
     assert cell["finetuned"]["n"] == 4
     least, most = (
@@ -163,18 +163,13 @@ def test_results_are_compared_with_their_base_over_seeds():
     assert never["steps to 90 %"] == "> 1,000 (0 of 5)"
 
 
-def test_a_run_that_diverges_is_a_failure(small_work: Path, monkeypatch: pytest.MonkeyPatch):
-    def train(*_: Any) -> Path:
-        raise TrainingDiverged("The loss is not finite.")
-
-    monkeypatch.setattr("benchmarks.finetune.cell.train_to_end", train)
-    lost = run_cell(Method("rlpd", "rlpd", None, True), POINT_MASS, 0, small_work)
-    assert lost["diverged"] == "The loss is not finite." and STUDY.describe(lost) == "- -> The loss is not finite."
+def test_a_run_that_diverges_is_a_failure_and_its_base_is_not():
     cells = [cell(seed, 0.5, 0.9, 400.0) for seed in range(1, 6)]
     for each in cells[:3]:
         del each["finetuned"], each["last"]
-        each["diverged"] = lost["diverged"]
-    row = tabulate(STUDY, cells).rows()[1]
+        each |= {"key": ["reinflow", "lift", each["seed"]], "diverged": "The loss is not finite."}
+    base, row = tabulate(STUDY, cells).rows()
+    assert base["seeds"] == "5 of 13" and str(base["score [95 %]"]).startswith("50.0%")
     assert row["verdict"] == "diverged: 3 of 5 runs diverged" and row["steps to 90 %"] == "400 (2 of 2)"
     assert str(row["score [95 %]"]).startswith("36.0%")
 

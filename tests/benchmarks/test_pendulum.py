@@ -86,7 +86,7 @@ def test_claims_are_tested_over_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ROWS, "other", ROWS["sac"])
     monkeypatch.setattr(study, "CLAIMS", {"other": (Claim("jerk"), Claim("absolute bias"))})
     cells = [cell(row, seed, seed + (9.0 if row == "other" else 0.0)) for row in ("sac", "other") for seed in range(5)]
-    assert measured(cells[0])["steps to -200"] == 5000 and measured(cells[0])["lost when held for 8"] == 450
+    assert measured(cells[0])["steps to -200"] == 5000 and measured(cells[0])["lost when deciding every 8 steps"] == 450
     verdicts = {entry.measure: entry.verdict for entry in tabulate(STUDY, cells).entries if entry.verdict}
     assert {measure: verdict.verdict for measure, verdict in verdicts.items()} == {
         "return": "ahead",
@@ -98,3 +98,13 @@ def test_claims_are_tested_over_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_learner_without_values_has_no_bias() -> None:
     cells = [cell("sac", seed, 0.0) | {"bias": None} for seed in range(3)]
     assert tabulate(STUDY, cells).rows()[0]["bias"] == "-"
+
+
+def test_a_run_that_diverges_has_the_return_of_random_actions_and_no_jerk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ROWS, "other", ROWS["sac"])
+    monkeypatch.setattr(study, "CLAIMS", {"other": (Claim("jerk"),)})
+    cells = [cell(row, seed, seed + (9.0 if row == "other" else 0.0)) for row in ("sac", "other") for seed in range(5)]
+    cells[-1] = {"key": ["other", 4], "row": "other", "seed": 4, "env_steps": ENV_STEPS, "diverged": "NaN"}
+    entries = {entry.measure: entry for entry in tabulate(STUDY, cells).entries if entry.method == "other"}
+    assert entries["return"].runs.means[4] == study.RANDOM and entries["return"].seeds == "5, 1 diverged"
+    assert entries["jerk"].verdict is not None and entries["jerk"].verdict.verdict == "no value"

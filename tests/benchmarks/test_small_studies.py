@@ -42,6 +42,20 @@ def test_committed_cells_are_read(name: str) -> None:
     assert {entry.method for entry in table.entries} <= set(study.methods)
 
 
+def test_seeds_are_planned_for_rows_whose_names_are_not_in_the_keys() -> None:
+    assert (FewStep().planned("flow-10", "lift"), FewStep().planned("meanflow-2", "lift")) == (10, 5)
+    assert load_study("takeover").planned("dagger", "lift") == 10
+    composition = load_study("composition")
+    assert [composition.planned(m, "lift") for m in ("better parent", "convex")] == [10, 5]
+    assert load_study("parts").planned("(imitation)", "lift") == 10
+    assert load_study("text").planned("(imitation)", "arithmetic") == 20
+
+
+def test_learners_that_extend_another_one_are_compared_with_it() -> None:
+    against = {method: [each.baseline for each in Offline().contrasts(method, "point_mass")] for method in METHODS}
+    assert (against["prdc"], against["a2pr"], against["odice"], against["bc"]) == (["td3_bc"], ["td3_bc"], ["iql"], [])
+
+
 def test_rows_of_a_head_with_several_samplers_have_an_outcome_per_seed() -> None:
     study = FewStep()
     cells: list[dict[str, Any]] = []
@@ -51,7 +65,12 @@ def test_rows_of_a_head_with_several_samplers_have_an_outcome_per_seed() -> None
             {"learner": "flow", "task": "lift", "seed": seed, "train_seconds": 10.0, "samplers": {"4": result}}
         )
     (row,) = tabulate(study, cells).rows()
-    assert (row["method"], row["seeds"], row["calls per chunk"], row["ms per action"]) == ("flow-4", "3", 4, "0.200")
+    assert (row["method"], row["seeds"], row["calls per chunk"], row["ms per action"]) == (
+        "flow-4",
+        "3 of 10",
+        4,
+        "0.200",
+    )
     assert str(row["score [95 %]"]).startswith("80.0%")
 
 
@@ -84,7 +103,7 @@ def test_the_opposite_behaviour_steers_away_from_the_goal() -> None:
 
 @pytest.mark.parametrize("method", list(METHODS))
 def test_the_settings_of_an_offline_learner_compose(method: str) -> None:
-    settings = [setting.format(updates=10) for setting in METHODS[method]]
+    settings = [setting.format(updates=10) for setting in METHODS[method].settings]
     config = compose_config([f"task={data.TASK}", f"algorithm={method}", "policy=squashed_gaussian", *settings])
     assert config.algorithm is not None
 

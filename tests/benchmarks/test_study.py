@@ -1,16 +1,30 @@
 """Tests of studies: jobs and tables of a small study, whose cells are known by hand."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import common, queue, studies
-from benchmarks.study import ALL, Contrast, Published, Score, Study, finished, jobs, selected
-from benchmarks.study_table import UNFINISHED, tabulate, write_study
+from benchmarks.study import (
+    ALL,
+    Contrast,
+    Published,
+    Score,
+    Study,
+    current,
+    failed,
+    finished,
+    jobs,
+    run_cell,
+    selected,
+)
+from benchmarks.study_settings import recorded
+from benchmarks.study_table import DIVERGED, UNFINISHED, tabulate, write_study
 from robopolicy.errors import UserError
 from robopolicy.evaluation.comparison import seed_interval
+from robopolicy.training.guards import TrainingDiverged
 
 RATES = {"base": 0.5, "good": 0.9, "same": 0.5, "bad": 0.1}
 EPISODES = 100
@@ -103,8 +117,8 @@ def test_verdicts_intervals_and_published_numbers_come_from_the_declaration():
         and entries["easy", "bad"].reproduced is False
         and entries["easy", "same"].reproduced is None
     )
-    two_seeds = tabulate(study, [cell for cell in cells_of(study) if cell["seed"] < 2])
-    assert {entry.reproduced for entry in two_seeds.entries} == {None}
+    four_seeds = tabulate(study, [cell for cell in cells_of(study) if cell["seed"] < 4])
+    assert {entry.reproduced for entry in four_seeds.entries} == {None}
     row = rows_of(study, cells_of(study))["easy", "good"]
     assert row["baseline"] == "base" and row["published"] == "95.0%" and "92.0% [" in str(row["score [95 %]"])
     assert json.loads(json.dumps(common.plain(table.figures())))["entries"][0]["by_seed"]["0"] == 0.5
@@ -139,6 +153,122 @@ def test_rows_say_how_many_planned_seeds_have_no_result():
     seeds = {(row["task"], row["method"]): row["seeds"] for row in table.rows()}
     assert seeds["easy", "good"] == "4 of 5" and seeds["easy", "bad"] == "5"
     assert UNFINISHED in table.protocol() and UNFINISHED not in complete.protocol()
+
+
+def test_planned_rows_without_a_cell_are_named_and_unknown_rows_are_errors():
+    study = Bandits()
+    table = tabulate(study, [cell for cell in cells_of(study) if cell["method"] != "bad"])
+    assert "No cell has run yet: `bad`." in table.notes()
+    assert not any("No cell" in line for line in tabulate(study, cells_of(study)).notes())
+    assert (study.planned("base", "easy"), study.planned("good", ALL)) == (10, 5)
+    with pytest.raises(ValueError, match=r"no row \('gone', 'easy'\)"):
+        study.planned("gone", "easy")
+
+    class Renamed(Bandits):
+        def rows(self, key):
+            return [(f"{key[0]}-1", key[1])]
+
+    with pytest.raises(ValueError, match="which its cell"):
+        Renamed().planned("base", "easy")
+
+
+@pytest.mark.parametrize("name", studies.STUDIES)
+def test_every_planned_cell_has_rows_and_every_committed_score_a_planned_row(name):
+    study = studies.load_study(name)
+    planned = {(m, t): study.planned(m, t) for m in study.methods for t in study.tasks}
+    unplanned = set(study.methods) - {m for (m, _), seeds in planned.items() if seeds}
+    assert not unplanned or name == "ogbench"  # some of its methods need a GPU
+    found = {(score.method, score.task) for score in study.all_scores(finished(study))}
+    assert all(planned[row] for row in found if row in planned)
+
+
+class Diverging(Bandits):
+    """Method `good` diverges."""
+
+    def facts(self, key, folder):
+        return {"method": key[0], "task": key[1], "seed": key[2]}
+
+    def run(self, key, folder):
+        if key[0] == "good":
+            raise TrainingDiverged("The loss is not finite.")
+        return super().run(key, folder)
+
+
+def test_a_run_that_diverges_is_a_cell_with_the_score_of_a_failure(tmp_path):
+    study = Diverging((0, 1))
+    for job in jobs(study, tmp_path):
+        job.run(tmp_path)
+    cells = finished(study, tmp_path)
+    assert all(job.is_done() for job in jobs(study, tmp_path))
+    lost = next(job for job in jobs(study, tmp_path) if job.name == "bandits/good-easy-0")
+    assert lost.describe() == "The loss is not finite."
+    table = tabulate(study, cells)
+    row = next(row for row in table.rows() if (row["task"], row["method"]) == ("easy", "good"))
+    assert row["seeds"] == "2, 2 diverged" and row["verdict"] == "diverged: 2 of 2 runs diverged"
+    assert DIVERGED in table.protocol()
+    entry = next(entry for entry in table.entries if (entry.task, entry.method) == ("easy", "good"))
+    assert entry.runs.means == {0: 0.0, 1: 0.0}
+
+
+def test_a_run_that_diverges_has_no_value_of_a_measure_without_a_failure():
+    class Timed(Diverging):
+        def scores(self, cell):
+            return [replace(score, measures={**score.measures, "steps": 5.0}) for score in super().scores(cell)]
+
+        def contrasts(self, method, task):
+            return () if method == "base" else (Contrast("base", "steps", larger=False),)
+
+    study = Timed()
+    cells = [run_cell(study, key, Path()) for key in study.cell_keys() if key[1] == "easy"]
+    lost = [{**cell, "diverged": "NaN"} for cell in cells if cell["key"][0] == "same" and cell["seed"] == 0]
+    kept = [cell for cell in cells if cell["key"] not in [each["key"] for each in lost]]
+    row = rows_of(study, [*kept, *lost])["easy", "same"]
+    assert row["verdict"] == "no value: 1 of 5 runs have no score"
+
+
+def test_a_study_without_facts_fails_where_its_training_diverges(tmp_path):
+    class Unknown(Diverging):
+        def facts(self, key, folder):
+            return {}
+
+    with pytest.raises(TrainingDiverged):
+        run_cell(Unknown(), ("good", "easy", 0), tmp_path)
+
+
+def test_failed_cells_are_named_apart_from_missing_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    file = tmp_path / "work/bandits/good-easy-0/failed.json"
+    file.parent.mkdir(parents=True)
+    file.write_text('{"error": "out of memory"}')
+    assert failed(Bandits((0,)), tmp_path / "work") == ["`bandits/good-easy-0` (out of memory)"]
+
+
+def test_cells_record_their_settings_and_run_again_after_a_default_changes(tmp_path, monkeypatch):
+    class Trained(Bandits):
+        def trainings(self, key):
+            return {"run": ("task=hopper", "policy=gaussian", "algorithm=ppo", f"seed={key[2]}")}
+
+    study = Trained((0,))
+    key = study.cell_keys()[0]
+    (job, *_) = jobs(study, tmp_path)
+    job.run(tmp_path)
+    (cell,) = finished(study, tmp_path)
+    assert cell["configs"]["run"]["algorithm"]["clip"] == 0.2 and cell["configs"]["run"]["policy"]["name"] == "gaussian"
+    old = {name: value for name, value in cell.items() if name != "configs"}
+    assert current(study, old) and job.is_done()
+    notes = tabulate(study, [old, cell]).notes()
+    assert "1 of 2 cells have no recorded settings, so changed defaults do not show." in notes
+    cell["configs"]["run"]["algorithm"]["clip"] = 0.3
+    common.save_json(tmp_path / f"{study.cell_name(key)}.json", cell)
+    assert not job.is_done() and finished(study, tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["control", "control_million", "her", "offline", "pendulum"])
+def test_studies_that_train_by_robopolicy_record_settings_of_every_learner(name):
+    study = studies.load_study(name)
+    without = {key[0] for key in study.cell_keys() if not study.trainings(key)}
+    assert without == {method for method in study.methods if method.startswith("sb3_")}
+    assert recorded(study.trainings(study.cell_keys()[-1])).keys() <= {"run"}
 
 
 def test_there_is_no_mean_curve_where_a_seed_has_none():
@@ -201,7 +331,7 @@ def test_cells_run_in_the_queue_and_the_table_is_written(tmp_path, monkeypatch):
     write_study(study, finished(study))
     assert "| easy | good |" in (tmp_path / "bandits.md").read_text()
     (made,) = json.loads((tmp_path / "bandits.json").read_text())["notes"]
-    assert made == f"Cells by processor: {common.machine()['cpu']} ({len(chosen)})."
+    assert made == common.made_by_text(finished(study)) and f"{len(chosen)} on {common.machine()['cpu']}" in made
     with pytest.raises(UserError, match="No cell matches ppo"):
         selected(jobs(study), ["ppo*"])
 
