@@ -103,7 +103,7 @@ def test_a_leader_arm_moves_a_robot_without_a_task_and_is_recorded_with_its_came
     monkeypatch.setattr(Leader, "done", staticmethod(reached), raising=False)
     file = my_arm(tmp_path, cameras=[{"name": "front", "topic": "/front", "height": 4, "width": 6}])
     words = ["--robot", file, "--task", "none", "--transport", "lerobot", "--teleop", "leader", "--no-tui"]
-    words += ["--seconds", "40", "--out", str(tmp_path / "report.json")]
+    words += ["--seconds", "40", "--out", str(tmp_path / "report.json"), "--overwrite"]
     for attempt in range(3):  # on a busy machine a late command holds the robot, and the leader is then too far away
         out = tmp_path / f"data{attempt}"
         assert cli.main(["deploy", *words, "--demonstrations", str(out)]) == 0
