@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.fixed_losses import refuse_unused
 from robopolicy.algorithms.common.off_policy import OffPolicy, UpdateStats, optimizer_step, require_squashed
 from robopolicy.algorithms.td3 import TD3Config, noisy_chunk, q1, smoothed_chunk
 from robopolicy.constraints import NonNegative
 from robopolicy.critics.q import TargetUpdate
 from robopolicy.data.batches import Transitions
-from robopolicy.errors import UserError
 from robopolicy.policies.base import Info, Observation, Policy, Sample, chunk_mean
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.policies.noise import Randomness
@@ -69,13 +69,7 @@ class TD3BC(OffPolicy):
     def __init__(self, config: TD3BCConfig, policy: Policy, *, total_updates: int) -> None:
         """Prepare to train the mode of a squashed Gaussian `policy`."""
         super().__init__(config, require_squashed(policy, self.name), total_updates=total_updates)
-        for name in ("action_l2", "value_reduction"):
-            value, default = getattr(config, name), getattr(TD3Config, name)
-            if value != default:
-                raise UserError(
-                    f"The actor loss of algorithm '{self.name}' has a fixed form, so algorithm.{name}={value} has no "
-                    f"effect; leave it out (default: {default})."
-                )
+        refuse_unused(self.name, config, "action_l2", "value_reduction")
         self.target_policy: GaussianPolicy = frozen_copy(policy)
         self._policy_update = TargetUpdate(self.target_policy, policy)
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=config.lr, fused=True)

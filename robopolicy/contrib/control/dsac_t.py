@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.fixed_losses import refuse_unused
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.constraints import NonNegativeInt, Positive, PositiveInt
-from robopolicy.contrib.control.fixed_losses import refuse_unused
 from robopolicy.contrib.control.gaussian_critic import GaussianQ
 from robopolicy.critics.q import CriticConfig, TargetUpdate
 from robopolicy.data.batches import Transitions

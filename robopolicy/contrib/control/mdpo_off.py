@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.fixed_losses import refuse_unused
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.constraints import NonNegative, Positive, PositiveInt
-from robopolicy.contrib.control.fixed_losses import refuse_unused
 from robopolicy.data.batches import Transitions
 from robopolicy.policies.base import Info, Policy
 from robopolicy.policies.noise import normal

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics, frozen_copy
+from robopolicy.algorithms.common.fixed_losses import refuse_unused
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.sac import SAC, SACConfig
 from robopolicy.constraints import (
@@ -35,7 +36,6 @@ from robopolicy.constraints import (
     PositiveFraction,
     PositiveInt,
 )
-from robopolicy.contrib.control.fixed_losses import refuse_unused
 from robopolicy.contrib.control.optimism import LazyUpdate, upper_value
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.data.batches import Transitions

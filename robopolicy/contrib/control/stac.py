@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from robopolicy.algorithms.common.fixed_losses import refuse_unused
 from robopolicy.algorithms.sac import SAC, SACConfig, soft_target
 from robopolicy.constraints import NonNegative
-from robopolicy.contrib.control.fixed_losses import refuse_unused
 from robopolicy.contrib.control.gaussian_critic import GaussianQ
 from robopolicy.critics.q import CriticConfig
 from robopolicy.data.batches import Transitions

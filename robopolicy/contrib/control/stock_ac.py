@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algorithms.common.algorithm import Metrics
+from robopolicy.algorithms.common.fixed_losses import refuse_unused
 from robopolicy.algorithms.common.off_policy import UpdateStats, optimizer_step
 from robopolicy.algorithms.td3 import TD3, TD3Config, smoothed_chunk
 from robopolicy.constraints import Finite, Fraction, NonNegativeInt, Positive, PositiveFraction, PositiveInt
-from robopolicy.contrib.control.fixed_losses import refuse_unused
 from robopolicy.contrib.control.quantile_critic import QuantileQ, quantile_loss
 from robopolicy.contrib.control.stock_encoder import STOCK_PREFIX, StockEncoder
 from robopolicy.critics.q import CriticConfig

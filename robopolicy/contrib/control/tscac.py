@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from robopolicy.algorithms.common.algorithm import Checkpointable, Metrics
+from robopolicy.algorithms.common.fixed_losses import refuse_unused
 from robopolicy.algorithms.td3 import TD3, TD3Config, q1
 from robopolicy.constraints import NonNegative, OpenFraction, Positive
-from robopolicy.contrib.control.fixed_losses import refuse_unused
 from robopolicy.data.batches import Transitions
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.policies.base import Info, Observation, Policy, Sample, chunk_mean

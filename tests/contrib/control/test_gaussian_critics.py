@@ -382,7 +382,7 @@ def test_invalid_settings_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["dsac_t", "stac", "mdpo_off"])
 def test_averaging_members_is_refused_where_the_losses_are_fixed(name: str) -> None:
-    with pytest.raises(UserError, match=f"'{name}' have a fixed form, so algorithm.average_members=true has no effect"):
+    with pytest.raises(UserError, match=f"'{name}' has a fixed form, so algorithm.average_members=true has no effect"):
         learner(name, average_members=True)
 
 

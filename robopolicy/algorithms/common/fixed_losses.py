@@ -1,4 +1,4 @@
-"""Rejection of inherited settings that the fixed losses of an algorithm do not use."""
+"""Rejection of inherited settings that the fixed loss of an algorithm does not use."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ def refuse_unused(algorithm: str, config: OffPolicyConfig, *names: str) -> None:
         value, default = (str(getattr(owner, name)).lower() for owner in (config, type(config)))
         if value != default:
             raise UserError(
-                f"The losses of algorithm '{algorithm}' have a fixed form, so algorithm.{name}={value} has no effect; "
+                f"The loss of algorithm '{algorithm}' has a fixed form, so algorithm.{name}={value} has no effect; "
                 f"leave it out (default: {default})."
             )
