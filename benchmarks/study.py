@@ -187,7 +187,7 @@ class Study(ABC):
         return f"{self.name}/{'-'.join(map(str, key))}"
 
     def is_current(self, cell: Cell) -> bool:
-        """Whether a finished cell has the settings of the study; see `current` for those of its trainings."""
+        """Whether a finished cell has the settings of the study; `current` also compares its trainings."""
         return True
 
     def bounds(self, measure: str) -> tuple[float, float]:
