@@ -12,7 +12,6 @@ Servers of vLLM-Omni also answer with a bare array or one array per kind of acti
 
 from __future__ import annotations
 
-import copy
 import re
 from collections import deque
 from collections.abc import Mapping
@@ -109,7 +108,7 @@ class OpenpiSession:
             if type(number) is not int or not 0 <= number <= MAX_SEED:
                 raise WireError(f"expected '{name}' as an integer in [0, {MAX_SEED}], found {brief(number)}")
         noise = None if noise is None else _numbers("noise", noise)[None]
-        self._next = copy.deepcopy(self._seen)  # a rejected request leaves no trace
+        self._next = {key: seen.copy() for key, seen in self._seen.items()}  # a rejected request leaves no trace
         obs = {key: self._history(key, value) for key, value in values.items()}
         return Request(self.number, obs, noise=noise, streams=None if seed is None else np.array([[seed, step]]))
 
