@@ -303,17 +303,17 @@ def copy_normalizers(policy: CriticInput, vision: VisionConfig) -> tuple[Observa
 
 
 def copy_statistics(encoder: ObservationEncoder, policy: CriticInput) -> None:
-    """Copy the statistics of `policy` to a critic's encoder that needs dataset statistics.
+    """Copy the statistics of `policy` to a critic's encoder that has the same normalization and observations.
 
-    Raises `UserError` if the policy has another normalization or other observations.
+    Raises `UserError` if the encoder needs dataset statistics and the policy has other ones.
     """
     mode = encoder.normalization
-    if mode not in ("minmax", "meanstd"):
-        return
     theirs = next((part for part in policy.modules() if isinstance(part, ObservationEncoder)), None)
-    if theirs is None or (theirs.normalization, theirs.layout, theirs.sizes) != (mode, encoder.layout, encoder.sizes):
+    same = (mode, encoder.layout, encoder.sizes)
+    if theirs is not None and (theirs.normalization, theirs.layout, theirs.sizes) == same:
+        encoder.copy_stats(theirs)
+    elif mode in ("minmax", "meanstd"):
         raise UserError(
             f"A value network with normalization '{mode}' needs a policy with the same normalization and observations, "
             f"unlike '{policy.name}'; set it to running, e.g. algorithm.critic.normalization=running."
         )
-    encoder.copy_stats(theirs)

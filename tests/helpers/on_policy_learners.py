@@ -55,3 +55,10 @@ def check_takes_the_statistics_of_the_policy(name: str) -> None:
         assert critic.encoder.normalizer.scale.tolist() == [2.0, 1.0] and bool(critic.encoder.normalizer.fitted)
     with pytest.raises(UserError, match=r"algorithm\.critic\.normalization=running"):
         make("meanstd")
+
+    running = algorithm(name)
+    running.policy.update_stats({"state": 3.0 + torch.randn(64, 1, 6)})
+    learner = make_algorithm(name, running.config, running.policy, total_updates=9)
+    for critic in learner.critics().values():
+        assert torch.equal(critic.encoder.normalizer.mean, running.policy.encoder.normalizer.mean)
+        assert float(critic.encoder.normalizer.count) == 64
