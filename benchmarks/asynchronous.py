@@ -163,9 +163,9 @@ def main() -> None:
         prepare=_prepare,
     )
     figures = {"task": TASK.task, "updates": updates, "cells": cells}
-    print_result("asynchronous", rows(cells), figures)
+    print_result("asynchronous", rows(cells), figures, cells=cells)
     if not arguments.quick:
-        write_result("asynchronous", rows(cells), figures, command="python -m benchmarks.asynchronous")
+        write_result("asynchronous", rows(cells), figures, command="python -m benchmarks.asynchronous", cells=cells)
 
 
 if __name__ == "__main__":

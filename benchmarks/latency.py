@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.common import brackets, load_cell, print_result, save_cell, write_result
+from benchmarks.common import brackets, load_cell, made_on, print_result, save_cell, write_result
 from robopolicy.critics.q import CriticConfig, QEnsemble
 from robopolicy.deploy.bundle import Bundle, open_bundle
 from robopolicy.deploy.export import export_bundle
@@ -215,7 +215,7 @@ def main() -> None:
         if cell is None:
             with tempfile.TemporaryDirectory() as folder:
                 contest, costs = prepare(name, Path(folder))
-                cell = summarise(measure(contest, turns, seconds), costs)
+                cell = {**summarise(measure(contest, turns, seconds), costs), "made_on": made_on()}
                 contest.bundle.close()
             if not arguments.quick:
                 save_cell(f"latency/{name}", cell)
@@ -231,9 +231,10 @@ def main() -> None:
         "results": results,
     }
     rows = [row(name, found) for name, found in results.items()]
-    print_result("latency", rows, figures)
+    cells = list(results.values())
+    print_result("latency", rows, figures, cells=cells)
     if not arguments.quick:
-        write_result("latency", rows, figures, command="python -m benchmarks.latency", notes=NOTES)
+        write_result("latency", rows, figures, command="python -m benchmarks.latency", notes=NOTES, cells=cells)
 
 
 if __name__ == "__main__":

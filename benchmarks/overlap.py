@@ -21,7 +21,7 @@ from functools import partial
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.common import made_by_text, made_on, print_result, write_result
+from benchmarks.common import made_by_text, print_result, write_result
 from benchmarks.parallel import run_cells
 from benchmarks.sac_vs_sb3 import ratio
 from robopolicy.evaluation.intervals import student_mean
@@ -107,7 +107,7 @@ def final_return(key: Key) -> dict[str, Any]:
     train(parts, last)
     value = parts.source.metrics()["rollout/return"]
     parts.close()
-    return {"case": name, "overlap": overlap, "seed": seed, "return": value, "made_on": made_on()}
+    return {"case": name, "overlap": overlap, "seed": seed, "return": value}
 
 
 def rows(times: dict[str, dict[str, Any]], cells: Sequence[dict[str, Any]]) -> list[dict[str, object]]:

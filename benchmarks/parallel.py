@@ -31,7 +31,7 @@ def run_cells(
 
     Args:
         keys: Keys of the cells.
-        run: Runs one cell; a function of an importable module.
+        run: Runs one cell, which is stored with its processor and versions; a function of an importable module.
         name: Place of a cell under `benchmarks/results/cells`.
         progress: One line about a finished cell.
         jobs: Number of parallel cells.
@@ -52,7 +52,7 @@ def run_cells(
 
 
 def _run(run: Callable[[Any], Cell], key: object, file: Path, _: Path) -> None:
-    common.save_json(file, run(key))
+    common.save_json(file, {**run(key), "made_on": common.made_on()})
 
 
 def _describe(progress: Callable[[Cell], str], file: Path) -> str:
