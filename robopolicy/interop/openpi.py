@@ -181,6 +181,8 @@ def _declared(metadata: Mapping[str, Any], rename: Mapping[str, str], url: str) 
     """Observations that a server of this package declares."""
     given = {"observation": metadata.get("observation"), "action_dim": 1}
     declared = PolicySpec.read(given, f"The endpoint {url}").observation
+    if not declared:
+        raise UserError(f"The endpoint {url} describes a policy without observations.")
     ours = {name: key for key, name in rename.items()}
     if unknown := set(ours) - set(declared):
         raise UserError(f"The endpoint {url} takes {', '.join(declared)}, not '{min(unknown)}'.")

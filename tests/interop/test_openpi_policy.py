@@ -86,6 +86,7 @@ def test_replies_of_vllm_omni_are_read() -> None:
         ({"infer": lambda obs: {"actions": np.ones((5000, 2))}}, "horizons may be at most 4096, got 5000"),
         ({"metadata": {"action_keys": 5}}, "has the action_keys 5, expected a list of names"),
         ({"metadata": {**OURS, "observation": {"state": "wide"}}}, "does not describe a policy: observation must map"),
+        ({"metadata": {**OURS, "observation": {}}}, "describes a policy without observations"),
         ({"metadata": {**OURS, "obs_horizon": 10**9}}, "horizons may be at most 4096, got 1 and 1000000000"),
         (
             {"metadata": {**OURS, "observation": {"observation/state": [6], "state": [2]}}},
