@@ -20,6 +20,7 @@ except ImportError:  # PyYAML was built without it
     from yaml import SafeLoader
 
 _TOO_DEEP = "it is nested too deeply"
+_MAX_ALIASED = 100_000  # values of a YAML file with aliases
 
 
 def check_owned(path: Path, marker: str, what: str) -> None:
@@ -86,12 +87,17 @@ def parse_yaml(text: str) -> Any:
     """Parse YAML.
 
     Raises:
-        ValueError: The text is invalid, nested too deeply or repeats a key, or a value does not fit its tag; one line.
+        ValueError: The text is invalid, nested too deeply, repeats a key or contains too much by aliases, or a value
+            does not fit its tag; one line.
     """
     try:
         loader = _YamlLoader(text)
         try:
-            return loader.get_single_data()
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _check_aliases(node)
+            return loader.construct_document(node)
         finally:
             loader.dispose()
     except RecursionError as error:
@@ -113,6 +119,24 @@ class _YamlLoader(SafeLoader):  # type: ignore[misc]
                 raise yaml.constructor.ConstructorError(None, None, f"found '{key.value}' twice", key.start_mark)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
+
+
+def _check_aliases(root: yaml.Node) -> None:
+    """Raise a ValueError if aliases refer to a value that contains them, or repeat very many values."""
+    sizes: dict[int, int] = {}  # number of values in a node with all aliases replaced; 0 while it is computed
+
+    def size(node: yaml.Node) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = 0
+            pairs: Any = node.value if isinstance(node, yaml.MappingNode) else ()
+            parts = node.value if isinstance(node, yaml.SequenceNode) else [part for pair in pairs for part in pair]
+            sizes[id(node)] = 1 + sum(map(size, parts))
+        elif not sizes[id(node)]:
+            raise ValueError("an alias refers to a value that contains it")
+        return sizes[id(node)]
+
+    if size(root) > max(len(sizes), _MAX_ALIASED):
+        raise ValueError(f"its aliases repeat more than {_MAX_ALIASED:,} values")
 
 
 def next_free_path(place: Path) -> Path:

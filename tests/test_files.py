@@ -47,6 +47,21 @@ def test_a_folder_replaces_the_old_one_as_a_whole(tmp_path):
     assert names(tmp_path / "x") == ["second"]
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &a {b: *a}", "an alias refers to a value that contains it"),
+        (
+            "\n".join(["a0: &a0 [x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9))]),
+            "100,000",
+        ),
+    ],
+)
+def test_aliases_of_yaml_neither_loop_nor_explode(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_yaml(text)
+
+
 def test_partly_written_folder_is_removed_on_failure(tmp_path):
     with pytest.raises(ZeroDivisionError), atomic_folder(tmp_path / "x") as folder:
         (folder / "part").write_text("half")

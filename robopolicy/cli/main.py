@@ -130,6 +130,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(command.load().run(args))
     except UserError as error:
         return _print_error(str(error))
+    except UnicodeEncodeError as error:
+        found = ascii(error.object[error.start : error.end])
+        return _print_error(f"An argument or a path contains {found}, which is not UTF-8; choose another name.")
     except BrokenPipeError:
         # The reader (head, less) has closed the pipe; give Python a valid descriptor to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

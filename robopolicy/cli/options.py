@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from robopolicy.constraints import check_count
 from robopolicy.errors import UserError
+from robopolicy.torchrun import process_count
 
 if TYPE_CHECKING:
     from robopolicy.training.loop import Report, Trainer
@@ -128,7 +128,7 @@ def describe_end(trainer: Trainer, report: Report) -> str:
 
 def check_single_process(what: str) -> None:
     """Raise a UserError if `what` runs under `torchrun`, since every process would repeat it."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if process_count() > 1:
         raise UserError(f"torchrun distributes one training run; call 'robopolicy {what}' without it.")
 
 

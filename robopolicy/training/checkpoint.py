@@ -225,7 +225,13 @@ def load_training_state(path: str | Path, read: Callable[[Path], Listing] = read
             text = f"{folder} has no {STATE}, so training cannot resume from it"
             raise UserError(f"{text}; pass checkpoints/last of a run.")
         check_files(folder, manifest, f"{STATE}/")
-        return migrate_state(load_tree(folder / STATE))
+        try:
+            state = migrate_state(load_tree(folder / STATE))
+            if type(state["update"]) is not int or state["update"] < 0:
+                raise ValueError("no number of updates")
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise UserError(f"{folder / STATE} is damaged ({error}); resume from another checkpoint.") from error
+        return state
 
     return read_stable(folder, load)
 

@@ -23,6 +23,7 @@ from robopolicy.algorithms.registry import ALGORITHMS, names_with
 from robopolicy.core.distributed import all_gather_bytes, all_reduce_sum, rank, world_size
 from robopolicy.errors import UserError
 from robopolicy.policies.base import Observation
+from robopolicy.torchrun import check_rank, process_count
 from robopolicy.training.config import TrainConfig
 from robopolicy.training.make_source import DataSource
 from robopolicy.training.resume import pack_tree, unpack_tree
@@ -37,12 +38,17 @@ def processes() -> Iterator[None]:
 
     Only the first process that fails reports its error; failures of the others are its consequences or equal to it.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if process_count() == 1:
         yield
         return
+    check_rank()
     if torch.cuda.is_available():  # device=cuda then refers to the GPU of this process
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    store, index, size = next(dist.rendezvous("env://"))
+    try:
+        store, index, size = next(dist.rendezvous("env://"))
+    except (OverflowError, RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise UserError(f"The processes of the run did not meet ({reason}); start the run by torchrun.") from error
     group = dist.PrefixStore("robopolicy", store)
     dist.init_process_group(store=group, rank=index, world_size=size, timeout=TIMEOUT)
     try:

@@ -136,7 +136,10 @@ def _new_policy(
             raise unknown_name("observation", key, observation, "in task.obs_keys")
     observation = {key: shape for key, shape in observation.items() if key in (config.task.obs_keys or observation)}
     chunk = config.chunk
-    spec = PolicySpec(observation, sim.action_dim, chunk.horizon, chunk.action_horizon, chunk.obs_horizon)
+    try:
+        spec = PolicySpec(observation, sim.action_dim, chunk.horizon, chunk.action_horizon, chunk.obs_horizon)
+    except ValueError as error:
+        raise UserError(f"No policy can have this chunk: {str(error).rstrip('.')}.") from error
     name, policy_config = section("policy", config.policy)
     if config.task.action_representation != "absolute":
         return _relative_policy(config, spec, episodes, sim, device)

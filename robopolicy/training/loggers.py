@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from robopolicy.atomic import atomic_file, write_text
-from robopolicy.errors import UserError
+from robopolicy.errors import UserError, cannot_write
 from robopolicy.evaluation.intervals import PairedDifference
 from robopolicy.files import parse_json
 from robopolicy.plurals import counted
@@ -50,8 +50,11 @@ class JsonlLogger:
 
     def log(self, update: int, row: Row) -> None:
         """Append and flush a line, so that nothing is lost when the process dies."""
-        self._stream.write(json.dumps({"update": update, **row}) + "\n")
-        self._stream.flush()
+        try:
+            self._stream.write(json.dumps({"update": update, **row}) + "\n")
+            self._stream.flush()
+        except OSError as error:
+            raise cannot_write(Path(self._stream.name), error) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -66,9 +69,8 @@ class CsvLogger:
         self._file = file
         self._rows: list[dict[str, Any]] = []
         if file.exists():
-            with file.open(newline="", encoding="utf-8") as stream:
-                # A killed process may leave a partial row without a number.
-                rows = [row for row in csv.DictReader(stream) if row.get("update", "").isdigit()]
+            # A killed process may leave a partial row without a number.
+            rows = [row for row in csv.DictReader(_lines(file)) if (row.get("update") or "").isdecimal()]
             self._rows = [row for row in rows if int(row["update"]) <= resume_at > 0]
         self._columns = list(dict.fromkeys(["update", *(key for row in self._rows for key in row)]))
         self._rewrite()
@@ -96,17 +98,32 @@ class CsvLogger:
 
 
 def read_jsonl(file: Path) -> list[dict[str, Any]]:
-    """Read the rows of a JSON-lines file; an incomplete last line is dropped."""
+    """Read the rows of a JSON-lines file, each with the number of its update; an incomplete last line is dropped.
+
+    Raises:
+        UserError: Another line is no row.
+    """
     rows: list[dict[str, Any]] = []
-    lines = file.read_text(encoding="utf-8").splitlines()
+    lines = _lines(file)
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(parse_json(line))
+            row = parse_json(line)
         except ValueError as error:
             if number == len(lines):
                 break
             raise UserError(f"{file} line {number} is not JSON; repair or remove the line.") from error
+        if not isinstance(row, dict) or type(row.get("update")) is not int:
+            raise UserError(f"{file} line {number} has no number 'update'; repair or remove the line.")
+        rows.append(row)
     return rows
+
+
+def _lines(file: Path) -> list[str]:
+    """Lines of a text file; damaged text raises a UserError."""
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is damaged ({error.reason}); remove it to resume without its rows.") from error
 
 
 def make_loggers(folder: Path, resume_at: int) -> list[Logger]:

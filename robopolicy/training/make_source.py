@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from robopolicy.errors import UserError
 from robopolicy.plugins import Registry
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ class SourceContext:
 
     def dataset(self) -> Episodes:
         """Return the dataset, which exists for every algorithm that requires one."""
-        assert self.episodes is not None
+        if self.episodes is None:
+            raise UserError(f"The algorithm '{self.algorithm.name}' learns from a dataset; set dataset=FOLDER.")
         return self.episodes
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load, load_file, save, save_file
 from torch import Tensor
 
 from robopolicy.errors import UserError
-from robopolicy.files import parse_yaml
+from robopolicy.files import parse_json, parse_yaml
 from robopolicy.schema import to_dict
 
 CAUSES = (UserError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
@@ -127,9 +127,9 @@ def save_tree(folder: Path, tree: Any) -> None:
 
 
 def load_tree(folder: Path) -> Any:
-    """Read the tree that `save_tree` wrote, with tensors on the CPU."""
+    """Read the tree that `save_tree` wrote, with tensors on the CPU; damaged text raises a ValueError."""
     tensors = load_file(folder / TENSORS)
-    return _decode(json.loads((folder / TREE).read_text(encoding="utf-8")), tensors)
+    return _decode(parse_json((folder / TREE).read_text(encoding="utf-8")), tensors)
 
 
 def pack_tree(tree: Any) -> bytes:

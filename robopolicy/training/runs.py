@@ -85,6 +85,8 @@ def _resume(config: TrainConfig, folder: Path, lock: IO[str] | None) -> Trainer:
         trainer.console.note(f"{last} does not exist, so the run restarts at its first update.")
         return trainer
     state = load_training_state(last)
+    if "best" not in state:
+        raise UserError(f"{last} is damaged: its training state names no best checkpoint; start a new run.")
     if rank() == 0:
         guards.restore_backup(folder / "checkpoints" / "best", state["best"])
     trainer = Trainer(build(config, start=last), folder, resume_at=int(state["update"]), lock=lock)

@@ -113,7 +113,9 @@ def test_an_addition_is_one_file_one_test_and_one_line(tutorial: Tutorial):
 def test_the_test_of_a_tutorial_passes(tutorial: Tutorial, package: Path):
     if tutorial.page == "transport":
         pytest.importorskip("rosbags", reason="needs robopolicy[ros]")
-    own = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", f"--rootdir={package}", "-c", "/dev/null"]
+    settings = package / "pytest.ini"
+    settings.write_text("[pytest]\n")
+    own = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", f"--rootdir={package}", "-c", str(settings)]
     assert pytest.main([*own, str(package / "tests")]) == 0
 
 

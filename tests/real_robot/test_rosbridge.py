@@ -111,6 +111,12 @@ def test_tokens_are_not_sent_over_unencrypted_remote_connections(monkeypatch: py
             RosbridgeTransport(url, timeout=0.1)
 
 
+@pytest.mark.parametrize("url", ["http://[::1", 5])
+def test_an_address_that_is_none_is_refused(url: str | int) -> None:
+    with pytest.raises(TransportError, match="is not an address"):
+        RosbridgeTransport(url)  # type: ignore[arg-type]
+
+
 def test_a_missing_server_is_reported() -> None:
     with pytest.raises(TransportError, match="No rosbridge server at ws://"):
         RosbridgeTransport(f"ws://127.0.0.1:{free_port()}")

@@ -121,6 +121,11 @@ def test_a_remote_listen_address_is_refused() -> None:
             ZenohTransport(listen=endpoint)
 
 
+def test_a_listen_address_that_is_none_is_refused() -> None:
+    with pytest.raises(TransportError, match="is no endpoint"):
+        ZenohTransport(listen="tcp/[::1")
+
+
 def test_a_missing_router_is_reported(router: str) -> None:
     with pytest.raises(TransportError, match=f"No Zenoh router at {router}"):
         ZenohTransport(router=router)

@@ -271,6 +271,15 @@ def test_damaged_training_state_is_refused(saved):
         verify_checkpoint(saved)
 
 
+@pytest.mark.parametrize("text", ["{}", "[]", "null", "nonsense", "[" * 100_000, '{"update": "x"}', '{"update": -1}'])
+def test_a_training_state_without_updates_is_refused(saved, text):
+    file = saved / "training_state" / "tree.json"
+    file.write_text(text)
+    edit_manifest(saved, lambda data: data["files"].update({"training_state/tree.json": sha256(file)}))
+    with pytest.raises(UserError, match="training_state is damaged"):
+        load_training_state(saved)
+
+
 def test_policies_that_cannot_be_loaded_again_are_not_saved(tmp_path, make_policy):
     broken = make_policy()
     next(broken.parameters()).data[0] = torch.nan

@@ -94,6 +94,24 @@ def test_every_algorithm_is_distributed_or_refused(monkeypatch, name: str):
     check_is_shared_out_or_refused(name, monkeypatch)
 
 
+@pytest.mark.parametrize("variables", [{"WORLD_SIZE": "abc"}, {"WORLD_SIZE": "0"}])
+def test_a_number_of_processes_that_is_no_number_is_refused(monkeypatch, capsys, variables: dict[str, str]):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(["list", "tasks"]) == 2
+    assert "WORLD_SIZE must be a number of at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"), [("x", "RANK must be a number"), ("2", "RANK must be below WORLD_SIZE=2")]
+)
+def test_a_rank_outside_the_run_is_refused(monkeypatch, capsys, rank: str, message: str):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", rank)
+    assert main(["train", "task=point_mass", "algorithm=ppo", "budget.updates=1"]) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("verb", "rest"), [("bench", []), ("train --multirun", ["seed=0,1"]), ("list", ["tasks"])])
 def test_torchrun_is_refused_for_other_commands(monkeypatch, capsys, verb: str, rest: list[str]):
     monkeypatch.setenv("WORLD_SIZE", "2")

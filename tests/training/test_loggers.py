@@ -67,6 +67,20 @@ def test_damaged_lines_in_the_middle_are_named(tmp_path):
         read_jsonl(tmp_path / "m.jsonl")
 
 
+@pytest.mark.parametrize("line", ['{"loss": 1}', "[1]", '{"update": "x"}'])
+def test_lines_without_an_update_are_named(tmp_path, line):
+    (tmp_path / "m.jsonl").write_text(f'{line}\n{{"update": 2}}\n')
+    with pytest.raises(UserError, match="line 1 has no number 'update'"):
+        read_jsonl(tmp_path / "m.jsonl")
+
+
+@pytest.mark.parametrize("kind, suffix", [(JsonlLogger, "jsonl"), (CsvLogger, "csv")])
+def test_files_that_are_no_text_are_named(tmp_path, kind, suffix):
+    (tmp_path / f"m.{suffix}").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=f"m.{suffix} is damaged"):
+        kind(tmp_path / f"m.{suffix}", 1)
+
+
 def test_plain_output_is_one_line_per_row():
     text = io.StringIO()
     console = RunConsole("run", 10, console=Console(file=text, width=40, soft_wrap=True))

@@ -16,8 +16,8 @@ import threading
 import time
 from collections import deque
 from typing import Any
-from urllib.parse import urlsplit
 
+from robopolicy.deploy.websocket import parse_address
 from robopolicy.errors import UserError
 from robopolicy.optional import require
 from robopolicy.tokens import client_token
@@ -184,7 +184,7 @@ class _Link:
         client = require("websockets.sync.client", "ros")
         self.url, self.ros1 = url, ros1
         try:
-            token = client_token(urlsplit(url))
+            token = client_token(parse_address(str(url)))
         except UserError as error:
             raise TransportError(str(error)) from error
         headers = {"Authorization": f"Bearer {token}"} if token else None

@@ -204,7 +204,11 @@ class _Peers:
 
 
 def _config(zenoh: Any, router: str, listen: str | None) -> Any:
-    if listen is not None and not is_loopback(urlsplit(f"//{listen.split('/', 1)[-1]}").hostname or ""):
+    try:
+        host = "" if listen is None else urlsplit(f"//{str(listen).split('/', 1)[-1]}").hostname or ""
+    except ValueError as error:
+        raise TransportError(f"'{listen}' is no endpoint ({error}); pass e.g. tcp/127.0.0.1:7447.") from error
+    if listen is not None and not is_loopback(host):
         raise TransportError(f"This process can only be a router on loopback; run zenohd to listen at {listen}.")
     config = zenoh.Config()
     settings: dict[str, Any] = {

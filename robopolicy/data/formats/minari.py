@@ -117,7 +117,8 @@ def write_minari(path: Path, episodes: Iterable[Episode], facts: FactsOfEpisodes
     steps, spaces = 0, {}
     with atomic_folder(path) as folder:
         (folder / "data").mkdir()
-        with h5py.File(folder / "data" / MAIN, "w", track_order=True) as file:
+        # As in `write_robomimic`, HDF5 writes through a file of Python.
+        with (folder / "data" / MAIN).open("w+b") as raw, h5py.File(raw, "w", track_order=True) as file:
             for index, episode in enumerate(episodes):
                 group = file.create_group(f"episode_{index}")
                 steps += _write_episode(group, index, episode)

@@ -182,7 +182,8 @@ def write_robomimic(path: Path, episodes: Iterable[Episode], facts: FactsOfEpiso
     """Write episodes as a file of robomimic, one demonstration each; closing frames become the end of `next_obs`."""
     h5py = require("h5py", "hdf5")
     total, task = 0, ""
-    with atomic_file(path) as temporary, h5py.File(temporary, "w") as file:
+    # HDF5 writes through a file of Python, because its own driver crashes on a full disk.
+    with atomic_file(path) as temporary, temporary.open("w+b") as raw, h5py.File(raw, "w") as file:
         data = file.create_group("data")
         for index, episode in enumerate(episodes):
             total += _write_demo(data.create_group(f"demo_{index}"), episode)

@@ -12,12 +12,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from robopolicy.constraints import NonNegative, PositiveInt
+from robopolicy.constraints import PositiveInt, Range
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.backbone import BackboneConfig, make_backbone
 from robopolicy.nets.encoder import EmbeddingConfig, ObservationEncoder, encoder_configs
@@ -45,7 +45,7 @@ class GenerativeConfig(BackboneConfig):
     steps: PositiveInt = 4  # K, sampler steps per chunk
     normalization: str = "minmax"  # minmax | meanstd | running | identity
     action_normalization: str = "minmax"  # minmax | meanstd | identity
-    action_clip: NonNegative = 1.0  # bound on normalised actions; flows clip every iterate; 0 disables
+    action_clip: Annotated[float, Range(0, 1e6)] = 1.0  # bound on normalised actions and flow iterates; 0: none
     vision: VisionConfig = field(default_factory=VisionConfig)
     point_cloud: PointCloudConfig = field(default_factory=PointCloudConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)  # of instructions and goals
