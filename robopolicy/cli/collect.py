@@ -122,7 +122,7 @@ def _collect(args: argparse.Namespace, display: Display | None) -> int:
     with closing(make_sim(entry.name, options)) as sim:
         spec = sim.spec
         if not any(is_image(key) for key in spec.observation):
-            reject_unused(args, "without images; add --cameras", "--images")
+            reject_unused(args, "without images (add --cameras)", "--images")
         demonstrators = [part.make() for part in parts]
         for demonstrator in demonstrators:
             if isinstance(demonstrator, PolicyExpert):

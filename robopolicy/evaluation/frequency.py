@@ -90,13 +90,13 @@ def frequency_scores(curves: Mapping[str, Mapping[int, EvalResult]]) -> dict[str
 
 
 def frequency_table(curves: Mapping[str, Mapping[int, EvalResult]]) -> Table:
-    """Return the header and one row per policy: score at each number of repeats, and their average."""
+    """Return the header and one row per policy: score at each number of repeats, and the frequency-averaged score."""
     action_repeats = list(next(iter(curves.values())))
     scores = frequency_scores(curves)
     rows = [
         [label, *(_cell(curve[m]) for m in action_repeats), f"{scores[label]:.3f}"] for label, curve in curves.items()
     ]
-    return ["policy", *(f"every {m}" for m in action_repeats), "average"], rows
+    return ["policy", *(f"every {m}" for m in action_repeats), "score, 0 to 1"], rows
 
 
 def frequency_facts(curves: Mapping[str, Mapping[int, EvalResult]]) -> dict[str, Any]:

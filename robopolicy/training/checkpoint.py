@@ -227,8 +227,8 @@ def load_training_state(path: str | Path, read: Callable[[Path], Listing] = read
         check_files(folder, manifest, f"{STATE}/")
         try:
             state = migrate_state(load_tree(folder / STATE))
-            if type(state["update"]) is not int or state["update"] < 0:
-                raise ValueError("no number of updates")
+            if not isinstance(state, dict):
+                raise TypeError("no mapping")
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise UserError(f"{folder / STATE} is damaged ({error}); resume from another checkpoint.") from error
         return state

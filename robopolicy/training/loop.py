@@ -217,7 +217,8 @@ class Trainer:
         """Compare the best checkpoint with the initial policy on held-out episodes and keep the better one."""
         if not self._is_rl or self.base is None or self.best is None or self.parts.eval_sim is None:
             return False
-        if self.best["update"] == 0 and self.algorithm.inference_policy() is self.parts.policy:  # best equals base
+        if self.best["update"] == 0 and self.algorithm.inference_policy() is self.parts.policy:
+            self.console.note(f"{self.config.name}  no update was better than the base, now checkpoints/best")
             return False
         folders = Path(self.config.init_from), self._checkpoint("best")
         base, best = (load_policy(folder, self.parts.policy.device)[0] for folder in folders)
@@ -230,8 +231,7 @@ class Trainer:
             seed=settings.seed + settings.episodes,
             before_round=self._stop_if_requested,
         )
-        reverted = outcome.difference.estimate < 0
-        if reverted:
+        if reverted := outcome.difference.estimate < 0:
             self.best = self.latest = {**self.base, "update": 0}
             self._save("best", {}, base)
         self.console.note(f"{self.config.name}  {describe_vs_base(outcome, self.base, reverted)}")

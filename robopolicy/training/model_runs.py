@@ -29,7 +29,7 @@ from robopolicy.training.guards import Summary
 from robopolicy.training.loop import Trainer
 from robopolicy.training.make_source import SEEDS_PER_RANK
 from robopolicy.training.manifest import Listing, git_commit, versions
-from robopolicy.training.resume import restore
+from robopolicy.training.resume import check_resume_point, restore
 from robopolicy.training.world_sims import SCHEMA, WorldManifest, read_world_manifest, save_world
 from robopolicy.worldmodel.action_following import GateConfig, check_gates, failure_fraction, measure_action_following
 from robopolicy.worldmodel.base import VideoSource
@@ -122,6 +122,7 @@ def resume_model(
     if not last.exists():
         return trainer(build(config), folder)
     state = load_training_state(last, read)
+    check_resume_point(state, last)
     resumed = trainer(build(config), folder, resume_at=int(state["update"]))
     restore(resumed, state)
     return resumed

@@ -68,6 +68,13 @@ def restore(run: Resumable, state: Mapping[str, Any]) -> None:
         raise UserError(f"{last} does not fit {file}; revert the changes of the configuration{found}.") from error
 
 
+def check_resume_point(state: Mapping[str, Any], checkpoint: Path, *keys: str) -> None:
+    """Raise a UserError for a training state of `checkpoint` without the number of its update, or without `keys`."""
+    update = state.get("update")
+    if type(update) is not int or update < 0 or not state.keys() >= set(keys):
+        raise UserError(f"{checkpoint} is damaged: its training state is incomplete; start a new run.")
+
+
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for key in dict.fromkeys([*saved, *now]):
         old, new = saved.get(key), now.get(key)

@@ -18,7 +18,7 @@ from robopolicy.training.compose import config_file, config_text, read_config
 from robopolicy.training.config import TrainConfig
 from robopolicy.training.distributed import check_distributed
 from robopolicy.training.loop import Trainer
-from robopolicy.training.resume import lock_run, restore, run_exists_error
+from robopolicy.training.resume import check_resume_point, lock_run, restore, run_exists_error
 
 
 def start_run(config: TrainConfig) -> Trainer:
@@ -85,8 +85,7 @@ def _resume(config: TrainConfig, folder: Path, lock: IO[str] | None) -> Trainer:
         trainer.console.note(f"{last} does not exist, so the run restarts at its first update.")
         return trainer
     state = load_training_state(last)
-    if "best" not in state:
-        raise UserError(f"{last} is damaged: its training state names no best checkpoint; start a new run.")
+    check_resume_point(state, last, "best")
     if rank() == 0:
         guards.restore_backup(folder / "checkpoints" / "best", state["best"])
     trainer = Trainer(build(config, start=last), folder, resume_at=int(state["update"]), lock=lock)

@@ -47,7 +47,7 @@ def test_collect_writes_a_dataset_that_depends_only_on_the_seed(
         (["--num-envs", "1000000000"], "--num-envs must be at most 100000"),
         (["--image-size", "96"], "--image-size has no effect without --cameras; leave it out"),
         (["--points", "96"], "--points has no effect without --point-clouds"),
-        (["--images", "png"], "--images has no effect without images; add --cameras"),
+        (["--images", "png"], "--images has no effect without images (add --cameras)"),
         (["--stochastic"], "--stochastic has no effect on experts and random actions"),
         (["--image-size", "100000", "--cameras", "front"], "--image-size must be at most 4096"),
         (["--episodes", "many"], "many"),

@@ -146,7 +146,7 @@ def test_action_repeats_are_evaluated_printed_and_reported(make_checkpoint, tmp_
     words = [make_checkpoint("ckpt"), "random", "--episodes", "4", "--video", "0", "--action-repeats", "1", "3"]
     assert main(["eval", *words, "--task", TASK, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert "every 1" in printed and "every 3" in printed and "average" in printed
+    assert "every 1" in printed and "every 3" in printed and "score, 0 to 1" in printed
     report = json.loads((out / "report.json").read_text())
     assert set(report["frequency_scores"]) == set(report["results"]) == set(report["action_repeats"])
     assert {tuple(curve) for curve in report["action_repeats"].values()} == {("1", "3")}

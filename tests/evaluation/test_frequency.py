@@ -66,7 +66,7 @@ def test_returns_are_scaled_to_the_range_over_all_policies():
 
 def test_the_table_has_a_column_for_every_length():
     header, rows = frequency_table({"a": {1: result(1, 0), 4: result(0, 0)}})
-    assert header == ["policy", "every 1", "every 4", "average"]
+    assert header == ["policy", "every 1", "every 4", "score, 0 to 1"]
     assert rows[0][0] == "a" and rows[0][1].startswith("50.0 %") and rows[0][3] == "0.250"
 
 

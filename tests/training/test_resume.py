@@ -25,6 +25,7 @@ from robopolicy.training.compose import compose_config, config_text
 from robopolicy.training.loggers import JsonlLogger, read_jsonl
 from robopolicy.training.loop import Trainer
 from robopolicy.training.manifest import read_manifest
+from robopolicy.training.resume import check_resume_point
 from robopolicy.training.runs import resume_run, start_run
 from robopolicy_tasks.toy.point_mass import PointMassSim
 
@@ -42,6 +43,12 @@ WARP = pytest.param([*CHEETAH, "sim.backend=warp"], marks=pytest.mark.slow)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("state", [{}, {"update": 1}, {"update": "x", "best": None}, {"update": -1, "best": None}])
+def test_an_incomplete_resume_point_is_refused(state, tmp_path):
+    with pytest.raises(UserError, match="its training state is incomplete"):
+        check_resume_point(state, tmp_path, "best")
+
+
 def test_killed_imitation_resumes_bit_identically(demonstrations, tmp_path):
     settings = [*BC, f"dataset={demonstrations}", "budget.updates=60"]
     assert main(["train", *settings, f"out={tmp_path}", "name=whole"]) == 0

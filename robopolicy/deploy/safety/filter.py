@@ -269,13 +269,20 @@ class SafetyFilter:
         size = np.abs(after.acceleration)
         peak = np.abs(after.velocity) + size * (0.5 * size / bounds.jerk + 1.0)
         way = peak * bounds.duration
-        low, high = np.minimum(self._low, motion.position), np.maximum(self._high, motion.position)
+        low, high = self._range(motion.position)
         inside = (after.position - way >= low) & (after.position + way <= high) & (peak <= bounds.velocity)
         return bool(inside.all())
 
+    def _range(self, position: Array) -> tuple[Array, Array]:
+        """Allowed positions `(J,)`, with half of the distance kept against rounding, and the present one."""
+        return (
+            np.minimum(self._low - 0.5 * ROUNDING, position),
+            np.maximum(self._high + 0.5 * ROUNDING, position),
+        )
+
     def _safe(self, acceleration: Array, motion: JointMotion, bounds: Bounds) -> Mask:
         """Whether a stop after one period with `acceleration` `(..., J)` stays within all limits."""
-        low, high = np.minimum(self._low, motion.position), np.maximum(self._high, motion.position)
+        low, high = self._range(motion.position)
         after = motion.advance(acceleration)
         if bounds.longest_stop > EXACT_PERIODS:
             reached = stop_bounds(after, bounds)
