@@ -203,7 +203,7 @@ MISTAKES = {
     "algorithm.weight_decay=-1": "algorithm.weight_decay must not be negative",
     "seed=99999999999999999999": "seed must be at most 4294967295",
     "threads=100000": "threads must be at most 1024",
-    "chunk.horizon=100000000": "chunk.horizon must be at most 10000",
+    "chunk.horizon=100000000": "chunk.horizon must be at most 4096",
     "task.cameras=front": "task.cameras: expected a list, e.g. task.cameras=[a,b]",
     "name=../elsewhere": "name must be a plain folder name",
     "name=null": "name=null is not a name; omit name",
