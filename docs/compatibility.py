@@ -29,6 +29,7 @@ from robopolicy.schema import to_dict
 from robopolicy.training.build import RunComponents, build, resolve_config
 from robopolicy.training.checkpoint import save_checkpoint
 from robopolicy.training.config import BudgetConfig, EvaluationConfig, ReplayConfig, SimConfig, TaskConfig, TrainConfig
+from robopolicy.training.make_source import SOURCES
 
 TASK = "toy/point_mass"
 SPEC = PolicySpec({"state": (6,)}, action_dim=2, horizon=4, action_horizon=2)
@@ -189,12 +190,15 @@ def opened(place: Path, algorithm: str, head: str, device: str = "cpu") -> Itera
     default = config_class()
     chosen = {key: value for key, value in SETTINGS.items() if getattr(default, key, 0)}  # what is off stays off
     learns_from_data = kind.data_source == "dataset" or kind.needs_dataset
+    replay = (
+        ReplayConfig(capacity=2000, learning_starts=60) if SOURCES[kind.data_source].uses_replay else ReplayConfig()
+    )
     config = TrainConfig(
         algorithm={"name": algorithm, **to_dict(config_class(**chosen))},
         task=TaskConfig(name=setting_of(algorithm)[0]),
         sim=SimConfig(num_envs=4),
         budget=BudgetConfig(updates=4),
-        replay=ReplayConfig(capacity=2000, learning_starts=60),
+        replay=replay,
         evaluation=EvaluationConfig(episodes=0),
         init_from=str(place / _owner(algorithm) / head),
         dataset=str(place / "data") if learns_from_data else "",

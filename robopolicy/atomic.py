@@ -95,6 +95,10 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         try:
             yield writer.folder
             writer.publish()
+        except UserError as error:  # of a nested writer, which knows only the hidden name
+            if (hidden := str(writer.folder)) not in str(error):
+                raise
+            raise UserError(str(error).replace(hidden, str(path))) from error
         finally:
             writer.discard()
     except (OSError, SafetensorError) as error:
@@ -120,6 +124,8 @@ def read_stable(folder: Path, read: Callable[[], T]) -> T:
 
     `read` is repeated if the folder was replaced while it ran, also after an error.
     """
+    if "\0" in str(folder):
+        raise UserError(f"The path {str(folder)!r} contains a NUL character; choose another folder.")
     restore_partial(folder)
     for _ in range(MAX_READS):
         before = _identity(folder)

@@ -26,8 +26,6 @@ MAX_VALUES = {
     "width": 4096,
     "height": 4096,
     "hold": 10_000,  # control steps
-    "horizon": 4096,
-    "obs_horizon": 4096,
     "capacity": 100_000_000,
     "port": 65_535,
 }

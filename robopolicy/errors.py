@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -66,6 +67,7 @@ def cannot_write(path: Path, error: Exception) -> UserError:
     else:
         reason = (error.strerror if isinstance(error, OSError) else None) or (str(error) or "unknown").splitlines()[0]
     codes = (errno.ENOSPC, errno.EDQUOT)  # safetensors gives them only in the message
-    full = getattr(error, "errno", None) in codes or any(f"(os error {code})" in str(error) for code in codes)
+    full = next((c for c in codes if getattr(error, "errno", None) == c or f"(os error {c})" in str(error)), None)
+    reason = os.strerror(full) if full else reason  # libraries describe their own calls
     hint = "free some space or choose another path" if full else "choose another path"
     return UserError(f"Cannot write {path}: {reason}; {hint}.")

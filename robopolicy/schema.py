@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -86,6 +87,34 @@ def with_defaults(cls: type[T], settings: Mapping[str, Any], where: str) -> T:
 def to_dict(config: Any) -> dict[str, Any]:
     """Inverse of `from_dict`."""
     return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config) if field.init}
+
+
+def reject_unused(config: T, section: str, reason: str, *names: str, default: T | None = None) -> None:
+    """Raise a UserError if a setting that nothing reads differs from its default.
+
+    Args:
+        config: Config dataclass of the `section`.
+        section: Prefix of the full names of its settings.
+        reason: End of the sentence "KEY has no effect ...", e.g. "with sim.num_workers=0".
+        names: Fields that nothing reads; none: all.
+        default: Config with the defaults, if they are not those of the class.
+    """
+    for entry in dataclasses.fields(config):  # type: ignore[arg-type]
+        if names and entry.name not in names:
+            continue
+        value = getattr(config, entry.name)
+        expected = _default(entry) if default is None else getattr(default, entry.name)
+        if value == expected:
+            continue
+        if dataclasses.is_dataclass(value):
+            reject_unused(value, f"{section}.{entry.name}", reason, default=expected)
+        found, start = _text(value), _text(expected)
+        raise UserError(f"{section}.{entry.name}={found} has no effect {reason}; leave it out (default: {start}).")
+
+
+def _text(value: Any) -> str:
+    """Format a value as on a command line."""
+    return value if isinstance(value, str) else json.dumps(_plain(value), separators=(",", ":"))
 
 
 def open_schema(cls: type[Any], **extra: Any) -> type[Any]:

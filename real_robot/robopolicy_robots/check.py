@@ -19,6 +19,7 @@ from robopolicy.deploy.bundle import Bundle
 from robopolicy.deploy.chunk_buffer import delay_steps
 from robopolicy.deploy.contract import ChunkPolicy
 from robopolicy.errors import UserError
+from robopolicy.plurals import counted
 from robopolicy_robots.commands import command_message
 from robopolicy_robots.embodiment import Embodiment
 from robopolicy_robots.messages import CATALOGUE, Bool, Message
@@ -66,8 +67,9 @@ def check(context: PreflightContext) -> list[CheckResult]:
     until = time.monotonic() + DISCOVERY_TIMEOUT
     while not commands.matched and time.monotonic() < until:
         time.sleep(0.01)
-    count, peers = commands.matched, "action servers" if robot.uses_action else "subscribers of"
-    results.append(CheckResult("commands", count > 0, f"{count} {peers} {robot.command.topic}"))
+    count, peer = commands.matched, "action server" if robot.uses_action else "subscriber"
+    found = f"{counted(count, peer)} of {robot.command.topic}"
+    results.append(CheckResult("commands", count > 0, found))
     steps: tuple[tuple[str, Callable[[], Iterator[CheckResult]]], ...] = (
         ("joints", lambda: _joints(context, inputs)),
         ("policy", lambda: _policy(context, inputs)),
@@ -100,7 +102,8 @@ def show(results: list[CheckResult], title: str) -> int:
     console = Console()
     console.print(table)
     failed = sum(not each.ok for each in results)
-    console.print(f"{failed} of {len(results)} checks failed" if failed else f"all {len(results)} checks passed")
+    total = counted(len(results), "check")
+    console.print(f"{failed} of {total} failed" if failed else f"all {total} passed")
     return 2 if failed else 0
 
 
@@ -109,7 +112,7 @@ def _limits(context: PreflightContext) -> CheckResult:
     limits, robot = context.robot.limits, context.robot
     unbounded = np.array(robot.names)[~np.isfinite(limits.position_high - limits.position_low)]
     unknown = [name for name in ("acceleration", "jerk", "effort") if not np.isfinite(getattr(limits, name)).any()]
-    found = f"{len(robot.joints)} joints" + (f"; no limits of {', '.join(unknown)}" if unknown else "")
+    found = counted(len(robot.joints), "joint") + (f"; no limits of {', '.join(unknown)}" if unknown else "")
     if len(unbounded):
         found = f"no position limits of {', '.join(unbounded)}"
     return CheckResult("limits", not len(unbounded), found)
@@ -132,7 +135,7 @@ def _sources(context: PreflightContext, inputs: SensorInputs) -> Iterator[CheckR
     for key, subscription in inputs.subscriptions.items():
         rate = (sequences.get(key, 0) - before.get(key, 0)) / MEASURE_TIME
         deadline, publishers = context.robot.deadline(key), subscription.publishers
-        found = f"{publishers} publishers of {context.robot.source(key).topic}, {rate:.0f} Hz"
+        found = f"{counted(publishers, 'publisher')} of {context.robot.source(key).topic}, {rate:.0f} Hz"
         found += f", at most {1e3 * oldest[key]:.0f} ms old, allowed {1e3 * deadline:.0f} ms" if rate else ""
         yield CheckResult(f"source {key}", publishers == 1 and rate > 0 and oldest[key] <= deadline, found)
 
@@ -180,11 +183,12 @@ def _policy(context: PreflightContext, inputs: SensorInputs) -> Iterator[CheckRe
     p95, dt = float(np.quantile(seconds[1:], 0.95)), embodiment.control_dt
     delay = int(delay_steps(p95, robot.dt) * robot.dt / dt + 1e-6)
     used = min(spec.action_horizon, spec.horizon - delay)
-    found = f"p95 {1e3 * p95:.1f} ms; {max(used, 0)} of a chunk's {spec.horizon} actions of {1e3 * dt:.0f} ms are used"
+    actions = counted(spec.horizon, "action")
+    found = f"p95 {1e3 * p95:.1f} ms; uses {max(used, 0)} of a chunk's {actions} of {1e3 * dt:.0f} ms"
     found += f", it was trained to execute {spec.action_horizon}" if used != spec.action_horizon else ""
     yield CheckResult("inference", used >= max(delay, 1), found)
     ticks = dt * robot.rate
-    yield CheckResult("rate", ticks >= 1.0 - 1e-6, f"{robot.rate:g} Hz, {ticks:.3g} ticks per action")
+    yield CheckResult("rate", ticks >= 1.0 - 1e-6, f"{robot.rate:g} Hz, {counted(f'{ticks:.3g}', 'tick')} per action")
 
 
 def _estop(context: PreflightContext) -> Iterator[CheckResult]:
@@ -195,7 +199,7 @@ def _estop(context: PreflightContext) -> Iterator[CheckResult]:
     if context.simulation is None:
         while not ours.publishers and time.monotonic() < until:
             time.sleep(0.01)
-        found = f"{ours.publishers} publishers of {topic}"
+        found = f"{counted(ours.publishers, 'publisher')} of {topic}"
         heartbeat = f", heartbeat within {robot.safety.heartbeat_timeout:g} s" if robot.safety.heartbeat_timeout else ""
         yield CheckResult("emergency stop", ours.publishers > 0 or bool(heartbeat), found + heartbeat)
         return

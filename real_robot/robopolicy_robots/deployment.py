@@ -23,6 +23,7 @@ from robopolicy.data.ood_detector import OODDetector, load_ood_detector
 from robopolicy.deploy.chunk_buffer import BLENDINGS
 from robopolicy.deploy.contract import ChunkPolicy, start_episode
 from robopolicy.deploy.dashboard import parse_address
+from robopolicy.deploy.safety.interventions import meaning
 from robopolicy.deploy.safety.ood import RESPONSES, ActionOODCheck, ActionOODConfig
 from robopolicy.deploy.safety.watchdog import EStop
 from robopolicy.errors import UserError, unknown_name
@@ -46,6 +47,7 @@ from robopolicy_robots.policy_source import (
     SyncRunner,
     compatibility_errors,
     open_source,
+    without_device,
 )
 from robopolicy_robots.rate import set_realtime_priority
 from robopolicy_robots.recorder import RecordedTransport, Recorder
@@ -158,6 +160,10 @@ def _check(args: argparse.Namespace, robot: RobotSpec) -> None:
     check_overwrite(args, "--out", "--record", "--display")
     if args.ood_data is None:
         reject_unused(args, "without --ood-data", "--ood-action")
+    if args.policy is None:
+        reject_unused(args, "without --policy", "--device")
+    elif (why := without_device(args.policy)) is not None:
+        reject_unused(args, why, "--device")
     if args.check:
         reject_unused(args, "with --check, which does not move the robot", *RUN_OPTIONS)
     if robot.simulated and args.task == NO_TASK:
@@ -373,6 +379,7 @@ def summary(args: argparse.Namespace, robot: RobotSpec, episodes: list[EpisodeRe
         "inference_p95_ms": max((each.inference_ms for each in episodes), default=0.0),
         "holds": sum(each.holds for each in episodes),
         "interventions": {kind: sum(each.interventions.get(kind, 0) for each in episodes) for kind in kinds},
+        "intervention_meanings": {kind: meaning(kind) for kind in kinds},
         "episodes": [
             {key: value for key, value in vars(each).items() if key not in ("tick_times", "inference_ms")}
             for each in episodes

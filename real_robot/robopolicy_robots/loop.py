@@ -281,7 +281,7 @@ class ControlLoop:
             raise SafetyHold(Reason.PEER_LOST if error.startswith("0 ") else Reason.PUBLISHER, error)
         if late:
             reason = Reason.STALE_CAMERA if late[0].startswith(CAMERA) else Reason.STALE_OBSERVATION
-            raise SafetyHold(reason, f"'{late[0]}'", SafetyIntervention("stale", *late, self._now))
+            raise SafetyHold(reason, f"'{late[0]}'", SafetyIntervention("stale", *late, self._now, "s"))
         if self._measured is None:
             raise SafetyHold(Reason.BAD_OBSERVATION, self._joint_fault)
         if not self.options.dry_run and self.output.matched < 1:
@@ -292,8 +292,8 @@ class ControlLoop:
             return
         if self.robot.mode == "absolute" and self._filter_state and not self.options.dry_run:
             error = np.abs(self._filter_state.motion.position - self._measured.position)
-            if error.max() > self.robot.safety.max_tracking_error:
-                raise SafetyHold(Reason.TRACKING, f"{self.robot.names[int(np.argmax(error))]}: {error.max():.3g}")
+            if error.max() > (allowed := self.robot.safety.max_tracking_error):
+                raise SafetyHold(Reason.TRACKING, self.robot.largest(error, allowed))
         if self.log.limited_fraction > self.robot.safety.max_limited_fraction:
             raise SafetyHold(Reason.SATURATION, f"{100 * self.log.limited_fraction:.0f} % of the ticks")
 
@@ -332,9 +332,9 @@ class ControlLoop:
         position = self._measured.position
         if self._filter_state is None or self.state is State.ARMED or not self._in_place:
             self._filter_state = FilterState.at_rest(position)
-        far = np.abs(goal - position)
-        if self.robot.mode == "absolute" and not far.max() <= self.robot.safety.max_initial_error:
-            raise SafetyHold(Reason.FIRST_COMMAND, f"{self.robot.names[int(np.argmax(far))]}: {far.max():.3g}")
+        far, allowed = np.abs(goal - position), self.robot.safety.max_initial_error
+        if self.robot.mode == "absolute" and not far.max() <= allowed:
+            raise SafetyHold(Reason.FIRST_COMMAND, self.robot.largest(far, allowed))
         self.executor.begin_segment(self._due, self._filter_state.motion.position)
         self.log.reset_window()
         self._enter(State.RUN, "")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from robopolicy.deploy.bundle import MANIFEST, open_bundle
 from robopolicy.deploy.contract import ChunkPolicy, Observed
 from robopolicy.errors import UserError
+from robopolicy.plurals import counted
 from robopolicy.sim.registry import NO_TASK, get_task
 from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX, TaskMetadata
 from robopolicy_robots.policy_runner import InferenceResult, infer
@@ -43,7 +44,7 @@ def compatibility_errors(source: ChunkPolicy, requirements: PolicyRequirements) 
         if found != shape and not key.startswith(IMAGE_PREFIX):
             errors.append(f"it expects '{key}' of shape {shape}, the task provides {found or 'nothing'}")
     if spec.action_dim != len(requirements.low):
-        errors.append(f"it has {spec.action_dim} actions and the task {len(requirements.low)}")
+        errors.append(f"it has {counted(spec.action_dim, 'action')} and the task {len(requirements.low)}")
     metadata = metadata_of(source)
     if metadata is None:
         return errors
@@ -94,6 +95,13 @@ def open_source(name: str, device: str = "cpu") -> ChunkPolicy:
     policy, manifest = load_policy(name, device)
     metadata = manifest.task_metadata or (TaskMetadata(manifest.task) if manifest.task not in ("", NO_TASK) else None)
     return CheckpointChunkPolicy(policy, task_metadata=metadata)
+
+
+def without_device(name: str) -> str | None:
+    """Return why `open_source` has no choice of a device for this policy; None for a checkpoint."""
+    if "://" in name:
+        return "with a policy server, which has its own device"
+    return "with a bundle, which runs on the CPU" if (Path(name) / MANIFEST).is_file() else None
 
 
 class SharedChunkPolicy:

@@ -198,7 +198,12 @@ class RobotSpec:
     def limits(self) -> JointLimits:
         """Limits of the joints."""
         columns = (self._column(name) for name in ("low", "high", "velocity", "acceleration", "jerk", "effort"))
-        return JointLimits(self.names, *columns)
+        return JointLimits(self.names, *columns, units=tuple(joint.unit for joint in self.joints))
+
+    def largest(self, distance: Array, allowed: float) -> str:
+        """Text about the joint with the largest of the distances `(J,)`."""
+        joint = self.joints[int(np.argmax(distance))]
+        return f"{joint.name}: {distance.max():.3g} {joint.unit}, allowed {allowed:g} {joint.unit}"
 
     @property
     def filter_config(self) -> FilterConfig:

@@ -10,6 +10,7 @@ from robopolicy.deploy.safety.filter import JointMeasurement
 from robopolicy.deploy.safety.motion import Array
 from robopolicy.deploy.safety.watchdog import Watchdog
 from robopolicy.errors import UserError
+from robopolicy.plurals import counted
 from robopolicy_robots.messages import CATALOGUE, JointState
 from robopolicy_robots.robot import JOINTS, QOS_PROFILES, RobotSpec
 from robopolicy_robots.transports.base import Received, Subscription, Transport
@@ -58,7 +59,7 @@ class SensorInputs:
         for key, subscription in self.subscriptions.items():
             count = subscription.publishers
             if count != 1:
-                return f"{count} publishers of {self._topics[key].topic}"
+                return f"{counted(count, 'publisher')} of {self._topics[key].topic}"
             if key in self._locked and key in self.state and self.state[key].publisher != self._locked[key]:
                 return f"another publisher of {self._topics[key].topic}"
         return ""

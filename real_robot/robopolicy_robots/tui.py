@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from robopolicy.plurals import counted
 from robopolicy_robots.browser_dashboard import BrowserDashboard
 from robopolicy_robots.metrics import RunMetrics
 from robopolicy_robots.states import State, Tick
@@ -47,7 +48,8 @@ class RunDisplay:
         """Report the end of an episode."""
         outcome = {True: "success", False: "failure", None: episode.state}[episode.success if episode.done else None]
         seed = "" if episode.seed is None else f", seed {episode.seed}"
-        text = f"episode {number} of {total}{seed}: {outcome}, {episode.steps} steps, {episode.ticks} ticks"
+        counts = f"{counted(episode.steps, 'step')}, {counted(episode.ticks, 'tick')}"
+        text = f"episode {number} of {total}{seed}: {outcome}, {counts}"
         self.metrics.episodes.append(text)
         if self._lines:
             self.line(text)
@@ -56,12 +58,14 @@ class RunDisplay:
         """Report the end of the run."""
         if metrics["n"]:
             share = " ".join(f"{100 * metrics[key]:.1f}" for key in ("success", "low", "high")).split()
-            self.line(f"success {share[0]} % [{share[1]}, {share[2]}] of {metrics['n']} episodes")
+            self.line(f"success {share[0]} % [{share[1]}, {share[2]}] of {counted(metrics['n'], 'episode')}")
         p50, p99 = metrics["period_p50_ms"], metrics["period_p99_ms"]
         period = "" if p50 is None or metrics["lockstep"] else f", period p50 {p50:.2f} ms, p99 {p99:.2f} ms"
         kinds = ", ".join(f"{count} {kind}" for kind, count in metrics["interventions"].items()) or "none"
-        misses = f"{metrics['deadline_misses']} deadline misses"
-        self.line(f"{metrics['ticks']} ticks{period}, {misses}; interventions: {kinds}")
+        misses = counted(metrics["deadline_misses"], "missed deadline")
+        self.line(f"{counted(metrics['ticks'], 'tick')}{period}, {misses}; interventions: {kinds}")
+        for kind, meaning in metrics["intervention_meanings"].items():
+            self.line(f"  {kind}: {meaning}")
         self.line(f"report: {report}")
 
     def watch(self, transport: Transport) -> None:

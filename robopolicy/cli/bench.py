@@ -110,7 +110,7 @@ def _table(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
             if score is not None:
                 text = "{:.1%}".format if measure == "success" else "{:.4g}".format
                 bounds = [text(score[key]) for key in ("low", "high") if score[key] is not None]
-                interval = f" [{', '.join(bounds)}]" if bounds else ""
+                interval = f" [{', '.join(bounds) or '-'}]"  # one seed has none
                 by_seed = " ".join(map(text, score["by_seed"]))
                 rows.append([f"{stage} {label}", text(score["estimate"]) + interval, by_seed])
     return [counted(len(report["seeds"]), "seed"), "mean [95 %]", "by seed"], rows

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from robopolicy.cli.display import add_display_option, open_display
 from robopolicy.cli.options import add_overwrite_option, check_numbers, reject_unused
 from robopolicy.cli.teleop import SESSION_OPTIONS, add_session_options, check_session, record_session
+from robopolicy.plurals import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,7 +168,7 @@ def _collect(args: argparse.Namespace, display: Display | None) -> int:
     else:
         print(f"{args.out}: {report}")
     if report.stopped:
-        raise UserError(f"{report.stopped} {args.out} contains the {report.kept} episodes recorded before.")
+        raise UserError(f"{report.stopped} {args.out} contains the {counted(report.kept, 'episode')} recorded before.")
     return 0
 
 
@@ -228,7 +229,7 @@ def _video_parts(args: argparse.Namespace, entry: TaskEntry, actions: list[Tenso
         label = labels[name] + (f"+{noise:g}" if noise else "")
         parts.append(_Part(make() if make else _policy_expert(Path(name), args), count, noise, label))
     if len({part.label for part in parts}) < len(parts) or args.episodes < len(parts):
-        raise UserError(f"{args.episodes} episodes cannot be divided among {args.policies}.")
+        raise UserError(f"{counted(args.episodes, 'episode')} cannot be divided among {args.policies}.")
     return parts
 
 

@@ -125,7 +125,8 @@ def run(args: argparse.Namespace) -> int:
         with hint_when_stopped(lambda: line if (out / SEARCH_LOG).is_file() else ""):
             outcome = search_and_evaluate(out, request, parts, log)
     else:
-        outcome = CompositionResult(parts.policy(request.weights), request.nominal, None, {})
+        policy, accuracy = parts.policy(request.weights), parts.gate_accuracy
+        outcome = CompositionResult(policy, request.nominal, None, {}, gate_accuracy=accuracy)
     write(out, request, outcome, metadata)
     _print_result(args, out, request, outcome)
     return 0
@@ -276,7 +277,7 @@ def _load_request(args: argparse.Namespace) -> tuple[Path, CompositionRequest, S
 
 
 def _print_result(args: argparse.Namespace, out: Path, request: CompositionRequest, outcome: CompositionResult) -> None:
-    from robopolicy.cli.compose_run import PREDICTED, weights_text
+    from robopolicy.cli.compose_run import PREDICTED, gate_text, weights_text
     from robopolicy.evaluation.report import aligned, table
     from robopolicy.evaluation.search.search_report import search_summary, search_table
 
@@ -287,6 +288,7 @@ def _print_result(args: argparse.Namespace, out: Path, request: CompositionReque
             "out": str(out),
             "operator": request.composition.operator["name"],
             "weights": list(outcome.weights),
+            "gate_accuracy": outcome.gate_accuracy,
             "search": None if found is None else search_summary(found),
             "results": {name: result.summary() for name, result in results.items()},
             "predicted": {name: result.summary() for name, result in outcome.predicted.items()},
@@ -297,6 +299,8 @@ def _print_result(args: argparse.Namespace, out: Path, request: CompositionReque
     if found is not None:
         print(aligned(*search_table(found, request.operands)))
     print(f"{request.composition.operator['name']} composition: {weights_text(request, outcome)}")
+    if (gate := gate_text(request, outcome)) is not None:
+        print(f"gate: {gate}")
     if results:
         print(aligned(*table(results)))
     if outcome.predicted:

@@ -98,7 +98,9 @@ class CompositionParts:
     policies: Sequence[Policy]  # parents
     critic: QEnsemble | None
     then: Mapping[str, Policy]  # name in POST_COMPOSITION -> checkpoint, in order
+    names: Sequence[str]  # of the parents, in messages
     selector: Selector | None = None
+    gate_accuracy: float | None = None  # fraction of the last chunks for which the selector ranks the better one first
 
     def policy(self, weights: Sequence[float] | None) -> Policy:
         """Build the composition with `weights` (None: of the operator); incompatible parts raise a UserError."""
@@ -113,6 +115,7 @@ class CompositionParts:
             steps=composition.steps,
             guidance=composition.guidance,
             corrector=composition.corrector,
+            names=self.names,
         )
         policy: Policy = composed
         if composition.selection is not None and self.selector is not None:
@@ -129,10 +132,13 @@ def load_composition_parts(
     parents: Sequence[Path],
     critic: Path | None,
     then: Mapping[str, Path],
+    names: Sequence[str],
     device: str,
     gate_data: str = "",
 ) -> CompositionParts:
     """Load the components of `composition`, and train its selector on the dataset `gate_data` if it has one.
+
+    Parents have `names` in messages.
 
     Raises:
         UserError: A checkpoint cannot be loaded, or has no critic.
@@ -143,23 +149,26 @@ def load_composition_parts(
         policies,
         None if critic is None else _critic(critic, device),
         {name: load_policy(path, device)[0] for name, path in then.items()},
+        names,
     )
-    return (
-        replace(parts, selector=_selector(parts, composition.selection, gate_data)) if composition.selection else parts
-    )
+    if composition.selection is None:
+        return parts
+    selector, accuracy = _selector(parts, composition.selection, gate_data)
+    return replace(parts, selector=selector, gate_accuracy=accuracy)
 
 
-def _selector(parts: CompositionParts, selection: Selection, dataset: str) -> Selector:
-    """Train the selector on the dataset; it does not depend on the weights of the composition."""
-    plain = compose(parts.policies, parts.composition.build_operator(), unconditioned=parts.composition.unconditioned)
+def _selector(parts: CompositionParts, selection: Selection, dataset: str) -> tuple[Selector, float]:
+    """Train the selector on the dataset and return its accuracy; it does not depend on the weights."""
+    operator, unconditioned = parts.composition.build_operator(), parts.composition.unconditioned
+    plain = compose(parts.policies, operator, unconditioned=unconditioned, names=parts.names)
     torch.manual_seed(0)
     policy = make_learned_gate(plain, selection).to(plain.device)
     episodes = read_dataset(dataset).without_closing_frames()
     check_dataset_for_policy(episodes, policy.spec, f"dataset {dataset}")
     with progress_bars() as add_bar:
         ranked = fit_selector(policy, episodes, progress=add_bar("select", selection.updates))
-    print(f"selector: ranks the better policy first for {ranked:.0%} of the chunks of {dataset}", file=sys.stderr)
-    return policy.selector
+    print(f"gate: ranks the better policy first for {100 * ranked:.0f} % of the chunks of {dataset}", file=sys.stderr)
+    return policy.selector, ranked
 
 
 def _critic(path: Path, device: str) -> QEnsemble:

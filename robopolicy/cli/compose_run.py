@@ -28,6 +28,7 @@ from robopolicy.evaluation.search.weights import (
     make_search,
     search_weights,
 )
+from robopolicy.plurals import counted
 from robopolicy.policies.base import Policy
 from robopolicy.schema import to_dict
 from robopolicy.sim.contract import VectorSim
@@ -119,6 +120,7 @@ class CompositionResult:
     found: WeightSearch | None  # None without a search
     results: dict[str, EvalResult]  # of the parents and, last, the composition; empty without a report
     predicted: dict[str, EvalResult] = field(default_factory=dict[str, EvalResult])  # the same in the world model
+    gate_accuracy: float | None = None  # see `CompositionParts`; None without a gate
 
     @property
     def compared(self) -> dict[str, Comparison]:
@@ -131,7 +133,8 @@ def load_parts(out: Path, request: CompositionRequest) -> CompositionParts:
     paths = [parent_path(parent, out) for parent in request.parents]
     critic = None if request.critic is None else parent_path(request.critic, out)
     then = {name: parent_path(part, out) for name, part in request.then.items()}
-    return load_composition_parts(request.composition, paths, critic, then, request.device, request.gate_data)
+    names, device = request.names[:-1], request.device
+    return load_composition_parts(request.composition, paths, critic, then, names, device, request.gate_data)
 
 
 def search_and_evaluate(
@@ -200,7 +203,7 @@ def search_and_evaluate(
                 predicted = evaluate_held_out(
                     policies, world, request.reported, log=record, where=" in the world model"
                 )
-    return CompositionResult(policy, weights, found, results, predicted)
+    return CompositionResult(policy, weights, found, results, predicted, parts.gate_accuracy)
 
 
 def composed_metadata(request: CompositionRequest, out: Path) -> TaskMetadata | None:
@@ -279,6 +282,7 @@ def _facts(request: CompositionRequest, outcome: CompositionResult) -> dict[str,
         **backend,
         "operator": request.composition.operator["name"],
         "weights": weights_text(request, outcome),
+        **({} if (gate := gate_text(request, outcome)) is None else {"gate": gate}),
         **searched,
         "reported on seeds": _span(request.reported),
         "actions": "with exploration noise" if request.stochastic else "deterministic",
@@ -289,6 +293,21 @@ def _facts(request: CompositionRequest, outcome: CompositionResult) -> dict[str,
 def weights_text(request: CompositionRequest, outcome: CompositionResult) -> str:
     """Format the weights with the names of the policies."""
     return ", ".join(f"{name} {w:.3g}" for name, w in zip(request.operands, outcome.weights, strict=True))
+
+
+def gate_text(request: CompositionRequest, outcome: CompositionResult) -> str | None:
+    """Describe which policies the gate selects, and its training; None without a gate."""
+    selection, names = request.composition.selection, request.operands
+    if selection is None or outcome.gate_accuracy is None:
+        return None
+    count = "one" if selection.top == 1 else f"up to {min(selection.top, len(names))}"
+    near = f" (preferred at least {selection.least:g} as much as the first)" if selection.least else ""
+    return (
+        f"at every decision the observation selects {count} of {', '.join(names)}{near}; trained in "
+        f"{counted(selection.updates, 'step')} on {request.gate_data}, where it ranks the policy nearest to the "
+        f"demonstration first for {100 * outcome.gate_accuracy:.0f} % of the chunks "
+        f"(at random: {100 / len(names):.0f} %)"
+    )
 
 
 def _span(seeds: range) -> str:

@@ -128,7 +128,7 @@ def _copy(args: argparse.Namespace, source: Path, task: str, summary: Conversion
     episodes = read_lerobot(args.destination, images=False)
     for _ in summary.observe(map(episodes.episode, range(episodes.num_episodes))):
         pass
-    notes = [f"{copier.videos} video files were copied as they are stored"] if copier.videos else []
+    notes = [f"copied as stored: {counted(copier.videos, 'video file')}"] if copier.videos else []
     rate = {"rate": 1 / episodes.control_dt, "rate_origin": RATE_ORIGIN}
     return {"source": str(source), "source_format": "lerobot", **rate, "ignored": [], "notes": notes}
 

@@ -7,8 +7,9 @@ import math
 import re
 from pathlib import Path
 
-from robopolicy.cli.options import add_overwrite_option, check_numbers
+from robopolicy.cli.options import add_overwrite_option, check_numbers, reject_unused
 from robopolicy.errors import UserError
+from robopolicy.plurals import counted
 
 HELP = "choose episodes by success, length, quality and number"
 DESCRIPTION = (
@@ -51,8 +52,9 @@ def run(args: argparse.Namespace) -> int:
         if math.isnan(getattr(args, name) or 0.0):
             raise UserError(f"--{name.replace('_', '-')} must be a number, got nan.")
     references = None if args.random is None or args.best is None else (args.random, args.best)
-    measured = args.min_quality > -math.inf or args.random is not None or args.best is not None
-    if measured and references is None:
+    if args.min_quality == -math.inf:
+        reject_unused(args, "without --min-quality", "--random", "--best")
+    elif references is None:
         raise UserError("--min-quality requires both --random and --best.")
     episodes = read_lerobot(args.dataset, images=False)
     excluded = set(_numbers("--exclude", args.exclude))
@@ -69,7 +71,8 @@ def run(args: argparse.Namespace) -> int:
     )
     numbers = conditions.choose(episodes).tolist()
     if not numbers:
-        raise UserError(f"None of the {episodes.num_episodes} episodes of {args.dataset} meets the conditions.")
+        count = counted(episodes.num_episodes, "episode")
+        raise UserError(f"No episode of {args.dataset}, which has {count}, meets the conditions.")
     with EpisodeCopier(args.out, overwrite=args.overwrite, command="data filter") as copier:
         copier.add(args.dataset, numbers)
     print(f"{describe_copy(copier, args.out)}, of {episodes.num_episodes}")

@@ -48,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
         ]
         for copier, part in zip(copiers, parts, strict=True):
             copier.add(args.dataset, part.tolist())
+        for copier in copiers:
+            copier.complete()
     for copier, path in zip(copiers, args.out, strict=True):
         print(describe_copy(copier, path))
     return 0

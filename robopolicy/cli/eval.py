@@ -103,7 +103,7 @@ def _eval(args: argparse.Namespace, display: Display | None) -> int:
     from robopolicy.evaluation.report import Report, aligned, all_notes, table, to_dict, write_report
     from robopolicy.evaluation.result import compare
     from robopolicy.files import check_new_folder, next_free_path
-    from robopolicy.text.evaluation import pass_at_k_facts, pass_at_k_table
+    from robopolicy.text.evaluation import pass_at_k_facts, pass_at_k_legend, pass_at_k_table
 
     check_numbers(args, positive=("episodes", "num_envs", "jobs"), non_negative=("seed", "video", "samples"))
     check_different(args.policies)
@@ -141,7 +141,7 @@ def _eval(args: argparse.Namespace, display: Display | None) -> int:
             comparison=compare(*results.values()) if pairable else None,
             video=video,
             strip=strip,
-            notes=limits + notes,
+            notes=limits + notes + ([pass_at_k_legend(sampled)] if sampled else []),
             facts=_facts(args, entry),
             tables=tables,
             extra=(frequency_facts(repeated) if repeated else {})

@@ -10,6 +10,7 @@ from typing import Any
 
 from robopolicy.cli.options import add_overwrite_option, reject_unused
 from robopolicy.errors import UserError
+from robopolicy.plurals import counted
 
 EXAMPLES = """\
 examples:
@@ -74,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     size = (args.out / GRAPH).stat().st_size / 2**20
     noise = f"noise {manifest.noise_shape}" if manifest.noise_shape else "no noise"
+    calls = counted(manifest.network_calls, "network call")
     print(f"{args.out}: bundle {manifest.identity[:12]}")
-    print(f"  policy {manifest.policy}, task {manifest.task}, {manifest.network_calls} network calls per chunk")
+    print(f"  policy {manifest.policy}, task {manifest.task}, {calls} per chunk")
     print(f"  {size:.1f} MiB, {noise}, {'continues' if manifest.takes_prefix else 'does not continue'} given actions")
     print(f"  parity with torch: largest error {manifest.parity:.2g} in normalised units (tolerance {TOLERANCE:g})")
     if unknown:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robopolicy.cli.options import add_overwrite_option, check_numbers, renames
+from robopolicy.plurals import counted
 
 if TYPE_CHECKING:
     from robopolicy.policies.base import Policy
@@ -85,9 +86,10 @@ def run(args: argparse.Namespace) -> int:
         content = {"out": str(args.out), "policy": policy.name, "task": entry.name, "takes_noise": policy.is_steerable}
         print(json.dumps(content))
         return 0
+    horizon = counted(spec.horizon, "action")
     print(
-        f"{args.out}: policy '{policy.name}' for {entry.name}, chunks of {spec.horizon} actions of {spec.action_dim} "
-        f"numbers, {spec.action_horizon} executed, {'with' if policy.is_steerable else 'without'} noise."
+        f"{args.out}: policy '{policy.name}' for {entry.name}, chunks of {horizon} of {spec.action_dim} numbers, "
+        f"{spec.action_horizon} executed, {'with' if policy.is_steerable else 'without'} noise."
     )
     return 0
 

@@ -133,6 +133,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UnicodeEncodeError as error:
         found = ascii(error.object[error.start : error.end])
         return _print_error(f"An argument or a path contains {found}, which is not UTF-8; choose another name.")
+    except ValueError as error:
+        if "embedded null" not in str(error):  # of a system call with a path
+            raise
+        return _print_error("An argument or a path contains a NUL character; choose another name.")
     except BrokenPipeError:
         # The reader (head, less) has closed the pipe; give Python a valid descriptor to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

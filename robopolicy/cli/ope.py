@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robopolicy.cli.options import EVALUATION_SEED, check_numbers, reject_unused
+from robopolicy.plurals import counted
 
 if TYPE_CHECKING:
     from robopolicy.cli.policy_args import PolicyEntry
@@ -81,21 +85,26 @@ def run(args: argparse.Namespace) -> int:
     config = OPEConfig(gamma=args.gamma, deterministic=not args.stochastic, fqe=fqe, seed=args.seed)
     found: dict[str, Estimates] = {}
     policies: dict[str, Any] = {policy_entry.label: policy_entry.make() for policy_entry in policy_entries}
-    for policy_entry in policy_entries:
-        policy = policies[policy_entry.label]
-        rollouts = _rollouts(args, policy_entry, entry) if args.play else None
-        found[policy_entry.label] = estimate(policy, episodes, behaviour=behaviour, rollouts=rollouts, config=config)
+    for number, (label, policy) in enumerate(policies.items(), 1):
+        announce = _progress(f"{label} ({number} of {len(policies)})" if len(policies) > 1 else label)
+        rollouts = _rollouts(args, policy_entries[number - 1], entry) if args.play else None
+        if rollouts is not None:
+            announce(f"{counted(args.play, 'episode')} in the simulator")
+        options = {"behaviour": behaviour, "rollouts": rollouts, "config": config, "announce": announce}
+        found[label] = estimate(policy, episodes, **options)
     portfolios = _portfolios(found) if args.play and len(found) > 1 else None
     joint = None
     if behaviour is not None and len(found) > 1 and all(item["pdis"].effective is not None for item in found.values()):
+        announce = _progress("all policies")
         joint = score_class(policies, episodes, behaviour, config)
+        announce("comparison on the same decisions")
     if args.json:
         content = {"logs": str(args.logs), "gamma": args.gamma, "policies": {k: v.to_dict() for k, v in found.items()}}
         content |= {"class": joint.to_dict()} if joint else {}
         print(json.dumps(content | ({"sharpe_ratio": portfolios} if portfolios else {})))
         return 0
     for label, estimates in found.items():
-        print(f"{label} on {episodes.num_episodes} logged episodes, discount {args.gamma:g}")
+        print(f"{label} on {counted(episodes.num_episodes, 'logged episode')}, discount {args.gamma:g}")
         print(aligned(*estimates.table()))
         for note in estimates.notes:
             print(f"note: {note}")
@@ -108,6 +117,12 @@ def run(args: argparse.Namespace) -> int:
     if portfolios is not None:
         print(f"SharpeRatio@k of the policies and the logs' behaviour:\n{aligned(*portfolios)}")
     return 0
+
+
+def _progress(label: str) -> Callable[[str], None]:
+    """Return a function that prints which part of the work on `label` is done, with the time since this call."""
+    start = time.monotonic()
+    return lambda part: print(f"{label}: {part} done after {time.monotonic() - start:.0f} s", file=sys.stderr)
 
 
 def _check_logs(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from robopolicy.cli.options import check_numbers, reject_unused, renames
+from robopolicy.plurals import counted
 
 if TYPE_CHECKING:
     from robopolicy.deploy.batching import BatchedPolicy
@@ -88,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
     spec = policy.greeting.spec
 
     def ready(server: ChunkServer) -> None:
-        print(f"serving {args.policy} at {server.url}: chunks of {spec.horizon} actions of {spec.action_dim} numbers")
+        chunk = f"{counted(spec.horizon, 'action')} of {counted(spec.action_dim, 'number')}"
+        print(f"serving {args.policy} at {server.url}: chunks of {chunk}")
         if server.openpi_url:
             print(f"openpi at {server.openpi_url}")
         if not is_loopback(config.host) and config.tls_cert is None:

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from robopolicy.plurals import counted
+
 EXAMPLES = """\
 examples:
   robopolicy verify runs/lift_flow_bc/checkpoints/best
@@ -60,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(content))
     else:
         print(f"{args.checkpoint}: {'verified' if report.ok else 'FAILED'}")
-        print(f"  policy {manifest.policy}, task {manifest.task}, {manifest.network_calls} network calls per chunk")
+        calls = counted(manifest.network_calls, "network call")
+        print(f"  policy {manifest.policy}, task {manifest.task}, {calls} per chunk")
         try:
             get_task(manifest.task)
         except UserError as error:
@@ -90,7 +93,7 @@ def _verify_bundle(args: argparse.Namespace) -> int:
         print(json.dumps({**numbers, "policy": manifest.policy, "task": manifest.task}))
     else:
         print(f"{args.checkpoint}: {'verified' if report.ok else 'FAILED'}")
-        calls = f"{manifest.network_calls} network calls per chunk"
+        calls = f"{counted(manifest.network_calls, 'network call')} per chunk"
         print(f"  bundle of policy {manifest.policy}, task {manifest.task}, {calls}")
         print(f"  golden chunk: largest error {report.max_error:.3g} (tolerance {report.tolerance:g})")
     return 0 if report.ok else 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from robopolicy.cli.options import check_numbers
 from robopolicy.errors import unknown_name
+from robopolicy.plurals import counted
 
 if TYPE_CHECKING:
     from robopolicy.data.episodes import Episodes
@@ -64,7 +65,8 @@ def _split(episodes: Episodes, seed: int) -> tuple[Episodes, Episodes, Episodes]
     train, held_out = split_episodes(episodes, share=HELD_OUT, seed=seed)
     half = alternating_half(held_out.success)
     if half.all():
-        raise UserError(f"{episodes.num_episodes} episodes are too few to calibrate and measure a judge; collect more.")
+        found = counted(episodes.num_episodes, "episode")
+        raise UserError(f"A judge needs more than {found} for calibration and measurement; collect more.")
     return train, held_out.subset(half), held_out.subset(~half)
 
 

@@ -71,6 +71,7 @@ def split_indices(count: int, size: int, seed: int) -> tuple[Indices, Indices]:
         UserError: A part would be empty.
     """
     if not 0 < size < count:
-        raise UserError(f"{count} episodes cannot be split into {count - size} and {size}; both parts need some.")
+        episodes = counted(count, "episode")
+        raise UserError(f"{episodes} cannot be split into {count - size} and {size}; both parts need some.")
     order = np.random.default_rng(seed).permutation(count)
     return np.sort(order[size:]), np.sort(order[:size])

@@ -23,6 +23,7 @@ from robopolicy.deploy.contract import ChunkPolicy
 from robopolicy.deploy.statistics import ServerStatistics
 from robopolicy.deploy.wire import Greeting, Request
 from robopolicy.errors import UserError
+from robopolicy.plurals import counted
 from robopolicy.rng import episode_rng
 from robopolicy.spec import IMAGE_PREFIX
 
@@ -152,7 +153,8 @@ def check_request(request: Request, greeting: Greeting, seed: int) -> PendingReq
             raise UserError(f"Expected prefix of shape (B, d, {spec.action_dim}), found {request.prefix.shape}.")
         length = request.prefix.shape[1]
         if length >= spec.horizon:
-            raise UserError(f"A prefix must be shorter than a chunk of {spec.horizon} actions, found {length}.")
+            chunk = counted(spec.horizon, "action")
+            raise UserError(f"A prefix must be shorter than a chunk of {chunk}, found {length}.")
         prefix = _checked("prefix", request.prefix, (rows, length, spec.action_dim), np.float32)
     streams: Streams = [(seed, request.number << 16 | row) for row in range(rows)]
     if request.streams is not None:

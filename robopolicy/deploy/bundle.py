@@ -31,6 +31,7 @@ from robopolicy.archives import read_arrays
 from robopolicy.deploy.contract import Observed
 from robopolicy.deploy.graph import CHUNK, NEXT_MEMORY, NOISE, PREFIX, PREFIX_WEIGHT, TYPES, open_session
 from robopolicy.errors import UserError
+from robopolicy.plurals import counted
 from robopolicy.rng import episode_rng
 from robopolicy.schema import from_dict, to_dict
 from robopolicy.spec import HIDDEN_STATE, IMAGE_PREFIX, PolicySpec, TaskMetadata, check_dtype
@@ -239,7 +240,7 @@ def prefix_weights(horizon: int, delay: int, action_horizon: int) -> Float32:
     """
     left = horizon - action_horizon
     if not 0 <= delay <= left or action_horizon < 1:
-        chunk = f"chunks of {horizon} actions of which {action_horizon} are executed"
+        chunk = f"chunks of {counted(horizon, 'action')} of which {action_horizon} are executed"
         raise UserError(f"A delay of {delay} does not fit {chunk}.")
     index = np.arange(left)
     fade = (left - index) / (left - delay + 1)

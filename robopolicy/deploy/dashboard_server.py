@@ -104,6 +104,12 @@ class DashboardServer:
 
     def _respond(self, connection: Any, request: Any) -> Any:
         """Return the page or an error response, or None to open a websocket."""
+        try:
+            return self._answer(connection, request)
+        except ValueError:  # of `urlsplit`, e.g. for the host "[::1"
+            return connection.respond(400, "The path or a header of the request is malformed.\n")
+
+    def _answer(self, connection: Any, request: Any) -> Any:
         hosts = request.headers.get_all("Host")
         host = hosts[0] if len(hosts) == 1 else ""
         if not self._token and not is_loopback(urlsplit(f"//{host}").hostname or ""):

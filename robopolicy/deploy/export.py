@@ -39,6 +39,7 @@ from robopolicy.errors import UserError
 from robopolicy.files import check_owned
 from robopolicy.nets.normalizer import Normalizer
 from robopolicy.optional import require
+from robopolicy.plurals import counted
 from robopolicy.policies.base import Observation, Policy
 from robopolicy.policies.noise import PerRowGenerator
 from robopolicy.policies.real_time_chunking import act_with_prefix
@@ -153,7 +154,7 @@ def export_bundle(
     for package in ("onnxscript", "onnxruntime"):
         require(package, "onnx")
     onnx = require("onnx", "onnx")
-    announce(f"tracing '{policy.name}' with {policy.nfe} network calls per chunk; many calls take minutes")
+    announce(f"tracing '{policy.name}' with {counted(policy.nfe, 'network call')} per chunk; many calls take minutes")
     model = _graph(onnx, decision, {name: value[:1] for name, value in inputs.items()})
     golden = _golden(decision, inputs)
     scale = _scale(policy)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from robopolicy.evaluation.intervals import Interval, bootstrap_mean, student_mean
 from robopolicy.evaluation.ranking import Ranking
 from robopolicy.evaluation.result import Comparison
+from robopolicy.plurals import counted
 from robopolicy.worldmodel.success_detectors.clips import Reliability
 
 Runs = Sequence[Sequence[Mapping[str, Any]]]
@@ -126,7 +127,7 @@ def paired_outcomes(comparison: Comparison, first: str, second: str, path: Path)
             for k, (c, name) in enumerate(zip(colours, names, strict=True))
         ]
         _legend(ax, handles, ncols=2, handlelength=1, handleheight=1)
-        ax.set(title=f"Success on the same {kind.size} seeds", xticks=[], yticks=[], aspect="equal")
+        ax.set(title=f"Success on the {counted(kind.size, 'common seed')}", xticks=[], yticks=[], aspect="equal")
         ax.spines[:].set_visible(False)
     return path
 
@@ -264,6 +265,10 @@ def _bins(values: NDArray[Any]) -> list[float]:
 
 def _draw_curve(ax: Axes, curve: tuple[np.ndarray, ...], colour: str, label: str, scale: float = 1.0) -> None:
     steps, middle, bottom, top = curve
+    if steps.size == 1:  # neither a line nor a band would be visible
+        ax.plot(steps, scale * middle, color=colour, linestyle="none", marker="o", markersize=7, label=label)
+        ax.vlines(steps, scale * bottom, scale * top, color=colour, linewidth=2, alpha=0.5)
+        return
     ax.plot(steps, scale * middle, color=colour, linewidth=2, marker="o", markersize=3.5, label=label)
     ax.fill_between(steps, scale * bottom, scale * top, color=colour, alpha=0.18, linewidth=0)
 

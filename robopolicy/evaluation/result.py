@@ -18,6 +18,7 @@ from robopolicy.evaluation.intervals import (
     sample_warning,
     wilson,
 )
+from robopolicy.plurals import counted
 
 RESULT_VERSION = 1
 
@@ -86,7 +87,7 @@ class EvalResult:
         """Return warnings for the reader."""
         few = sample_warning(self.n, rate=self.success is not None)
         unseeded = "The backend of this task cannot reproduce an episode from its seed; results vary from run to run."
-        lost = f"{self.diverged} of {self.n} episodes ended because the simulation diverged."
+        lost = f"{self.diverged} of {counted(self.n, 'episode')} ended because the simulation diverged."
         return [text for text in (few, None if self.seeded else unseeded, lost if self.diverged else None) if text]
 
     def summary(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from robopolicy.errors import UserError, unknown_name
 from robopolicy.files import parse_json
 from robopolicy.nets.encoder import IMAGE_PREFIX
 from robopolicy.optional import require
+from robopolicy.plurals import counted
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.wrappers.black_box import BlackBoxConfig, BlackBoxPolicy
 from robopolicy.spec import HIDDEN_STATE
@@ -158,7 +159,8 @@ def open_onnx(
     if action_horizon:
         if action_horizon > spec.horizon:
             raise UserError(
-                f"{path} returns chunks of {spec.horizon} actions, so action_horizon={action_horizon} is too many."
+                f"{path} returns chunks of {counted(spec.horizon, 'action')}, "
+                f"so action_horizon={action_horizon} is too many."
             )
         spec = PolicySpec.read({**spec.to_dict(), "action_horizon": action_horizon}, str(path))
     _check_inputs(inputs, output, spec, path)
@@ -215,6 +217,10 @@ def _output(session: Any, name: str | None, path: Path) -> Any:
     name = name or (str(next(iter(found))) if len(found) == 1 else CHUNK)
     if name not in found:
         raise unknown_name("output", name, found, f"of {path}")
+    allowed = [kind for kind, number in TYPES.items() if np.issubdtype(number, np.floating)]
+    for entry in (found[name], *(found[other] for other in found.keys() & {NEXT_MEMORY})):
+        if entry.type not in allowed:
+            raise UserError(f"Output '{entry.name}' of {path} is {entry.type}, expected {' or '.join(allowed)}.")
     if len(found[name].shape) not in (2, 3):
         raise UserError(f"Output '{name}' of {path} has shape {_shape(found[name])}, expected (B, A) or (B, H, A).")
     return found[name]

@@ -22,6 +22,7 @@ from robopolicy.deploy.websocket import reason_of
 from robopolicy.deploy.wire import brief
 from robopolicy.errors import UserError
 from robopolicy.interop.remote import SharedConnection
+from robopolicy.plurals import counted
 from robopolicy.policies.base import Observation, PolicySpec
 from robopolicy.policies.noise import Randomness, row_streams
 from robopolicy.policies.wrappers.black_box import BlackBoxPolicy, RetryConfig
@@ -146,7 +147,8 @@ def open_openpi(
     horizon, dim = _first_chunk(config, PolicySpec.read({**spec, "action_dim": 1}, f"The endpoint {url}")).shape
     executed = action_horizon or (_size(metadata, "action_horizon", horizon) if ours else horizon)
     if executed > horizon:
-        raise UserError(f"The endpoint {url} returns chunks of {horizon} actions, so {executed} cannot be executed.")
+        actions = counted(horizon, "action")
+        raise UserError(f"The endpoint {url} returns chunks of {actions}, so {executed} cannot be executed.")
     spec |= {"action_dim": dim, "horizon": horizon, "action_horizon": executed}
     return OpenpiPolicy(config, PolicySpec.read(spec, f"The endpoint {url}"))
 

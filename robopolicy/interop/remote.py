@@ -26,6 +26,7 @@ from robopolicy.deploy.websocket import reason_of
 from robopolicy.deploy.wire import Greeting
 from robopolicy.device import use_configured_threads
 from robopolicy.errors import UserError
+from robopolicy.plurals import counted
 from robopolicy.policies.base import Observation, Policy, PolicySpec
 from robopolicy.policies.noise import PerRowGenerator, Randomness, row_streams
 from robopolicy.policies.real_time_chunking import act_with_prefix, can_continue, continue_chunk, pad_prefix
@@ -133,7 +134,7 @@ def open_remote(url: str, *, action_horizon: int = 0, **settings: Any) -> Remote
     spec = greeting.spec
     if action_horizon:
         if action_horizon > spec.horizon:
-            excess = f"chunks of {spec.horizon} actions, so action_horizon={action_horizon} is too many"
+            excess = f"chunks of {counted(spec.horizon, 'action')}, so action_horizon={action_horizon} is too many"
             raise UserError(f"The endpoint {url} returns {excess}.")
         spec = replace(spec, action_horizon=action_horizon)
     known = {"noise": greeting.noise, "model": greeting.model, "network_calls": greeting.network_calls}

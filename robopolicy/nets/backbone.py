@@ -82,6 +82,10 @@ class NetworkSizes:
         return self.obs_horizon * self.feature_dim
 
 
+UNET_SIZES = ("unet_channels", "unet_kernel")
+TRANSFORMER_SIZES = ("transformer_width", "transformer_layers", "transformer_heads", "transformer_dropout")
+
+
 @dataclass(frozen=True)
 class NoOptions:
     """Config of a backbone without further settings."""
@@ -91,6 +95,7 @@ class BackboneBuilder(ABC):
     """Type of network in `BACKBONES`, with class methods that build it; it has no instances."""
 
     config_class: ClassVar[type[Any]] = NoOptions  # frozen dataclass of the `backbone_options`
+    unused: ClassVar[tuple[str, ...]] = ()  # fields of `BackboneConfig` without effect; not inherited
 
     @classmethod
     @abstractmethod
@@ -173,6 +178,8 @@ class QueryNet(nn.Module):
 class MLPBuilder(BackboneBuilder):
     """Plain or residual MLP."""
 
+    unused = (*UNET_SIZES, *TRANSFORMER_SIZES)
+
     @classmethod
     def denoiser(cls, config: BackboneConfig, sizes: NetworkSizes, times: int) -> nn.Module:
         """Build an MLP on chunk, times and features."""
@@ -191,6 +198,8 @@ class MLPBuilder(BackboneBuilder):
 class InvertedResidualBuilder(MLPBuilder):
     """Inverted residual blocks with batch normalisation."""
 
+    unused = (*UNET_SIZES, *TRANSFORMER_SIZES)
+
     @classmethod
     def direct(cls, config: BackboneConfig, sizes: NetworkSizes, orthogonal_gain: float | None) -> nn.Module:
         """Build a network on features, with its own initialisation."""
@@ -200,6 +209,8 @@ class InvertedResidualBuilder(MLPBuilder):
 
 class UNetBuilder(BackboneBuilder):
     """Temporal U-Net over the chunk."""
+
+    unused = TRANSFORMER_SIZES
 
     @classmethod
     def denoiser(cls, config: BackboneConfig, sizes: NetworkSizes, times: int) -> nn.Module:
@@ -216,6 +227,8 @@ class UNetBuilder(BackboneBuilder):
 
 class TransformerBuilder(BackboneBuilder):
     """Transformer over the actions of the chunk."""
+
+    unused = UNET_SIZES
 
     @classmethod
     def denoiser(cls, config: BackboneConfig, sizes: NetworkSizes, times: int) -> nn.Module:

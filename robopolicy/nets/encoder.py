@@ -31,7 +31,7 @@ from robopolicy.spec import IMAGE_PREFIX
 CLOUD_PREFIX = "point_cloud."
 EMBEDDING_PREFIX = "embedding."
 
-_FIELDS = {IMAGE_PREFIX: "vision", CLOUD_PREFIX: "point_cloud", EMBEDDING_PREFIX: "embedding"}
+ENCODER_FIELDS = {IMAGE_PREFIX: "vision", CLOUD_PREFIX: "point_cloud", EMBEDDING_PREFIX: "embedding"}
 """Prefix of keys -> field of a policy's config with the settings of their encoder."""
 
 
@@ -78,7 +78,7 @@ def encoder_configs(encoders: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
     for prefix, settings in encoders.items():
         if prefix not in ENCODERS:
             raise unknown_name("encoder", prefix, ENCODERS, "in encoders")
-        if field := _FIELDS.get(f"{prefix}."):
+        if field := ENCODER_FIELDS.get(f"{prefix}."):
             raise UserError(f"Encoder '{prefix}' is set by {field}, not by encoders.{prefix}.")
         configs[prefix] = with_defaults(ENCODERS[prefix].config_class, settings, f"encoders.{prefix}")
     return configs

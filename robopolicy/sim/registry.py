@@ -256,6 +256,16 @@ def get_task(name: str) -> TaskEntry:
     return _TASKS[matches[0]] if matches[0] in _TASKS else _contributed_task(matches[0])
 
 
+def task_label(name: str) -> str:
+    """Label of a task in names of files: its last part, after its family where another task may have the same one.
+
+    Tasks of a family that runs environments by their id always have the family: gymnasium/Ant-v5 is gymnasium_Ant-v5.
+    """
+    family, last = name.partition("/")[0], name.rsplit("/", 1)[-1]
+    unique = [task for task in task_names() if task.rsplit("/", 1)[-1] == last] == [name]
+    return last if unique or last == name else f"{family}_{last}"
+
+
 def _no_simulator(options: SimOptions) -> VectorSim:
     raise UserError(
         f"Task {NO_TASK} is a dataset and has no simulator; compare policies with recorded actions by 'robopolicy eval "

@@ -78,7 +78,7 @@ def powers_of_two(samples: int) -> list[int]:
 def pass_at_k_table(results: Mapping[str, SampledRollouts]) -> Table:
     """Tabulate pass@k, entropy, length, task metrics and the fraction of degenerate prompts, one row per policy."""
     columns = powers_of_two(min(result.success.shape[1] for result in results.values()))
-    names = sorted(set[str].intersection(*(set(result.measures) for result in results.values())))
+    names = _common_measures(results)
     rows = [
         [
             label,
@@ -91,6 +91,20 @@ def pass_at_k_table(results: Mapping[str, SampledRollouts]) -> Table:
         for label, result in results.items()
     ]
     return ["policy", *(f"pass@{k}" for k in columns), "entropy [nats]", "tokens", *names, "degenerate"], rows
+
+
+def pass_at_k_legend(results: Mapping[str, SampledRollouts]) -> str:
+    """Explain the columns of `pass_at_k_table` in one line."""
+    names = _common_measures(results)
+    own = f"{', '.join(names)}: measured by the task, mean per answer; " if names else ""
+    return (
+        "pass@k: with a 95 % interval over the prompts; entropy: mean over the sampled tokens; tokens: mean per "
+        f"answer; {own}degenerate: prompts whose sampled answers are all right or all wrong."
+    )
+
+
+def _common_measures(results: Mapping[str, SampledRollouts]) -> list[str]:
+    return sorted(set[str].intersection(*(set(result.measures) for result in results.values())))
 
 
 def pass_at_k_facts(results: Mapping[str, SampledRollouts]) -> dict[str, Any]:

@@ -32,9 +32,9 @@ from robopolicy.policies.base import Policy
 from robopolicy.policies.heads.explicit import ExplicitPolicy
 from robopolicy.policies.registry import POLICIES
 from robopolicy.policies.wrappers.relative_actions import RelativeActionPolicy
-from robopolicy.schema import fill_defaults, to_dict
+from robopolicy.schema import fill_defaults, reject_unused, to_dict
 from robopolicy.sim.contract import SimSpec, VectorSim
-from robopolicy.sim.registry import NO_TASK, WorldOptions, get_task, observation_options
+from robopolicy.sim.registry import NO_TASK, WorldOptions, get_task, observation_options, task_label
 from robopolicy.spec import HIDDEN_STATE, PolicySpec, TaskMetadata
 from robopolicy.text.policy import TextPolicy
 from robopolicy.text.sft import TextLearner
@@ -45,6 +45,7 @@ from robopolicy.training.make_source import SEEDS_PER_RANK, SOURCES, DataSource,
 from robopolicy.training.manifest import read_manifest
 from robopolicy.training.overlap import check_overlap
 from robopolicy.training.remote_replay import check_workers
+from robopolicy.training.unused_settings import check_sizes_of_checkpoint, check_unused, check_unused_sizes
 from robopolicy.training.world_sims import is_world
 
 
@@ -92,7 +93,9 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
         with fill_defaults():  # loading the checkpoint verifies the defaults
             name, policy = section("policy", {**manifest.config, "name": manifest.policy})
         config = replace(config, policy={**to_dict(policy), "name": name}, chunk=replace(config.chunk, **shape))
-        config = replace(config, task=_with_policy_inputs(config.task, spec))
+        task_inputs = _with_policy_inputs(config.task, spec)
+        check_sizes_of_checkpoint(config.task, task_inputs)
+        config = replace(config, task=task_inputs)
         task = task or manifest.task
     if not config.init_from and (hint := ALGORITHMS[algorithm].init_hint(settings)):
         raise UserError(f"Algorithm '{algorithm}' requires a trained policy; pass {hint}.")
@@ -110,9 +113,11 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
     task = get_task(task).name
     config = _shorten_rollouts(replace(config, chunk=resolve_chunk(config, task)))
     _check_text(task, str(config.policy["name"]), algorithm)
-    subject = Path(config.dataset).stem if task == NO_TASK else task.rsplit("/", 1)[-1]
+    subject = Path(config.dataset).stem if task == NO_TASK else task_label(task)
     name = config.name or f"{subject}_{config.policy['name']}_{algorithm}_seed{config.seed}"
-    return replace(config, task=replace(config.task, name=task), name=name)
+    config = replace(config, task=replace(config.task, name=task), name=name)
+    check_unused(config)
+    return config
 
 
 def _recorded_task(config: TrainConfig) -> str:
@@ -134,6 +139,9 @@ def _check_recorded(config: TrainConfig) -> None:
         raise UserError(f"task={NO_TASK} learns from a dataset alone; pass dataset=FOLDER.")
     if task.cameras or task.point_clouds or task.wrappers:
         raise UserError(f"task={NO_TASK} has the observations of its dataset; choose among them by task.obs_keys.")
+    reject_unused(
+        task, "task", f"with task={NO_TASK}, which has the observations of its dataset", "image_size", "points"
+    )
     source = ALGORITHMS[name].data_source
     if source == "replay" and not 0 < config.budget.updates <= replay.offline_updates:
         raise UserError(
@@ -240,6 +248,8 @@ def build(config: TrainConfig, start: Path | None = None) -> RunComponents:
         num_envs = 1 if config.sim.num_workers else config.sim.num_envs // world_size()
         train_sim = simulator(config, num_envs) if needs_simulator else None
         sim = _spec(config, train_sim or eval_sim, episodes)
+        if start is None and not recorded:
+            check_unused_sizes(config.task, sim.observation)
     held_out, metadata = None, None
     if episodes is not None and recorded:
         metadata = recorded_metadata(episodes)

@@ -20,7 +20,9 @@ from robopolicy.policies.wrappers.relative_poses import PoseConfig
 from robopolicy.schema import from_dict
 from robopolicy.sim.registry import SUCCESS_STEPS, WorldOptions
 from robopolicy.sim.wrappers.registry import WrapperSpec
+from robopolicy.spec import MAX_HORIZON
 
+Horizon = Annotated[int, Range(0, MAX_HORIZON)]
 FINAL_OBS = ("auto", "exact", "previous")
 
 
@@ -59,9 +61,9 @@ class SimConfig(Validated):
 class ChunkConfig(Validated):
     """Size of an action chunk."""
 
-    horizon: NonNegativeInt = 0  # actions per chunk; 0: 1 for explicit policies from scratch, else as the task suggests
+    horizon: Horizon = 0  # actions per chunk; 0: 1 for explicit policies from scratch, else as the task suggests
     action_horizon: NonNegativeInt = 0  # actions executed before the next decision; 0: as for horizon
-    obs_horizon: PositiveInt = 1  # observations per decision
+    obs_horizon: Annotated[int, Range(1, MAX_HORIZON)] = 1  # observations per decision
 
 
 @dataclass(frozen=True)

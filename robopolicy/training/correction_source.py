@@ -32,6 +32,7 @@ class CorrectionSource:
     """Shuffled chunks of a dataset and of corrections, which are collected with the policy in rounds."""
 
     whole_episodes: ClassVar[bool] = False
+    uses_replay: ClassVar[bool] = False
 
     def __init__(self, context: SourceContext, settings: DAggerConfig) -> None:
         self._context, self._settings = context, settings

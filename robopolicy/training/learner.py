@@ -38,6 +38,7 @@ from robopolicy.sim.wrappers.registry import evaluation_wrappers
 from robopolicy.training.checkpoint import load_policy
 from robopolicy.training.config import TrainConfig, section
 from robopolicy.training.make_source import SEEDS_PER_RANK, SOURCES
+from robopolicy.training.unused_settings import check_unused_encoders
 from robopolicy.training.world_sims import is_world, make_env
 
 
@@ -140,6 +141,7 @@ def _new_policy(
         spec = PolicySpec(observation, sim.action_dim, chunk.horizon, chunk.action_horizon, chunk.obs_horizon)
     except ValueError as error:
         raise UserError(f"No policy can have this chunk: {str(error).rstrip('.')}.") from error
+    check_unused_encoders(config, observation)
     name, policy_config = section("policy", config.policy)
     if config.task.action_representation != "absolute":
         return _relative_policy(config, spec, episodes, sim, device)

@@ -99,6 +99,7 @@ class SourceKind(Protocol):
     """Interface of source classes; `robopolicy list` prints the first line of the docstring."""
 
     whole_episodes: bool  # batches are episodes of any length, so a budget of steps implies no number of updates
+    uses_replay: bool  # reads the settings replay.*; true for classes that do not state it
 
     def build(self, context: SourceContext, /) -> DataSource:
         """Build the source of a run; a UserError is raised if settings, task or dataset are unsuitable."""

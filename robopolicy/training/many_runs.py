@@ -7,6 +7,7 @@ their index, so any of its launchers can start them, on this machine or on a clu
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,6 +30,7 @@ from robopolicy.evaluation.comparison import binary_outcomes, seed_interval
 from robopolicy.evaluation.plots import learning_curves
 from robopolicy.nets.encoder import CLOUD_PREFIX, IMAGE_PREFIX
 from robopolicy.optional import missing
+from robopolicy.plurals import counted
 from robopolicy.resources import folder
 from robopolicy.shutdown import Interrupted
 from robopolicy.sim.contract import SimSpec, TensorSpec
@@ -81,6 +83,7 @@ MEASURES = {  # key of evaluations -> label, keys of its interval
     "return_mean": ("return", "return_low", "return_high"),
     "action_error": ("action error", "action_error_low", "action_error_high"),
 }
+BOUNDS = {"success": (0.0, 1.0), "action_error": (0.0, math.inf)}  # measure -> its possible values
 
 
 def run_to_end(config: TrainConfig) -> Path:
@@ -177,7 +180,8 @@ def _scores(summaries: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None
             values = [summary[measure] for summary in known]
             episodes = [summary["n"] if measure == "success" else 0 for summary in known]
             runs = [binary_outcomes(v, n) if n else [v] for v, n in zip(values, episodes, strict=True)]
-            found[measure] = {**seed_interval(dict(enumerate(runs))).to_dict(), "by_seed": values}
+            interval = seed_interval(dict(enumerate(runs))).within(*BOUNDS.get(measure, (-math.inf, math.inf)))
+            found[measure] = {**interval.to_dict(), "by_seed": values}
     return found or None
 
 
@@ -235,7 +239,8 @@ def launch(configs: Sequence[TrainConfig], launcher: Sequence[str]) -> list[Path
     outcomes: list[Path | str] = [job.return_value for batch in batches for job in batch]
     failed = [(config.name, item) for config, item in zip(configs, outcomes, strict=True) if isinstance(item, str)]
     if failed:
-        raise UserError(f"{len(failed)} of {len(outcomes)} runs failed, first {failed[0][0]}: {failed[0][1]}")
+        name, reason = failed[0]
+        raise UserError(f"{len(failed)} of {counted(len(outcomes), 'run')} failed, first {name}: {reason}")
     return [outcome for outcome in outcomes if isinstance(outcome, Path)]
 
 

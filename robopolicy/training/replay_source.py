@@ -41,6 +41,7 @@ class ReplaySource:
     """
 
     whole_episodes: ClassVar[bool] = False
+    uses_replay: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ class DatasetSource:
     """Shuffled chunks of a dataset; where a person took over from a policy, only of the person."""
 
     whole_episodes: ClassVar[bool] = False
+    uses_replay: ClassVar[bool] = False
     env_steps = 0
 
     def __init__(self, sampler: ChunkSampler, device: torch.device) -> None:
@@ -115,6 +116,7 @@ class RolloutSource(SimSource):
     """On-policy rollouts in a simulator."""
 
     whole_episodes: ClassVar[bool] = False
+    uses_replay: ClassVar[bool] = False
     sampler: RolloutSampler
 
     def __init__(self, sim: ChunkedSim, device: torch.device, *, decisions: int, seed: int, memory: int = 0) -> None:
@@ -165,6 +167,7 @@ class GroupSource(SimSource):
     """Whole episodes, in groups with a common initial state."""
 
     whole_episodes: ClassVar[bool] = True
+    uses_replay: ClassVar[bool] = False
     sampler: GroupSampler
 
     def __init__(self, sim: ChunkedSim, device: torch.device, *, group_size: int, seed: int) -> None:

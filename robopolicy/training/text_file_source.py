@@ -29,6 +29,7 @@ class DemonstrationSource(TextSource):
     """Solved conversations, in the order of their seeds."""
 
     whole_episodes: ClassVar[bool] = True
+    uses_replay: ClassVar[bool] = False
 
     def __init__(self, sim: TextSim, config: TextSFTConfig, policy: TextPolicy, seed: int) -> None:
         super().__init__(sim, seed)
@@ -198,6 +199,7 @@ class RecipeSource:
     """Rollouts, or a file of demonstrations, pairs or logs, as the recipe requires."""
 
     whole_episodes: ClassVar[bool] = True
+    uses_replay: ClassVar[bool] = False
 
     @classmethod
     def build(cls, context: SourceContext) -> DataSource:

@@ -12,6 +12,7 @@ import torch
 from robopolicy.data.formats import read_dataset
 from robopolicy.data.ood_detector import load_ood_detector
 from robopolicy.errors import UserError, unknown_name
+from robopolicy.plurals import counted
 from robopolicy.schema import from_dict
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, TaskEntry, get_task, make_sim
@@ -179,7 +180,7 @@ def abstention_notes(label: str, sim: VectorSim) -> list[str]:
     """Return a note if the judge of a world model abstained in the last rollout of the policy `label`."""
     if not isinstance(sim, WorldSim) or not sim.num_abstained:
         return []
-    frames = f"{sim.num_abstained} of {sim.num_scored} frames"
+    frames = f"{sim.num_abstained} of {counted(sim.num_scored, 'frame')}"
     return [f"{label}: the judge abstained from {frames}, none of which counts as success."]
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import mujoco
 
 from robopolicy.optional import require
+from robopolicy.plurals import counted
 from robopolicy.sim.physics_state import MujocoState
 from robopolicy.viewer.frames import EpisodeFrame
 
@@ -73,7 +74,7 @@ def _write(link: Connection, path: Path) -> str:
         if link.recv() is not None:  # the stream, unless the program ends without frames
             for message in _receive(link):
                 writer.write(*message)
-    return f"{path}, {writer.count} frames"
+    return f"{path}, {counted(writer.count, 'frame')}"
 
 
 def _show(link: Connection, port: int) -> str:

@@ -18,6 +18,7 @@ from robopolicy.core.distributed import rank, world_size
 from robopolicy.data.episodes import Episodes, is_cloud, is_image
 from robopolicy.errors import UserError, unknown_name
 from robopolicy.nets.encoder import IMAGE_PREFIX
+from robopolicy.plurals import counted
 from robopolicy.spec import STEP_KEYS
 from robopolicy.worldmodel.contract import Images, WorldSpec
 
@@ -122,7 +123,8 @@ def split_episodes(
         count = min(max(1, round(share * len(members))), len(members) - 1)
         validation[rng.permutation(members)[:count]] = True
     if validation.all() or not validation.any():
-        raise UserError(f"{episodes.num_episodes} episodes are too few to hold some back for validation; collect more.")
+        found = counted(episodes.num_episodes, "episode")
+        raise UserError(f"Some episodes are held back for validation, which needs more than {found}; collect more.")
     return episodes.subset(~validation), episodes.subset(validation)
 
 
@@ -216,7 +218,8 @@ class VideoDataset:
         room = self._last(self.targets) - self.targets + 1 >= horizon
         candidates = self.targets[room]
         if not len(candidates):
-            raise UserError(f"No episode has {horizon + 1} frames; lower the horizon or collect longer episodes.")
+            frames = counted(horizon + 1, "frame")
+            raise UserError(f"No episode has {frames}; lower the horizon or collect longer episodes.")
         order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(seed))
         return candidates[order[:count]].sort().values
 

@@ -105,7 +105,7 @@ def test_changed_settings_and_invalid_options_are_refused(tmp_path, capsys):
     words = ["bench", "--seeds", "1", "--out", str(tmp_path / "bench"), *QUICK, "evaluation.episodes=1"]
     assert main(words) == 0
     printed = capsys.readouterr().out
-    assert "1 seed " in printed and "note: One seed gives no interval" in printed
+    assert "1 seed " in printed and printed.count(" [-] ") >= 2 and "note: One seed gives no interval" in printed
     assert main([*words, "algorithm.lr=1e-3"]) == 2
     assert "has other settings" in capsys.readouterr().err
     assert main([*words, "algorithm.lr=1e-3", "seed=1"]) == 2  # no folder of that seed exists
@@ -127,6 +127,12 @@ def test_undefined_scores_are_omitted():
     scores = many_runs._scores([{**summary, "return_mean": 1.0}, {**summary, "return_mean": 3.0}])
     assert scores is not None and list(scores) == ["return_mean"] and scores["return_mean"]["estimate"] == 2.0
     assert many_runs._scores([None, None]) is None
+
+
+def test_intervals_of_few_episodes_hold_only_possible_values():
+    scores = many_runs._scores([{"success": rate, "action_error": 0.01 + rate, "n": 1} for rate in (0.0, 1.0)])
+    assert scores is not None and (scores["success"]["low"], scores["success"]["high"]) == (0.0, 1.0)
+    assert scores["action_error"]["low"] == 0.0
 
 
 def test_scores_count_seeds_not_episodes():

@@ -1,5 +1,6 @@
 """Tests of `robopolicy compose`: checkpoints, searches, reports, interruptions and error messages."""
 
+import errno
 import io
 import json
 import shutil
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -99,7 +101,10 @@ def test_compose_trains_a_selector_from_demonstrations(parents, capsys, refused)
     assert main(["collect", TASK, "--episodes", "4", "--num-envs", "4", "--out", "shown"]) == 0
     settings = ["--override", "selection.updates=5", "selection.hidden=[8]"]
     assert main(["compose", *parents, "--gate-data", "shown", *settings, "--out", "chosen"]) == 0
-    assert "ranks the better policy first for" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert "ranks the better policy first for" in printed.err
+    gate = "gate: at every decision the observation selects one of left, right; trained in 5 steps on shown, where it"
+    assert gate in printed.out and "of the chunks (at random: 50 %)" in printed.out
     assert load_policy("chosen")[0].name == "gated" and main(["verify", "chosen"]) == 0
     assert main(["eval", "chosen", "--episodes", "2", "--video", "0", "--out", "report"]) == 0
     assert (
@@ -228,7 +233,7 @@ def test_a_search_does_not_resume_with_changed_parents(parents, tmp_path, refuse
         (["--override", "operator.weights=[1,0]"], "Pass --operator NAME and --weights"),
         (["--override", "action_horizon=[", "steps=1"], "cannot be read"),
         (["--override", "unconditioned=[2]"], "unconditioned names parents from 0 to 1, got 2"),
-        (["--override", "unconditioned=[0]"], "no 'embedding.*' observation"),
+        (["--override", "unconditioned=[0]"], "left has no 'embedding.*' observation"),
         (["--override", "candidates=4"], "pass --critic CKPT"),
         (["--critic", "left"], "--critic has no effect here"),
         (["--num-envs", "4"], "--num-envs has no effect without --search or --report-episodes; leave it out"),
@@ -263,8 +268,10 @@ def test_incompatible_parents_are_refused(parents, tmp_path, refused, edit_manif
             bounds = [("state", 6), ("action", 7)]
             policy.fit_normalizer({key: {"min": -torch.ones(n), "max": torch.ones(n)} for key, n in bounds})
         save_checkpoint(tmp_path / name, policy, task=TASK, obs_sample={"state": torch.zeros(2, 1, 6)})
-    assert "7 action dimensions, parent 1 has 2" in refused("compose", parents[0], tmp_path / "arm", *out)
-    assert "generative heads" in refused("compose", parents[0], tmp_path / "gaussian", *out)
+    assert "arm has 7 action dimensions, left has 2" in refused("compose", parents[0], tmp_path / "arm", *out)
+    assert "gaussian is a policy 'gaussian' without velocities" in refused(
+        "compose", parents[0], tmp_path / "gaussian", *out
+    )
     edit_manifest(parents[1], task="toy/other")
     assert "trained on toy/point_mass and toy/other" in refused("compose", *parents, *out)
 
@@ -293,6 +300,13 @@ def test_parents_without_a_task_have_one_rate_and_names(parents, other, message,
     else:
         assert main(words) == 0
         assert read_manifest(tmp_path / "both").task_metadata == replace(ARM, instructions=("push", "lift"))
+
+
+def test_a_full_disk_is_one_line_that_names_the_target(parents, tmp_path, monkeypatch, refused):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("robopolicy.training.checkpoint.save_file", Mock(side_effect=full))
+    line = refused("compose", *parents, "--out", "both")
+    assert "Cannot write both: No space left on device; free some space" in line and not Path("both").exists()
 
 
 def test_existing_folders_are_not_replaced(parents, tmp_path, refused):

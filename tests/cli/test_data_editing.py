@@ -1,5 +1,9 @@
 """Tests of `robopolicy data merge | split | filter | edit`."""
 
+import errno
+import gc
+import pkgutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,13 +52,15 @@ def test_keys_and_instruction_are_changed(data: Path, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["filter", "--success"], "does not state which episodes succeeded"),
-        (["filter", "--min-length", "21"], "None of the 6 episodes"),
+        (["filter", "--min-length", "21"], "No episode of"),
         (["filter", "--min-quality", "1", "--random", "0"], "requires both --random and --best"),
         (["filter", "--min-quality", "1"], "requires both --random and --best"),
+        (["filter", "--random", "0", "--best", "9"], "--random has no effect without --min-quality; leave it out"),
         (["filter", "--episodes", "3-1"], "numbers and ranges"),
         (["filter", "--episodes", "9"], "episode 9 is missing"),
         (["filter", "--max-idle", "nan"], "--max-idle must be a number, got nan"),
         (["filter", "--min-return", "nan"], "--min-return must be a number, got nan"),
+        (["filter", "--episodes", "0", "--min-length", "21"], "which has 6 episodes, meets the conditions"),
         (["edit"], "Nothing is changed"),
         (["edit", "--names", "action=a,b,a,d,e,f"], "'action' need different names, and 'a' is given twice"),
         (["edit", "--rename", "state"], "pairs such as"),
@@ -65,6 +71,34 @@ def test_choices_and_changes_that_do_not_fit_are_refused(words, message, data, t
     action, *options = words
     assert message in refused("data", action, data, *options, "--out", tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("target", ["pyarrow.parquet.ParquetWriter.write_table", "shutil.copyfile"])
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_a_full_disk_is_one_line_that_names_the_folder(
+    written: int, target: str, data: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    full, original = OSError(errno.ENOSPC, "the library's own words"), pkgutil.resolve_name(target)
+    calls, ignored = [], []
+
+    def limited(*args, **options):
+        calls.append(target)
+        if len(calls) > written:
+            raise full
+        return original(*args, **options)
+
+    def close(self) -> None:
+        raise full
+
+    monkeypatch.setattr(target, limited)
+    monkeypatch.setattr("pyarrow.parquet.ParquetWriter.close", close)
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    parts = [str(tmp_path / name) for name in ("train", "test")]
+    assert main(["data", "split", str(data), "--out", *parts]) == 2
+    gc.collect()
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1 and not ignored and not list(tmp_path.iterdir())
+    assert any(f"Cannot write {part}: No space left on device; free some space" in line for part in parts)
 
 
 def test_folders_that_do_not_fit_are_refused(data, tmp_path, refused) -> None:

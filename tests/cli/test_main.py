@@ -117,6 +117,7 @@ def test_wrong_arguments_give_one_line_and_exit_code_2(args, message, capsys):
         (OSError(28, "No space left on device", "data/x"), 2, "data/x: No space left on device."),
         (PermissionError(13, "Permission denied", "runs"), 2, "runs: Permission denied."),
         (UnicodeEncodeError("utf-8", "a\udcff", 1, 2, ""), 2, "contains '\\udcff', which is not UTF-8"),
+        (ValueError("embedded null byte"), 2, "a path contains a NUL character; choose another name"),
         (MemoryError(), 2, "Out of memory; use fewer environments"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "Out of memory; use fewer environments"),
     ],

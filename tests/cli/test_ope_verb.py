@@ -81,7 +81,9 @@ def test_ope_play_evaluates_each_policy_in_simulation_and_prints_sharpe_ratios(r
     capsys.readouterr()
     names = [str(runs / name) for name in ("first", "second")]
     assert main(["ope", *names, "--logs", str(runs / "logs"), "--steps", "20", "--play", "4"]) == 0
-    text = capsys.readouterr().out
+    text, progress = capsys.readouterr()
+    for line in ("first (1 of 2): 4 episodes in the simulator", "second (2 of 2): fitted Q-evaluation"):
+        assert f"{line} done after " in progress
     assert text.count("evaluated in the simulator") == 2 and "SharpeRatio@k" in text and "k = 3" in text
 
 

@@ -16,6 +16,7 @@ from robopolicy.data.formats.lerobot import read_lerobot, write_lerobot
 from robopolicy.data.formats.lerobot.copying import PROVENANCE, Edit, EpisodeCopier, describe_copy
 from robopolicy.data.selection import EpisodeFilter, split_indices
 from robopolicy.errors import UserError
+from robopolicy.plurals import counted
 
 
 def episodes(count: int, seed: int, *, task: str = "lift", video: bool = True) -> Episodes:
@@ -258,7 +259,7 @@ def test_converting_lerobot_to_lerobot_copies_images_and_videos(
     out, videos = capsys.readouterr().out, sorted((tmp_path / "new").rglob("*.mp4"))
     assert_equal(read_lerobot(tmp_path / "new"), replace(before, tasks=("push",) * 4))
     assert [file.read_bytes() for file in videos] == [file.read_bytes() for file in sorted(source.rglob("*.mp4"))]
-    assert len(videos) == 0 or f"{len(videos)} video files were copied as they are stored" in out
+    assert len(videos) == 0 or f"copied as stored: {counted(len(videos), 'video file')}" in out
     assert json.loads((tmp_path / "new/meta/info.json").read_text())["codebase_version"] == "v3.0"
     columns = [pq.read_table(min((each / "data").rglob("*.parquet"))) for each in (source, tmp_path / "new")]
     if not videos:

@@ -263,6 +263,7 @@ def test_interventions_are_counted_logged_and_stored(caplog: pytest.LogCaptureFi
     assert record.counts == {"velocity": 75} and record.limited_fraction == 0.5 and len(record.recent) == 75
     assert len(caplog.records) == 2  # one per second
     assert "velocity of a: 3, allowed 2" in caplog.text
+    assert str(SafetyIntervention("velocity", "a", 3.0, 2.0, 0.0, "m/s")) == "velocity of a: 3 m/s, allowed 2 m/s"
     assert str(SafetyIntervention("estop", "", float("nan"), float("nan"), 0.0)) == "estop"
     record.reset_window()
     assert record.limited_fraction == 0.0

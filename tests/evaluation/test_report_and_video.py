@@ -156,6 +156,25 @@ def test_bands_over_runs_are_student_intervals_within_the_range_of_a_rate(tmp_pa
     assert [float(bound[-1]) for bound in drawn] == pytest.approx([scale * mean.low, scale * min(mean.high, most)])
 
 
+def test_a_curve_of_one_evaluation_is_a_mark_with_its_interval(tmp_path, monkeypatch):
+    drawn: dict[str, dict] = {}
+
+    def keep(name):
+        draw = getattr(Axes, name)
+
+        def kept(self, *values, **options):
+            drawn[name] = options
+            return draw(self, *values, **options)
+
+        monkeypatch.setattr(Axes, name, kept)
+
+    for name in ("plot", "vlines", "fill_between"):
+        keep(name)
+    row = {"update": 5, "eval/success": 0.5, "eval/low": 0.2, "eval/high": 0.8}
+    plots.learning_curves({"one": [[row]]}, tmp_path / "curve.png")
+    assert drawn.keys() == {"plot", "vlines"} and drawn["plot"]["linestyle"] == "none" and drawn["plot"]["marker"]
+
+
 @pytest.mark.parametrize("other", [[], [(30, 1.0), (40, 1.0)]])
 def test_runs_that_share_no_range_are_refused(tmp_path, other):
     runs = [[{"update": u, "return": r} for u, r in run] for run in ([(0, 1.0), (20, 1.0)], other)]

@@ -46,9 +46,10 @@ def check_updates_what_it_allows(name: str, place: Path) -> None:
 
 
 def check_source_says_what_it_provides(name: str) -> None:
-    """A data source has a one-sentence summary and states whether it provides whole episodes."""
+    """A data source has a one-sentence summary and states whether it provides whole episodes and uses replay."""
     assert SOURCES.summary(name).endswith(".")
     assert isinstance(SOURCES[name].whole_episodes, bool)
+    assert isinstance(SOURCES[name].uses_replay, bool)
 
 
 def check_resumes_exactly(name: str, place: Path, folder: Path, head: str = "") -> None:

@@ -18,7 +18,8 @@ from robopolicy.training.loop import Trainer
 from robopolicy.training.runs import start_run
 
 SMALL = ["policy=squashed_gaussian", "policy.hidden=[16]", "algorithm.critic.hidden=[16]", "algorithm.batch_size=16"]
-QUICK = ["evaluation.episodes=0", "logging.every=1", "sim.num_envs=4", "replay.learning_starts=100"]
+FAST = ["evaluation.episodes=0", "logging.every=1", "sim.num_envs=4"]
+QUICK = [*FAST, "replay.learning_starts=100"]
 CHUNKS = ["chunk.horizon=4", "chunk.action_horizon=2"]
 COMMON = ["task=point_mass", "task.reward=shaped", *SMALL, *QUICK, *CHUNKS]
 
@@ -45,7 +46,8 @@ def assert_interruption_changes_nothing(
     settings: list[str], out: Path, monkeypatch: pytest.MonkeyPatch, updates: int = 8
 ) -> None:
     """A run of `updates` updates and a run interrupted three updates before the end are bitwise equal."""
-    settings = [*settings, f"budget.updates={updates}", "checkpoint_every=3", f"out={out}", "replay.capacity=300"]
+    small = ["replay.capacity=300"] if any(text.startswith("replay.") for text in settings) else []
+    settings = [*settings, *small, f"budget.updates={updates}", "checkpoint_every=3", f"out={out}"]
     assert main(["train", *settings, "name=whole"]) == 0
     log = JsonlLogger.log
 

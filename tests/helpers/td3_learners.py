@@ -41,7 +41,7 @@ def check_accepts_only_a_squashed_gaussian_and_sane_settings(make: Callable[...,
     with pytest.raises(UserError, match="squashed"):
         kind(make().config, flow(), total_updates=1)
     for name, value in (("action_l2", 1.0), ("value_reduction", "mean")):
-        with pytest.raises(UserError, match=f"'{kind.name}' has a fixed form, so algorithm.{name}={value} has no eff"):
+        with pytest.raises(UserError, match=f"{name}={value} has no effect with algorithm={kind.name}, whose loss"):
             make(**{name: value})
 
 

@@ -11,10 +11,10 @@ WEIGHT = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
 
 
 def write(path: Path, inputs: dict[str, list[Any]], nodes: list[Any], output: list[Any], **extra: Any) -> Path:
-    """Write a graph; `extra` contains constants, `metadata`, and `types` of inputs other than float32."""
+    """Write a graph; `extra` contains constants, `metadata`, and `types` of values other than float32."""
     properties, types = extra.pop("metadata", {}), extra.pop("types", {})
     values = [helper.make_tensor_value_info(k, types.get(k, TensorProto.FLOAT), shape) for k, shape in inputs.items()]
-    chunk = helper.make_tensor_value_info("chunk", TensorProto.FLOAT, output)
+    chunk = helper.make_tensor_value_info("chunk", types.get("chunk", TensorProto.FLOAT), output)
     constants = [numpy_helper.from_array(value, name) for name, value in extra.items()]
     graph = helper.make_graph(nodes, "policy", values, [chunk], constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)

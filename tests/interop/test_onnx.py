@@ -160,6 +160,13 @@ def test_integer_inputs_are_refused_because_they_cut_fractions_off(kind: str, tm
         open_onnx(file)
 
 
+def test_integer_outputs_are_refused(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Cast", ["state"], ["chunk"], to=TensorProto.INT64)]
+    file = write(tmp_path / "p.onnx", {"state": ["B", 6]}, nodes, ["B", 6], types={"chunk": TensorProto.INT64})
+    with pytest.raises(UserError, match=r"Output 'chunk' of .* is tensor\(int64\), expected tensor\(float\) or"):
+        open_onnx(file)
+
+
 def test_missing_packages_name_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
     with pytest.raises(UserError, match=r"needs the package 'onnx'; run: pip install 'robopolicy\[onnx\]'"):

@@ -369,11 +369,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no statistics": (lambda: compose([network("flow"), _unfitted()]), "Parent 2 has no normaliser statistics"),
     "other actions": (
         lambda: compose([network("flow"), network("flow", 0, replace(CHUNK, action_dim=3))]),
-        "Parent 2 has 3 action dimensions, parent 1 has 2",
+        "Parent 2 has 3 action dimensions, Parent 1 has 2",
     ),
     "other observations": (
         lambda: compose([network("flow"), exact("flow", round_((0, 0), 1))]),
-        r"expects 'state' of shape \(1,\), an earlier parent expects \(3,\)",
+        r"expects 'state' of shape \(1,\), Parent 1 expects \(3,\)",
     ),
     "nested": (lambda: compose([compose([network("flow")])]), "itself a composition"),
     "units": (lambda: compose([network("flow"), _uneven()]), "normalises action dimension"),

@@ -174,6 +174,12 @@ def test_other_host_names_and_origins_are_refused(view: BrowserDashboard) -> Non
         assert newest(page, view)["robot"] == "rig"
 
 
+def test_malformed_requests_are_answered_in_one_line(view: BrowserDashboard) -> None:
+    for path, headers in (("/", {"Host": "[::1"}), ("//[x", {}), ("/live", {"Origin": "http://["})):
+        status, _, text = get(view, path, **headers)
+        assert status == 400 and text == "The path or a header of the request is malformed.\n"
+
+
 def test_metrics_and_rows_arrive_while_a_browser_is_connected(view: BrowserDashboard) -> None:
     send_ticks(view, 0.1)
     assert not view._rows

@@ -52,7 +52,7 @@ def other(tmp_path: Path, **changes: Any) -> str:
 def test_a_working_robot_passes(monkeypatch, capsys):
     code, rows = run(monkeypatch, capsys)
     assert code == 0 and all(name.endswith("pass") for name in rows), rows
-    assert "1 publishers of /joint_states" in rows["source joints pass"]
+    assert "1 publisher of /joint_states" in rows["source joints pass"]
     assert (
         "pressed received after" in rows["emergency stop pass"] and "released received" in rows["emergency stop pass"]
     )
@@ -75,7 +75,7 @@ def test_missing_messages_are_reported(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr("robopolicy_robots.simulated.node.SimNode._publish", lambda self: None)
     monkeypatch.setattr("robopolicy_robots.simulated.client.Simulation.reset", lambda self, seed: None)
     code, rows = run(monkeypatch, capsys, other(tmp_path, sources={"object.cube": topic}))
-    assert code == 2 and rows["source object.cube FAIL"] == "1 publishers of /nowhere, 0 Hz"
+    assert code == 2 and rows["source object.cube FAIL"] == "1 publisher of /nowhere, 0 Hz"
     assert "no joint state yet" in rows["joints FAIL"]
 
 

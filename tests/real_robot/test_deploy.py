@@ -93,6 +93,16 @@ def test_a_dry_run_sends_nothing(monkeypatch, tmp_path):
     )
 
 
+def test_the_report_explains_every_kind_of_intervention(monkeypatch, tmp_path, capsys):
+    words = ["--transport", "loopback", "--seconds", "2", "--ood-data", str(lift_data(tmp_path / "noise", len(NAMES)))]
+    report = run_deploy(monkeypatch, tmp_path / "r.json", *words, "--ood-action", "refuse")
+    lines = capsys.readouterr().out.splitlines()
+    assert "support" in report["interventions"]
+    assert report["intervention_meanings"].keys() == report["interventions"].keys()
+    for kind, meaning in report["intervention_meanings"].items():
+        assert meaning and f"  {kind}: {meaning}" in lines
+
+
 def lift_data(folder: Path, columns: int) -> Path:
     """Write out-of-distribution noise as demonstrations whose states have `columns` numbers."""
     rng = np.random.default_rng(0)
@@ -150,6 +160,7 @@ def test_actions_outside_the_support_of_a_dataset_hold_the_robot(monkeypatch, tm
         (["--transport", "lerobot"], "LeRobot controls real robots"),
         (["--browser", "here"], "PORT or HOST:PORT"),
         (["--policy", "http://x"], "ws://HOST:PORT"),
+        (["--policy", "ws://x:1", "--device", "cuda"], "--device has no effect with a policy server"),
         (["--policy", "nowhere"], "There is no policy nowhere: pass the folder of a bundle or a checkpoint"),
     ],
 )
@@ -158,6 +169,18 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(words, message, capsys):
     captured = capsys.readouterr()
     assert captured.err.startswith("robopolicy: error: ") and captured.err.count("\n") == 1
     assert message in captured.err
+
+
+def test_a_device_that_cannot_be_used_or_has_no_effect_is_refused_before_the_checks(tmp_path, capsys):
+    policy = GaussianPolicy(GaussianConfig(normalization="identity"), PolicySpec({"state": (39,)}, 5))
+    save_checkpoint(tmp_path / "c", policy, task="manipulation/lift", obs_sample={"state": torch.zeros(1, 1, 39)})
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "bundle.json").write_text("{}")
+    for name, message in (("c", "Device 'cuda:99' cannot be used"), ("b", "no effect with a bundle, which runs on")):
+        words = ["--policy", str(tmp_path / name), "--device", "cuda:99", "--check"]
+        assert cli.main(["deploy", *FAST, *words]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == "" and captured.err.count("\n") == 1 and message in captured.err
 
 
 def test_a_policy_that_cannot_continue_chunks_is_refused_before_anything_starts(monkeypatch, capsys):

@@ -297,7 +297,7 @@ def test_a_distant_first_command_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     rig.policy = lambda observed: np.ones((HORIZON, 3))
     rig.loop.arm()
     tick = rig.until(0.5)
-    assert tick.state is State.HOLD and tick.reason == "first command too far: a: 1"
+    assert tick.state is State.HOLD and tick.reason == "first command too far: a: 1 rad, allowed 0.5 rad"
     assert (rig.robot.position == 0).all()
 
 

@@ -38,6 +38,8 @@ def test_eval_prints_accuracy_and_pass_at_k(tmp_path, capsys):
     words = ["eval", str(tmp_path / "a"), "--episodes", "12", "--samples", "4"]
     assert main([*words, "--out", str(tmp_path / "one")]) == 0
     printed = capsys.readouterr().out
+    assert "note: pass@k: with a 95 % interval over the prompts; entropy: mean over the sampled tokens" in printed
+    assert "degenerate: prompts whose sampled answers are all right or all wrong." in printed
     assert "pass@4" in printed and "success" in printed
     assert main([*words, "--out", str(tmp_path / "two"), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)["sampled"]

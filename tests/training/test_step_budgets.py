@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import pytest
-from replay_runs import COMMON, QUICK, assert_refused, trainer
+from replay_runs import COMMON, FAST, assert_refused, trainer
 
 SINGLE = ["chunk.horizon=1", "chunk.action_horizon=1"]
 CHUNKS = ["chunk.horizon=3", "chunk.action_horizon=3"]  # episodes of 20 steps end inside a chunk
-PPO_RUN = ["task=point_mass", "policy=gaussian", "policy.hidden=[8]", "algorithm=ppo", *QUICK]
+PPO_RUN = ["task=point_mass", "policy=gaussian", "policy.hidden=[8]", "algorithm=ppo", *FAST]
 SAC_RUN = [*COMMON, "algorithm=sac", *SINGLE]
 
 

@@ -74,7 +74,7 @@ def test_a_judge_is_measured_on_episodes_that_did_not_calibrate_it(folder, monke
 def test_too_few_episodes_to_calibrate_and_measure_a_judge_are_refused(folder, refused):
     write_lerobot(push_films(8, size=16).subset([0, 1, 6, 7]), folder / "few", video=False)
     words = [str(folder / "world0"), str(folder / "few"), "--out", str(folder / "none")]
-    assert "4 episodes are too few to calibrate and measure a judge" in refused("worldmodel", "judge", *words)
+    assert "A judge needs more than 4 episodes for calibration" in refused("worldmodel", "judge", *words)
 
 
 def test_vision_language_judge_receives_every_twentieth_frame(folder, monkeypatch):

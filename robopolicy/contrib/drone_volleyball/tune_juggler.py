@@ -19,6 +19,7 @@ import torch
 from robopolicy.contrib.drone_volleyball.factored import FactoredAgents, Parameter
 from robopolicy.contrib.drone_volleyball.flight import Gains
 from robopolicy.contrib.drone_volleyball.juggler import Juggler, JugglingStyle
+from robopolicy.plurals import counted
 from robopolicy.sim.contract import VectorSim
 from robopolicy.sim.registry import SimOptions, make_sim
 
@@ -95,5 +96,6 @@ def tune(config: Config, report: Callable[[str], None] = print) -> tuple[float, 
         float(returns(sim, style, HELD_OUT, sim.spec.max_episode_steps).mean())
         for style in (JugglingStyle(), style_of(best))
     )
-    report(f"{config.held_out} held-out episodes: return {before:.2f} with default settings, {after:.2f} tuned; {path}")
+    episodes = counted(config.held_out, "held-out episode")
+    report(f"{episodes}: return {before:.2f} with default settings, {after:.2f} tuned; {path}")
     return before, after

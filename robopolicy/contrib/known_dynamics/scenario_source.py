@@ -26,6 +26,7 @@ class ScenarioSource:
     """
 
     whole_episodes: ClassVar[bool] = True
+    uses_replay: ClassVar[bool] = False
     kind: ClassVar[type[Scenarios]] = Scenarios  # of the batches
 
     def __init__(

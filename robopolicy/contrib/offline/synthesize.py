@@ -15,6 +15,7 @@ from robopolicy.cli.options import (
     reject_unused,
     train_model,
 )
+from robopolicy.plurals import counted
 
 if TYPE_CHECKING:
     from robopolicy.training.loop import Trainer
@@ -144,7 +145,7 @@ def _write(args: argparse.Namespace) -> int:
         print(json.dumps({"out": str(args.out), **counts, "distance": distance}))
         return 0
     also = f", and {len(kept)} of {args.append_dataset}" if kept else ""
-    print(f"{args.out}: {args.episodes} synthetic episodes ({frames} frames){also}")
+    print(f"{args.out}: {counted(args.episodes, 'synthetic episode')} ({counted(frames, 'frame')}){also}")
     if distance is not None:
         print(f"RMS distance to the policy's mean actions: {distance:.3g} standard deviations of the data.")
     return 0

@@ -22,6 +22,7 @@ from robopolicy.contrib.programs.trees.nodes import parse_tree
 from robopolicy.contrib.programs.trees.outline import to_text
 from robopolicy.errors import UserError
 from robopolicy.evaluation.result import EvalResult
+from robopolicy.plurals import counted
 from robopolicy.policies.base import Policy, PolicySpec
 from robopolicy.sim.contract import SimSpec
 from robopolicy.text.policy import TextPolicy
@@ -134,7 +135,8 @@ def load_llm(name: str, device: str) -> Write:
 
 def feedback(result: EvalResult, errors: list[str]) -> str:
     """Summarise the episodes of a program as feedback to its author."""
-    lines = [] if result.success is None else [f"success in {int(result.success.sum())} of {result.n} episodes"]
+    episodes = counted(result.n, "episode")
+    lines = [] if result.success is None else [f"success in {int(result.success.sum())} of {episodes}"]
     lines.append(f"mean return {result.returns.mean():.3g}, mean length {result.lengths.mean():.3g} steps")
     if result.success is not None and not result.success.all():
         missed = result.lengths[~result.success]

@@ -10,6 +10,7 @@ from robopolicy.contrib.quality_diversity.dcg_map_elites import DCGMAPElites
 from robopolicy.contrib.quality_diversity.elites import Elites
 from robopolicy.contrib.quality_diversity.stax import STAX
 from robopolicy.errors import UserError
+from robopolicy.plurals import counted
 from robopolicy.policies.heads.gaussian import GaussianPolicy
 from robopolicy.training.checkpoint import load_policy, load_training_state, save_checkpoint
 from robopolicy.training.compose import read_config
@@ -63,7 +64,7 @@ def ranked(run: Path, learner: DCGMAPElites | STAX, rank: int) -> Elites:
     """
     elites = learner.elites()
     if not 1 <= rank <= len(elites):
-        raise UserError(f"The archive of {run} has {len(elites)} policies; there is no rank {rank}.")
+        raise UserError(f"The archive of {run} has {counted(len(elites), 'elite')}; there is no rank {rank}.")
     return elites[elites.fitness.argsort(descending=True, stable=True)[rank - 1 : rank]]
 
 

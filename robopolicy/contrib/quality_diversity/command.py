@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from robopolicy.cli.options import add_overwrite_option, check_overwrite
 from robopolicy.errors import UserError
+from robopolicy.plurals import counted
 
 if TYPE_CHECKING:
     from robopolicy.contrib.quality_diversity.dcg_map_elites import DCGMAPElites
@@ -81,6 +82,6 @@ def _show(args: argparse.Namespace, learner: DCGMAPElites | STAX) -> int:
         return 0
     best = f"{float(elites.fitness.max()):.4g}" if len(elites) else "none"
     kept = f"coverage {cells['coverage']:.1%}, QD score {cells['qd_score']:.4g}, " if cells else ""
-    print(f"{args.run}: {len(elites)} elites")
+    print(f"{args.run}: {counted(len(elites), 'elite')}")
     print(f"  {kept}best {best}")
     return 0

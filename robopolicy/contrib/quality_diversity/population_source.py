@@ -28,6 +28,7 @@ class EvaluationSource:
     """Base of the population sources."""
 
     whole_episodes: ClassVar[bool] = True
+    uses_replay: ClassVar[bool] = False
     sampler: PopulationSampler | ObservationSampler
 
     def __init__(self, sim: ChunkedSim, device: torch.device, population: Population, seed: int) -> None:
@@ -67,6 +68,7 @@ class EvaluationSource:
 class PopulationSource(EvaluationSource):
     """Generations of policies, with windows of all stored episodes."""
 
+    uses_replay = True
     sampler: PopulationSampler
 
     def __init__(

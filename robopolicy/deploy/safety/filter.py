@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.deploy.safety.interventions import SafetyIntervention
+from robopolicy.deploy.safety.interventions import SafetyIntervention, unit_of
 from robopolicy.deploy.safety.motion import (
     Array,
     Bounds,
@@ -328,7 +328,8 @@ class SafetyFilter:
         joints = where.nonzero()[0].tolist()
         if joints:
             names, values, limits = self.limits.names, value.tolist(), limit.tolist()
-            done += [SafetyIntervention(kind, names[j], values[j], limits[j], time) for j in joints]
+            units = [unit_of(kind, unit) for unit in self.limits.units or [""] * len(names)]
+            done += [SafetyIntervention(kind, names[j], values[j], limits[j], time, units[j]) for j in joints]
 
     def _note(self, kind: str, measured: JointMeasurement) -> SafetyIntervention:
         return SafetyIntervention(kind, "", np.nan, np.nan, measured.time)

@@ -8,6 +8,49 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
+UNITS = {  # kind -> unit of its numbers, where {} is the unit of the position of the joint
+    "position": "{}",
+    "lead": "{}",
+    "step": "{}",
+    "braking": "{}",
+    "velocity": "{}/s",
+    "lag": "{}/s",
+    "acceleration": "{}/s^2",
+    "jerk": "{}/s^3",
+}
+MEANINGS = {  # kind -> sentence for reports
+    "measurement": "a measurement was infinite, so the robot braked",
+    "shape": "the command was not one number per joint, so the robot braked",
+    "finite": "the command had numbers that are not finite, so the robot braked",
+    "position": "the target was outside of the position limits and was moved to the nearest limit",
+    "lead": "the target was too far from the measured position (max_lead) and was moved nearer to it",
+    "velocity": "the target needed more than the velocity limit, so the command moved less",
+    "step": "the target needed more than max_step in one tick, so the command moved less",
+    "acceleration": "the target needed more than the acceleration limit, so the command moved less",
+    "jerk": "the target needed more than the jerk limit, so the command moved less",
+    "lag": "the command was still behind an earlier target and would have overshot, so it moved less",
+    "braking": "the joint could not have stopped before a position limit, so the command moved less",
+    "effort": "the measured effort was above its limit, so the robot braked",
+    "workspace": "the robot would have left the workspace, so the command moved less",
+    "stale": "a source had no message within its maximum age, so the robot held",
+    "gate": "an observation was out of distribution, so the robot held",
+    "support": "an action was out of distribution",
+    "estop": "the emergency stop was pressed",
+}
+
+
+def unit_of(kind: str, position: str) -> str:
+    """Unit of the numbers of a kind for a joint whose `position` is in rad or m; empty if unknown."""
+    if kind == "effort":
+        return {"rad": "Nm", "m": "N"}.get(position, "")
+    return UNITS[kind].format(position) if kind in UNITS and position else ""
+
+
+def meaning(kind: str) -> str:
+    """Sentence that explains a kind of intervention."""
+    return MEANINGS.get(kind, "a request gave no usable chunk" if kind.startswith("policy ") else "")
+
+
 log = logging.getLogger(__name__)
 
 
@@ -19,12 +62,14 @@ class SafetyIntervention(NamedTuple):
     value: float  # requested or measured value
     limit: float  # allowed value
     time: float  # [s, monotonic]
+    unit: str = ""  # of `value` and `limit`; empty if unknown
 
     def __str__(self) -> str:
         where = f" of {self.joint}" if self.joint else ""
         if math.isnan(self.value):
             return f"{self.kind}{where}"
-        return f"{self.kind}{where}: {self.value:.6g}, allowed {self.limit:.6g}"
+        unit = f" {self.unit}" if self.unit else ""
+        return f"{self.kind}{where}: {self.value:.6g}{unit}, allowed {self.limit:.6g}{unit}"
 
 
 class InterventionLog:

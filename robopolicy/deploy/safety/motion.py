@@ -33,13 +33,16 @@ class JointLimits:
     acceleration: Array  # [rad/s^2 or m/s^2]
     jerk: Array  # [rad/s^3 or m/s^3]
     effort: Array  # [Nm or N]
+    units: tuple[str, ...] = ()  # of positions, rad or m, for messages; empty: unknown
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) != len(self.names):
             twice = [name for name in self.names if self.names.count(name) > 1]
             found = f"'{twice[0]}' twice" if twice else "none"
             raise UserError(f"Joint limits need at least one joint and each name once, got {found}.")
-        for entry in fields(self)[1:]:
+        if len(self.units) not in (0, len(self.names)):
+            raise UserError(f"Joint limits: 'units' needs {len(self.names)} texts, got {len(self.units)}.")
+        for entry in fields(self)[1:-1]:
             value = np.array(getattr(self, entry.name), np.float64)
             if value.shape != (len(self.names),):
                 raise UserError(f"Joint limits: '{entry.name}' needs {len(self.names)} numbers, got {value.shape}.")

@@ -32,6 +32,7 @@ from robopolicy.evaluation.ope.weights import (
     trajectory_wise,
 )
 from robopolicy.nets.normalizer import Normalizer
+from robopolicy.plurals import counted
 from robopolicy.policies.base import Observation, Policy
 
 Array = NDArray[np.float64]
@@ -133,19 +134,23 @@ def estimate(
     behaviour: Policy | None = None,
     rollouts: Episodes | None = None,
     config: OPEConfig | None = None,
+    announce: Callable[[str], None] = lambda text: None,
 ) -> Estimates:
     """Evaluate `policy` on logged episodes by every estimator that the logs allow.
 
     `behaviour`, the policy that collected the logs with exploration, is required for importance weights; `rollouts` are
-    episodes of `policy` itself, for comparison. A UserError is raised if the logs lack rewards or observations.
+    episodes of `policy` itself, for comparison. `announce` is called with the name of each part that is finished.
+    A UserError is raised if the logs lack rewards or observations.
     """
     config, episodes = config or OPEConfig(), episodes.without_closing_frames()
     logs = Logs(episodes, policy.spec, config.gamma)
     options: dict[str, Any] = {"level": config.level, "seed": config.seed}
     decided = logs.decide(policy, samples=config.samples, deterministic=config.deterministic, seed=config.seed)
+    announce(f"decisions on {counted(len(episodes), 'logged frame')}")
     rows = [ValueEstimate("behaviour", bootstrap_mean(logs.returns, **options))]
     fqe = FQE(config.fqe, logs, decided, seed=config.seed, device=str(policy.device))
     errors, start = fqe.errors(), fqe.v(episodes.starts).mean(0)
+    announce(NAMES["fqe"])
     reason = weighting_problem(policy, behaviour, config.deterministic)
     if "executed" in episodes.arrays and not reason:
         reason = "the logged actions have additional noise (collect --noise), so their density is unknown"
@@ -155,6 +160,7 @@ def estimate(
         ratios = log_density(policy, logs) - behavior_density(behaviour, Logs(episodes, behaviour.spec, config.gamma))
         _check_explored(behaviour, episodes)
         rows += weighted(logs, ratios, start, logs.by_episode(errors), config)
+        announce("importance sampling")
     rows.append(_attempt("fqe", lambda: fqe.interval(config.level)))
     features = features_of(logs, config.features, config.seed)
     if features is None:
@@ -165,6 +171,7 @@ def estimate(
         both = corrected(start, found.weights, errors, logs.episode[logs.window])
         for name, terms in (("marginal", found.terms), ("marginal_dr", both)):
             rows.append(_guarded(name, found.effective, Terms(terms[:, None]), config))
+        announce(NAMES["marginal"])
     if rollouts is not None:
         rows.append(
             ValueEstimate("played", bootstrap_mean(Logs(rollouts, policy.spec, config.gamma).returns, **options))
@@ -237,7 +244,8 @@ def behavior_density(behaviour: Policy, logs: Logs) -> Array:
 def _guarded(name: str, size: float, terms: Terms, config: OPEConfig) -> ValueEstimate:
     """Return an estimate with `size` effective episodes, or refuse it for too few."""
     if size < config.minimum_size:
-        note = f"refused: {size:.1f} effective of {len(terms.numerator)} episodes, at least {config.minimum_size:g}"
+        episodes = counted(len(terms.numerator), "episode")
+        note = f"refused: {size:.1f} effective of {episodes}, at least {config.minimum_size:g}"
         return ValueEstimate(name, None, size, note)
     note = "few effective episodes; the interval is too narrow" if size < config.warn_size else ""
     return ValueEstimate(name, terms_interval(terms, level=config.level, seed=config.seed), size, note)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from robopolicy.constraints import AtLeastTwo, PositiveInt, Range, Validated
 from robopolicy.errors import UserError
 from robopolicy.evaluation.result import EvalResult
+from robopolicy.plurals import counted
 
 Weights = tuple[float, ...]
 
@@ -77,7 +78,8 @@ class Plan:
     seeds: int  # distinct episode seeds
 
     def __str__(self) -> str:
-        return f"{self.candidates} candidates, {self.episodes} episodes on {self.seeds} common seeds"
+        episodes = f"{counted(self.episodes, 'episode')} on {counted(self.seeds, 'common seed')}"
+        return f"{counted(self.candidates, 'candidate')}, {episodes}"
 
 
 class SearchMethod(Protocol):

@@ -16,6 +16,7 @@ from robopolicy.evaluation.plots import GRID, INK, MUTED, PALETTE, figure
 from robopolicy.evaluation.report import percent
 from robopolicy.evaluation.search.methods import Weights
 from robopolicy.evaluation.search.weights import Candidate, WeightSearch, score
+from robopolicy.plurals import counted
 
 MAX_ROWS = 16  # candidates in a plot for three or more policies
 MEASURED, CHOSEN = PALETTE[0], PALETTE[1]
@@ -71,7 +72,8 @@ def weight_curve(found: WeightSearch, names: Sequence[str], path: Path) -> Path:
     size = (6.0, 3.6) if len(names) == 2 else (7.2, 1.3 + 0.27 * rows)
     with figure(path, *size) as ax:
         draw(ax, found, names, 100.0 if _is_rate(found) else 1.0)
-        ax.set_title(f"{found.method} search: {found.plan.episodes} episodes on {found.plan.seeds} seeds")
+        episodes, seeds = counted(found.plan.episodes, "episode"), counted(found.plan.seeds, "seed")
+        ax.set_title(f"{found.method} search: {episodes} on {seeds}")
     return path
 
 
@@ -94,7 +96,7 @@ def _draw_curve(ax: Axes, found: WeightSearch, names: Sequence[str], scale: floa
         ax.set(ylim=(-3, 103), yticks=range(0, 101, 25))
     ax.grid(axis="y")
     if len(full) < len(candidates):
-        note = f"faint: dropped before {most} episodes"
+        note = f"faint: dropped before {counted(most, 'episode')}"
         ax.text(0.99, 0.02, note, transform=ax.transAxes, ha="right", color=MUTED, fontsize=8.5)
 
 
@@ -111,7 +113,7 @@ def _draw_list(ax: Axes, found: WeightSearch, names: Sequence[str], scale: float
     ax.set(ylim=(-len(candidates) + 0.4, 0.6), xlabel=_axis(found), ylabel=" / ".join(_short(name) for name in names))
     ax.grid(axis="x", color=GRID)
     if len(candidates) < len(found.candidates):
-        note = f"{len(candidates)} of {len(found.candidates)} candidates"
+        note = f"{len(candidates)} of {counted(len(found.candidates), 'candidate')}"
         ax.text(0.99, 0.02, note, transform=ax.transAxes, ha="right", color=MUTED, fontsize=8.5)
 
 

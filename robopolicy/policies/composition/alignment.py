@@ -53,24 +53,34 @@ def check_parent(policy: Policy, name: str) -> None:
         raise UserError(f"{name} has no normaliser statistics ('{unfitted[0]}' is not fitted); fit it to a dataset.")
 
 
-def joint_spec(specs: Sequence[PolicySpec], action_horizon: int | None = None) -> PolicySpec:
+def number_parents(count: int) -> tuple[str, ...]:
+    """Names of parents in messages where they have no others."""
+    return tuple(f"Parent {number}" for number in range(1, count + 1))
+
+
+def joint_spec(
+    specs: Sequence[PolicySpec], action_horizon: int | None = None, names: Sequence[str] | None = None
+) -> PolicySpec:
     """Joint specification of a composition of policies with these specifications, which must be compatible.
 
-    It has all observations and the longest chunk; `action_horizon` is by default the shortest of the parents.
+    It has all observations and the longest chunk; `action_horizon` is by default the shortest of the parents. `names`
+    are those of the parents in messages.
     """
+    names = names or number_parents(len(specs))
     observation: dict[str, tuple[int, ...]] = {}
-    for number, spec in enumerate(specs, 1):
+    first: dict[str, str] = {}  # observation -> first parent with it
+    for name, spec in zip(names, specs, strict=True):
         if spec.action_dim != specs[0].action_dim:
             raise UserError(
-                f"Parent {number} has {spec.action_dim} action dimensions, parent 1 has {specs[0].action_dim}; only "
-                "policies for the same actions can be composed."
+                f"{name} has {spec.action_dim} action dimensions, {names[0]} has {specs[0].action_dim}; only policies "
+                "for the same actions can be composed."
             )
         for key, shape in spec.observation.items():
-            known = observation.setdefault(key, tuple(shape))
+            known, other = observation.setdefault(key, tuple(shape)), first.setdefault(key, name)
             if known != tuple(shape):
                 raise UserError(
-                    f"Parent {number} expects '{key}' of shape {tuple(shape)}, an earlier parent expects {known}; only "
-                    "policies with equal observations can be composed."
+                    f"{name} expects '{key}' of shape {tuple(shape)}, {other} expects {known}; only policies with "
+                    "equal observations can be composed."
                 )
     horizon = max(spec.horizon for spec in specs)
     action_horizon = min(spec.action_horizon for spec in specs) if action_horizon is None else action_horizon
@@ -159,8 +169,13 @@ class Coordinates:
     levels: tuple[float, ...]  # M; all 1 without any conversion if the parents share one normaliser
 
 
-def common_coordinates(normalizers: Sequence[Normalizer], weights: Sequence[float]) -> Coordinates:
-    """Compute common coordinates (see the module); raise a `UserError` if the units of the parents differ too much."""
+def common_coordinates(
+    normalizers: Sequence[Normalizer], weights: Sequence[float], names: Sequence[str] | None = None
+) -> Coordinates:
+    """Compute common coordinates (see the module); raise a `UserError` if the units of the parents differ too much.
+
+    `names` are those of the parents in messages.
+    """
     offsets = torch.stack([normalizer.offset.double() for normalizer in normalizers])  # (M, A)
     scales = torch.stack([normalizer.scale.double() for normalizer in normalizers])
     if bool((offsets == offsets[0]).all() & (scales == scales[0]).all()):
@@ -171,17 +186,17 @@ def common_coordinates(normalizers: Sequence[Normalizer], weights: Sequence[floa
     offset, log_scale = (fractions * offsets).sum(0), (fractions * scales.log()).sum(0)
     log_ratio = log_scale - scales.log()
     log_level = log_ratio.mean(1, keepdim=True)
-    _check_mismatch((log_ratio - log_level).abs())
+    _check_mismatch((log_ratio - log_level).abs(), names or number_parents(len(normalizers)))
     levels = tuple(log_level.exp().flatten().tolist())
     return Coordinates(offset, log_scale.exp(), log_ratio.exp(), (offset - offsets) / scales, levels)
 
 
-def _check_mismatch(log_mismatch: Tensor) -> None:
+def _check_mismatch(log_mismatch: Tensor, names: Sequence[str]) -> None:
     worst = math.exp(float(log_mismatch.max()))
     if worst > MAX_MISMATCH:
         parent, dimension = divmod(int(log_mismatch.argmax()), log_mismatch.shape[1])
         raise UserError(
-            f"Parent {parent + 1} normalises action dimension {dimension} {worst:.1f} times differently from its other "
+            f"{names[parent]} normalises action dimension {dimension} {worst:.1f} times differently from its other "
             f"dimensions, compared with the common scale; up to {MAX_MISMATCH:g} times can be composed, so train the "
             "parents with the same action statistics."
         )

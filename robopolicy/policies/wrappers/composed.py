@@ -43,6 +43,7 @@ from robopolicy.policies.composition.alignment import (
     gather_statistics,
     joint_encoder,
     joint_spec,
+    number_parents,
     parent_observation,
     to_shared_field,
 )
@@ -88,10 +89,12 @@ class ComposedPolicy(Policy):
         *,
         parents: Sequence[Policy] | None = None,
         critic: QEnsemble | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         """Build the policy from shared `parents` and `critic`, or else from their descriptions in `config`.
 
-        `spec` is the joint specification of the parents, with any valid `action_horizon`.
+        `spec` is the joint specification of the parents, with any valid `action_horizon`. `names` are those of the
+        parents in messages (Parent 1, Parent 2, ... by default).
 
         Raises:
             UserError: The parents are incompatible with each other, the operator or the specification.
@@ -102,7 +105,9 @@ class ComposedPolicy(Policy):
             raise UserError("A composed policy needs parents; compose checkpoints and use the result.")
         self.config = config
         self.operator = make_operator(config.operator)
-        self.spec = joint_spec([parent.spec for parent in sources], None if spec is None else spec.action_horizon)
+        self.names = tuple(names or number_parents(len(sources)))
+        action_horizon = None if spec is None else spec.action_horizon
+        self.spec = joint_spec([parent.spec for parent in sources], action_horizon, self.names)
         if spec is not None and spec.to_dict() != self.spec.to_dict():
             raise UserError(
                 f"The parents have the joint specification {self.spec}, expected {spec}; compose them again."
@@ -163,7 +168,8 @@ class ComposedPolicy(Policy):
         """Compute common coordinates and times; call again if the statistics of a parent change."""
         policies = [self._policy(number) for number in self._active]
         weights = [self._weights[number] for number in self._active]
-        found = common_coordinates([sampler_adapter.units(policy) for policy in policies], weights)
+        names = [self.names[self._operands[number][0]] for number in self._active]
+        found = common_coordinates([sampler_adapter.units(policy) for policy in policies], weights, names)
         self.action_normalizer.set_transform(found.offset, found.scale)
         self.action_normalizer.fitted.fill_(not any(unfitted_normalizers(parent) for parent in self._sources))
         self.ratio.copy_(found.ratio)
@@ -229,7 +235,8 @@ class ComposedPolicy(Policy):
         """Copy with other weights, one per operand: the parents, then parents without embeddings."""
         operator = self.operator.with_weights(weights)
         config = replace(self.config, operator=describe_operator(operator))
-        return ComposedPolicy(config, self.spec, parents=self._sources, critic=getattr(self, "critic", None))
+        parts = {"critic": getattr(self, "critic", None), "names": self.names}
+        return ComposedPolicy(config, self.spec, parents=self._sources, **parts)
 
     def act(self, obs: Observation, *, deterministic: bool = False, generator: Randomness = None) -> Tensor:
         """Chunk from fresh noise; the noise of `or`, `and` and the corrector is part of the sampler."""
@@ -349,6 +356,7 @@ def compose(
     *,
     action_horizon: int | None = None,
     critic: QEnsemble | None = None,
+    names: Sequence[str] | None = None,
     **settings: Any,
 ) -> ComposedPolicy:
     """Compose `parents`, which are shared, not copied; incompatible parents raise a `UserError`.
@@ -359,15 +367,17 @@ def compose(
         weights: One number per parent (and, after them, per entry of `unconditioned`); equal by default.
         action_horizon: Actions executed per chunk; by default the minimum over the parents.
         critic: Guides the samples with the strength of `guidance`.
+        names: Names of the parents in messages; Parent 1, Parent 2, ... by default.
         settings: Further fields of `ComposedConfig`.
     """
-    for number, parent in enumerate(parents, 1):
+    names = names or number_parents(len(parents))
+    for name, parent in zip(names, parents, strict=True):
         if isinstance(parent, ComposedPolicy):
-            raise UserError(f"Parent {number} is itself a composition; compose its parents together with the others.")
-        check_parent(parent, f"Parent {number}")
+            raise UserError(f"{name} is itself a composition; compose its parents together with the others.")
+        check_parent(parent, name)
     for index in settings.get("unconditioned", ()):
         if 0 <= index < len(parents):
-            check_unconditioned(parents[index], f"Parent {index + 1}")
+            check_unconditioned(parents[index], names[int(index)])
     chosen = make_operator({"name": operator}) if isinstance(operator, str) else operator
     if weights is not None:
         chosen = chosen.with_weights(weights)
@@ -375,8 +385,8 @@ def compose(
         settings["guidance"] = replace(settings.get("guidance") or ValueGuidance(), critic=critic.config)
     descriptions = tuple(describe(parent) for parent in parents)
     config = ComposedConfig(parents=descriptions, operator=describe_operator(chosen), **settings)
-    spec = joint_spec([parent.spec for parent in parents], action_horizon) if parents else None
-    return ComposedPolicy(config, spec, parents=parents, critic=critic)
+    spec = joint_spec([parent.spec for parent in parents], action_horizon, names) if parents else None
+    return ComposedPolicy(config, spec, parents=parents, critic=critic, names=names)
 
 
 def _realign(policy: nn.Module, _: Any) -> None:

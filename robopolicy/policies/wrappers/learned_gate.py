@@ -56,10 +56,11 @@ class LearnedGatePolicy(ComposedPolicy):
         *,
         parents: Sequence[Policy] | None = None,
         critic: QEnsemble | None = None,
+        names: Sequence[str] | None = None,
         selector: Selector | None = None,
     ) -> None:
         """Build a `ComposedPolicy` with a shared or a new `selector`; it needs prescribed, non-negative weights."""
-        super().__init__(config, spec, parents=parents, critic=critic)
+        super().__init__(config, spec, parents=parents, critic=critic, names=names)
         if not isinstance(self.operator, Convex | Scheduled):
             raise UserError(f"Selection needs weights >= 0; operator '{self.operator.name}' has other weights.")
         if any(self._private):
@@ -102,7 +103,8 @@ class LearnedGatePolicy(ComposedPolicy):
     def _all_parents(self) -> ComposedPolicy:
         """Composition of the same parents with equal weights."""
         config = replace(self.config, operator=describe_operator(Convex()))
-        return ComposedPolicy(config, self.spec, parents=self._sources, critic=getattr(self, "critic", None))
+        parts = {"critic": getattr(self, "critic", None), "names": self.names}
+        return ComposedPolicy(config, self.spec, parents=self._sources, **parts)
 
 
 def make_learned_gate(
@@ -115,5 +117,6 @@ def make_learned_gate(
         composed.spec,
         parents=composed._sources,
         critic=getattr(composed, "critic", None),
+        names=composed.names,
         selector=selector,
     )

@@ -382,7 +382,9 @@ def test_invalid_settings_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["dsac_t", "stac", "mdpo_off"])
 def test_averaging_members_is_refused_where_the_losses_are_fixed(name: str) -> None:
-    with pytest.raises(UserError, match=f"'{name}' has a fixed form, so algorithm.average_members=true has no effect"):
+    with pytest.raises(
+        UserError, match=f"average_members=true has no effect with algorithm={name}, whose loss has a fixed form"
+    ):
         learner(name, average_members=True)
 
 

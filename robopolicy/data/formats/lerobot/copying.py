@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -110,6 +110,8 @@ class EpisodeCopier:
         except OSError as error:
             raise cannot_write(self.path, error) from error
         self._data = ParquetFiles(self._folder.folder, layout.DATA, layout.DATA_FILE_MB << 20)
+        self._metadata = ParquetFiles(self._folder.folder, layout.EPISODES, layout.DATA_FILE_MB << 20)
+        self._complete = False  # all files are written
 
     @property
     def episodes(self) -> int:
@@ -154,20 +156,30 @@ class EpisodeCopier:
         self.unused_frames += _unused_frames(present, rows)
         self._sources.append(_provenance(source, None if episodes is None else sorted(set(episodes))))
 
-    def close(self) -> None:
-        """Complete the dataset and move it to its path."""
+    def complete(self) -> None:
+        """Write the last files of the dataset, which does not appear yet."""
         if self._first is None or not self.episodes:
             self.abort()
             raise UserError(f"No episode was chosen, so {self.path} was not written.")
         with self._cleanup_on_error():
             self._data.close()
             self._write_meta(self._first)
+        self._complete = True
+
+    def close(self) -> None:
+        """Complete the dataset and move it to its path."""
+        if not self._complete:
+            self.complete()
+        with self._cleanup_on_error():
             # Another process may have created it meanwhile.
             check_new_folder(self.path, "a dataset", layout.INFO, overwrite=self._overwrite)
             self._folder.publish()
 
     def abort(self) -> None:
         """Remove everything written so far."""
+        for part in (self._data, self._metadata):
+            with suppress(OSError, pa.ArrowException):  # the files are deleted anyway
+                part.close()
         self._folder.discard()
 
     def _check_features(self, source: DatasetFiles, features: dict[str, dict[str, Any]]) -> None:
@@ -266,8 +278,9 @@ class EpisodeCopier:
             if not target.resolve().is_relative_to(root.resolve()):
                 raise UserError(f"The videos of '{feature}' would lie outside of {self.path}.")
             target.parent.mkdir(parents=True, exist_ok=True)
-            with reading(file):
-                shutil.copyfile(file, target)
+            with reading(file), file.open("rb"):
+                pass
+            shutil.copyfile(file, target)  # an error is one of the target, e.g. a full disk
             self._files[feature, file] = place
         chunk, number = self._files[feature, file]
         row = {"chunk_index": chunk, "file_index": number, "from_timestamp": start}
@@ -289,9 +302,8 @@ class EpisodeCopier:
             for entry, stats in self._rows
             for values in [statistics_to_json({name: stats[name] for name in complete})]
         ]
-        metadata = ParquetFiles(root, layout.EPISODES, layout.DATA_FILE_MB << 20)
-        metadata.write(pa.Table.from_pylist(rows), location_prefix="meta/episodes/")
-        metadata.close()
+        self._metadata.write(pa.Table.from_pylist(rows), location_prefix="meta/episodes/")
+        self._metadata.close()
         cameras = ("image", "video")
         stats = {
             name: combine_statistics(parts[name])

@@ -289,7 +289,10 @@ class ParquetFiles:
         """Finish the current file; safe to call twice."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            writer.close()
+            try:
+                writer.close()
+            finally:
+                writer.is_open = False  # its finalizer would try again and print a traceback, e.g. on a full disk
 
 
 def write_tasks(root: Path, tasks: Mapping[str, int]) -> None:
