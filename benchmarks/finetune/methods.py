@@ -174,8 +174,8 @@ def notes() -> list[str]:
         "Bases: clones of a few demonstrations of the scripted expert. For each seed, a search finds the number with "
         "which the clone succeeds in 40 to 70 % of 100 other episodes, or comes closest; in the held-out episodes it "
         "can lie outside.",
-        "Budgets: 450,000 environment steps on-policy, 1,500,000 on pick_place; twice as many for DPPO and PolicyFlow on "
-        "lift, and FPO++ on both, because their curves still rise there. "
+        "Budgets: 450,000 environment steps on-policy, 1,500,000 on pick_place; twice as many for DPPO and PolicyFlow "
+        "on lift, and FPO++ on both, because their curves still rise there. "
         "Learners from replay take 60,000 (120,000) and one critic step per four of them; RLPD, which has no base, "
         "takes four times as many. "
         f"Rows `NAME{PUBLISHED}` take half of that, with the published critic steps per decision, ensembles and "
