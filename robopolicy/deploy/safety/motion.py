@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ class JointLimits:
     acceleration: Array  # [rad/s^2 or m/s^2]
     jerk: Array  # [rad/s^3 or m/s^3]
     effort: Array  # [Nm or N]
-    units: tuple[str, ...] = ()  # of positions, rad or m, for messages; empty: unknown
+    units: tuple[str, ...] = field(default=(), kw_only=True)  # of positions, rad or m, for messages; empty: unknown
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) != len(self.names):
