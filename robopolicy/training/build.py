@@ -93,9 +93,10 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
         with fill_defaults():  # loading the checkpoint verifies the defaults
             name, policy = section("policy", {**manifest.config, "name": manifest.policy})
         config = replace(config, policy={**to_dict(policy), "name": name}, chunk=replace(config.chunk, **shape))
-        task_inputs = _with_policy_inputs(config.task, spec)
-        check_sizes_of_checkpoint(config.task, task_inputs)
-        config = replace(config, task=task_inputs)
+        if task != NO_TASK:  # without a task, the observations are those of the dataset
+            task_inputs = _with_policy_inputs(config.task, spec)
+            check_sizes_of_checkpoint(config.task, task_inputs)
+            config = replace(config, task=task_inputs)
         task = task or manifest.task
     if not config.init_from and (hint := ALGORITHMS[algorithm].init_hint(settings)):
         raise UserError(f"Algorithm '{algorithm}' requires a trained policy; pass {hint}.")

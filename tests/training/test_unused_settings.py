@@ -118,18 +118,29 @@ def test_sizes_of_images_and_clouds_need_a_camera_or_an_observation() -> None:
         check_unused_sizes(TaskConfig(points=32), image)
 
 
-def test_the_checkpoint_sets_the_size_of_the_images(tmp_path: Path) -> None:
+def image_checkpoint(folder: Path) -> Path:
+    """A policy that observes images of 24 x 24 pixels."""
     spec = PolicySpec({"state": (3,), "image.front": (3, 24, 24)}, action_dim=8, horizon=2)
     settings = FlowConfig(
         hidden=(8,), unet_channels=(8,), normalization="identity", action_normalization="identity"
     )  # sizes in a checkpoint are no settings of the run
     obs = {"state": torch.zeros(1, 1, 3), "image.front": torch.zeros(1, 1, 3, 24, 24, dtype=torch.uint8)}
-    save_checkpoint(tmp_path / "ckpt", FlowPolicy(settings, spec), task="manipulation/lift", obs_sample=obs)
-    start = ["algorithm=reinflow", f"init_from={tmp_path / 'ckpt'}", "budget.updates=1"]
+    save_checkpoint(folder / "ckpt", FlowPolicy(settings, spec), task="manipulation/lift", obs_sample=obs)
+    return folder / "ckpt"
+
+
+def test_the_checkpoint_sets_the_size_of_the_images(tmp_path: Path) -> None:
+    start = ["algorithm=reinflow", f"init_from={image_checkpoint(tmp_path)}", "budget.updates=1"]
     with pytest.raises(UserError, match=r"task.image_size=96 has no effect with init_from, whose policy sets it"):
         resolve_config(compose_config([*start, "task.image_size=96"]))
     resolved = resolve_config(compose_config([*start, "task.image_size=24"]))
     assert resolve_config(resolved) == resolved  # a sweep resolves twice
+
+
+def test_a_run_without_a_task_resolves_twice_from_a_policy_that_observes_images(tmp_path: Path) -> None:
+    start = ["algorithm=bc", f"init_from={image_checkpoint(tmp_path)}", "task=none", "dataset=data", "budget.updates=1"]
+    resolved = resolve_config(compose_config(start))
+    assert resolve_config(resolved) == resolved
 
 
 @pytest.mark.parametrize("name", [path.stem for path in sorted(folder("configs").glob("experiment/*.yaml"))])
