@@ -230,7 +230,7 @@ def test_the_preflight_check_finds_the_action_server(monkeypatch: pytest.MonkeyP
         rig.spec, rig.loop.transport, rig.embodiment, source, requirements, lambda: rig.loop.transport
     )
     found = {each.name: (each.ok, each.found) for each in checks.check(context)}
-    assert found["commands"] == (True, f"1 action servers {ACTION}")
+    assert found["commands"] == (True, f"1 action server of {ACTION}")
     assert found["command time-out"] == (True, "every goal ends at rest")
 
 

@@ -98,7 +98,7 @@ def test_split_holds_out_whole_episodes_and_whole_behaviours(episodes):
     assert train.num_episodes + validation.num_episodes == 8
     with pytest.raises(UserError, match="Unknown behaviour 'rand'"):
         split_episodes(episodes, held_out=["rand"])
-    with pytest.raises(UserError, match="too few"):
+    with pytest.raises(UserError, match="needs more than 1 episode;"):
         split_episodes(episodes.subset([0]))
 
 
