@@ -97,7 +97,7 @@ def reject_unused(config: T, section: str, reason: str, *names: str, default: T 
         section: Prefix of the full names of its settings.
         reason: End of the sentence "KEY has no effect ...", e.g. "with sim.num_workers=0".
         names: Fields that nothing reads; none: all.
-        default: Config with the defaults, if they are not those of the class.
+        default: Config with the defaults; None: the defaults of the class.
     """
     for entry in dataclasses.fields(config):  # type: ignore[arg-type]
         if names and entry.name not in names:

@@ -85,13 +85,14 @@ def run(args: argparse.Namespace) -> int:
     config = OPEConfig(gamma=args.gamma, deterministic=not args.stochastic, fqe=fqe, seed=args.seed)
     found: dict[str, Estimates] = {}
     policies: dict[str, Any] = {policy_entry.label: policy_entry.make() for policy_entry in policy_entries}
-    for number, (label, policy) in enumerate(policies.items(), 1):
+    for number, policy_entry in enumerate(policy_entries, 1):
+        label = policy_entry.label
         announce = _progress(f"{label} ({number} of {len(policies)})" if len(policies) > 1 else label)
-        rollouts = _rollouts(args, policy_entries[number - 1], entry) if args.play else None
+        rollouts = _rollouts(args, policy_entry, entry) if args.play else None
         if rollouts is not None:
             announce(f"{counted(args.play, 'episode')} in the simulator")
         options = {"behaviour": behaviour, "rollouts": rollouts, "config": config, "announce": announce}
-        found[label] = estimate(policy, episodes, **options)
+        found[label] = estimate(policies[label], episodes, **options)
     portfolios = _portfolios(found) if args.play and len(found) > 1 else None
     joint = None
     if behaviour is not None and len(found) > 1 and all(item["pdis"].effective is not None for item in found.values()):

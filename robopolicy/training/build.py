@@ -93,7 +93,7 @@ def resolve_config(config: TrainConfig) -> TrainConfig:
         with fill_defaults():  # loading the checkpoint verifies the defaults
             name, policy = section("policy", {**manifest.config, "name": manifest.policy})
         config = replace(config, policy={**to_dict(policy), "name": name}, chunk=replace(config.chunk, **shape))
-        if task != NO_TASK:  # without a task, the observations are those of the dataset
+        if task != NO_TASK:  # without a task, the dataset sets the observations
             task_inputs = _with_policy_inputs(config.task, spec)
             check_sizes_of_checkpoint(config.task, task_inputs)
             config = replace(config, task=task_inputs)

@@ -22,7 +22,6 @@ class HybridSource(RolloutSource):
     """On-policy rollouts, each with windows of a dataset."""
 
     whole_episodes: ClassVar[bool] = False
-    uses_replay: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -16,7 +16,6 @@ class VineSource(RolloutSource):
     """On-policy rollouts with complete episodes that branch off at some of their states."""
 
     whole_episodes: ClassVar[bool] = True
-    uses_replay: ClassVar[bool] = False
 
     def __init__(
         self, sim: ChunkedSim, device: torch.device, *, decisions: int, branch_points: int, branches: int, seed: int

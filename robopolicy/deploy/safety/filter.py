@@ -327,9 +327,10 @@ class SafetyFilter:
     ) -> None:
         joints = where.nonzero()[0].tolist()
         if joints:
-            names, values, limits = self.limits.names, value.tolist(), limit.tolist()
-            units = [unit_of(kind, unit) for unit in self.limits.units or [""] * len(names)]
-            done += [SafetyIntervention(kind, names[j], values[j], limits[j], time, units[j]) for j in joints]
+            names, units, values, limits = self.limits.names, self.limits.units, value.tolist(), limit.tolist()
+            done += [
+                SafetyIntervention(kind, names[j], values[j], limits[j], time, unit_of(kind, units[j])) for j in joints
+            ]
 
     def _note(self, kind: str, measured: JointMeasurement) -> SafetyIntervention:
         return SafetyIntervention(kind, "", np.nan, np.nan, measured.time)

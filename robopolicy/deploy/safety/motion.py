@@ -40,7 +40,8 @@ class JointLimits:
             twice = [name for name in self.names if self.names.count(name) > 1]
             found = f"'{twice[0]}' twice" if twice else "none"
             raise UserError(f"Joint limits need at least one joint and each name once, got {found}.")
-        if len(self.units) not in (0, len(self.names)):
+        object.__setattr__(self, "units", self.units or ("",) * len(self.names))
+        if len(self.units) != len(self.names):
             raise UserError(f"Joint limits: 'units' needs {len(self.names)} texts, got {len(self.units)}.")
         for entry in fields(self)[1:-1]:
             value = np.array(getattr(self, entry.name), np.float64)

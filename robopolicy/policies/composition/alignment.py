@@ -63,8 +63,8 @@ def joint_spec(
 ) -> PolicySpec:
     """Joint specification of a composition of policies with these specifications, which must be compatible.
 
-    It has all observations and the longest chunk; `action_horizon` is by default the shortest of the parents. `names`
-    are those of the parents in messages.
+    It has all observations and the longest chunk; `action_horizon` is by default the shortest of the parents. Messages
+    call the parents by `names`.
     """
     names = names or number_parents(len(specs))
     observation: dict[str, tuple[int, ...]] = {}
@@ -174,7 +174,7 @@ def common_coordinates(
 ) -> Coordinates:
     """Compute common coordinates (see the module); raise a `UserError` if the units of the parents differ too much.
 
-    `names` are those of the parents in messages.
+    Messages call the parents by `names`.
     """
     offsets = torch.stack([normalizer.offset.double() for normalizer in normalizers])  # (M, A)
     scales = torch.stack([normalizer.scale.double() for normalizer in normalizers])

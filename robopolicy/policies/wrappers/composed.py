@@ -93,8 +93,8 @@ class ComposedPolicy(Policy):
     ) -> None:
         """Build the policy from shared `parents` and `critic`, or else from their descriptions in `config`.
 
-        `spec` is the joint specification of the parents, with any valid `action_horizon`. `names` are those of the
-        parents in messages (Parent 1, Parent 2, ... by default).
+        `spec` is the joint specification of the parents, with any valid `action_horizon`. Messages call the parents
+        by `names` (Parent 1, Parent 2, ... by default).
 
         Raises:
             UserError: The parents are incompatible with each other, the operator or the specification.
